@@ -1,0 +1,1 @@
+"""Communication between ranks: groups, halo exchange, differentiable collectives, gradient sums."""

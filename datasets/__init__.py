@@ -1,0 +1,1 @@
+"""Graphs in: one in-memory type, its sources and its transforms."""

@@ -1,0 +1,1 @@
+"""Operators on sparse structures and the one interceptor every operator call passes through."""

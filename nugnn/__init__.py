@@ -1,0 +1,1 @@
+"""Exact full-graph GNN training over unequal devices, built on DGL."""

@@ -1,0 +1,1 @@
+"""Splitting a graph into unequal parts, and what each part needs to know of the others."""

@@ -1,0 +1,1 @@
+"""Operator-wise numeric formats."""
