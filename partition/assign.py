@@ -146,8 +146,8 @@ def partition_nodes(
         violations = balance.violations(part_N)
         if violations:
             raise ValueError(
-                f"no assignment within tolerance {tolerance:g} was found: {violations[0]} ({len(violations)} violations "
-                "in all); raise `tolerance`, change `shares`, or balance fewer node weights"
+                f"no assignment within tolerance {tolerance:g} was found: {violations[0]} "
+                f"({len(violations)} violations in all); raise `tolerance`, change `shares`, or balance fewer node weights"
             )
 
     part_N32 = part_N.astype(np.int32)
@@ -170,7 +170,7 @@ def partition_nodes(
 def _make_parts(
     method: Method, src: Ints, dst: Ints, weights: npt.NDArray | None, balance: Balance, seed: int, notes: list[str]
 ) -> Ints:
-    num_nodes = len(balance.weights_NK)
+    num_nodes = len(balance.node_weights)
     if balance.num_parts == 1:
         return np.zeros(num_nodes, np.int64)
     if method == "random":
@@ -219,7 +219,7 @@ def _ids(values: ArrayLike, num_nodes: int, name: str) -> Ints:
     if low < 0 or high >= num_nodes:
         edge = int(np.flatnonzero((ids < 0) | (ids >= num_nodes))[0])
         raise ValueError(
-            f"id {ids[edge]} is out of range for {num_nodes} nodes; ids start at 0 (first seen as {name} of edge {edge})"
+            f"id {ids[edge]} is out of range for {num_nodes} nodes; ids start at 0 (seen first as {name} of edge {edge})"
         )
     return ids.astype(np.int64, copy=False)
 

@@ -69,12 +69,12 @@ class Balance:
     what a greedy split can always reach for one column.
 
     Args:
-        weights_NK: Non-negative node weights; every column has a positive sum.
+        node_weights: ``(N, K)`` non-negative; every column has a positive sum.
         shares: Target share of each part, positive, summing to 1.
         tolerance: Allowed relative deviation from the target.
     """
 
-    weights_NK: Floats
+    node_weights: Floats
     shares: tuple[float, ...]
     tolerance: float
 
@@ -84,7 +84,7 @@ class Balance:
 
     @cached_property
     def totals_K(self) -> Floats:
-        return self.weights_NK.sum(axis=0)
+        return self.node_weights.sum(axis=0)
 
     @cached_property
     def targets_PK(self) -> Floats:
@@ -93,16 +93,16 @@ class Balance:
     @cached_property
     def slack_PK(self) -> Floats:
         # The last term is the rounding of the sums themselves: N additions, each off by at most eps * total.
-        rounding_K = len(self.weights_NK) * np.finfo(np.float64).eps * self.totals_K
-        return np.maximum(self.tolerance * self.targets_PK, self.weights_NK.max(axis=0)) + rounding_K
+        rounding_K = len(self.node_weights) * np.finfo(np.float64).eps * self.totals_K
+        return np.maximum(self.tolerance * self.targets_PK, self.node_weights.max(axis=0)) + rounding_K
 
     @cached_property
     def combined_N(self) -> Floats:
-        """One weight per node for a partitioner that takes only one: the sum of the columns, each scaled to sum to 1."""
-        return (self.weights_NK / self.totals_K).sum(axis=1)
+        """One weight per node, for a partitioner that takes only one: the columns summed, each scaled to sum to 1."""
+        return (self.node_weights / self.totals_K).sum(axis=1)
 
     def loads_PK(self, part_N: Ints) -> Floats:
-        columns = [np.bincount(part_N, weights=column, minlength=self.num_parts) for column in self.weights_NK.T]
+        columns = [np.bincount(part_N, weights=column, minlength=self.num_parts) for column in self.node_weights.T]
         return np.stack(columns, axis=1)
 
     def violations(self, part_N: Ints) -> list[str]:
@@ -188,7 +188,7 @@ def _relieve(
     totals_K = balance.totals_K
     share_giver, share_taker = balance.shares[giver], balance.shares[taker]
     nodes = np.flatnonzero(part_N == giver)
-    weights_VK = balance.weights_NK[nodes] / totals_K
+    weights_VK = balance.node_weights[nodes] / totals_K
     giver_K, taker_K = excess_PK[giver] / totals_K, excess_PK[taker] / totals_K
 
     def penalty(moved: Floats) -> Floats:

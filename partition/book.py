@@ -73,6 +73,10 @@ class PartitionBook:
             raise ValueError(f"part {part} does not exist; parts are 0 to {self.num_parts - 1}")
         return self.order[self.offsets[part] : self.offsets[part + 1]]
 
+    def positions(self, global_ids: Tensor) -> Tensor:
+        """int64, the place of each of these nodes in ``order``."""
+        return self.position[self._checked(global_ids)]
+
     def _checked(self, global_ids: Tensor) -> Tensor:
         ids = global_ids.long()
         if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.num_nodes):

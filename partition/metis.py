@@ -127,14 +127,14 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
     Returns:
         ``(N,)`` int64. Every part is used; may lie outside the tolerance of ``balance`` if nothing reaches it.
     """
-    num_nodes, num_parts = len(balance.weights_NK), balance.num_parts
+    num_nodes, num_parts = len(balance.node_weights), balance.num_parts
     adjacency = graph.adjacency
     limit = 2**40 if _metis_index_bytes() == 8 else 2**30  # leaves METIS room to add and compare sums
     edge_weights: Ints | None = integer_weights(adjacency.data, max(limit, adjacency.nnz))
     if (edge_weights == edge_weights[0]).all():
         edge_weights = None
     node_weights: Ints | None = None
-    if (balance.weights_NK != balance.weights_NK[0]).any():
+    if (balance.node_weights != balance.node_weights[0]).any():
         node_weights = integer_weights(balance.combined_N, limit)
 
     recursive_first = num_parts <= 8
