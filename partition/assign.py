@@ -147,7 +147,8 @@ def partition_nodes(
         if violations:
             raise ValueError(
                 f"no assignment within tolerance {tolerance:g} was found: {violations[0]} "
-                f"({len(violations)} violations in all); raise `tolerance`, change `shares`, or balance fewer node weights"
+                f"({len(violations)} violations in all); "
+                "raise `tolerance`, change `shares`, or balance fewer node weights"
             )
 
     part_N32 = part_N.astype(np.int32)
@@ -219,7 +220,7 @@ def _ids(values: ArrayLike, num_nodes: int, name: str) -> Ints:
     if low < 0 or high >= num_nodes:
         edge = int(np.flatnonzero((ids < 0) | (ids >= num_nodes))[0])
         raise ValueError(
-            f"id {ids[edge]} is out of range for {num_nodes} nodes; ids start at 0 (seen first as {name} of edge {edge})"
+            f"id {ids[edge]} is out of range for {num_nodes} nodes; ids start at 0 (first as {name} of edge {edge})"
         )
     return ids.astype(np.int64, copy=False)
 
