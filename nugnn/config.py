@@ -1,0 +1,301 @@
+"""The settings of a training run: one frozen value, checked when it is made, readable from and writable to YAML."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
+
+BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
+_ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage",)}
+_MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+_DATA, _MODEL, _TRAINING, _DEVICES, _RUN = "Data", "Model", "Training", "Devices", "Run"
+_RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Everything ``nugnn train`` can be told, checked and normalised in ``__post_init__``.
+
+    Numbers given as text (``lr: 5e-4`` is text to YAML) are converted; ``shares`` becomes ``"even"`` or a tuple of
+    ``workers`` positive fractions that add up to 1.
+
+    Raises:
+        ConfigError: A value is wrong, or its feature has not landed.
+
+    >>> TrainConfig(dataset="digits", workers=2, shares="0.7,0.3").shares
+    (0.7, 0.3)
+    >>> TrainConfig(dataset="digits", dropout=1.5)
+    Traceback (most recent call last):
+    nugnn.options.ConfigError: --dropout 1.5 is not allowed; allowed: a number from 0 up to, but not including, 1
+    """
+
+    dataset: str | None = option(None, str, _DATA, "Name of a data set, or a path to one.", optional=True)
+    data_dir: str | None = option(None, str, _DATA, "Folder to look for data sets in.", optional=True)
+    undirected: bool = option(False, bool, _DATA, "Add the reverse of every edge that has none.")
+    self_loops: str = option("add", str, _DATA, "What to do with self-loops.", choices=("keep", "add", "remove"))
+    feature_norm: str = option(
+        "none", str, _DATA, "Scaling of the input features.", choices=("none", "row", "standard")
+    )
+    split: int = option(0, int, _DATA, "Which of the data set's splits to use.", least=0)
+
+    model: str = option("gcn", str, _MODEL, f"{', '.join(BUILT_IN_MODELS)}, or FILE.py:Class for your own.")
+    layers: int = option(2, int, _MODEL, "Number of layers.", least=1)
+    hidden: int = option(64, int, _MODEL, "Width of the hidden layers (of each head for gat, gatv2).", least=1)
+    heads: int = option(8, int, _MODEL, "Attention heads of the hidden layers (gat, gatv2).", least=1)
+    aggregator: str = option("mean", str, _MODEL, "Aggregator of sage.", choices=("mean", "gcn", "pool", "lstm"))
+    norm: str = option(
+        "none", str, _MODEL, "Normalisation after each hidden layer.", choices=("none", "layer", "batch")
+    )
+    residual: bool = option(False, bool, _MODEL, "Add a layer's input to its output.")
+    activation: str = option(
+        "relu", str, _MODEL, "Activation of the hidden layers.", choices=("relu", "elu", "leaky_relu", "gelu", "tanh")
+    )
+    dropout: float = option(0.5, float, _MODEL, "Dropout between layers.", **_RATE)
+    input_dropout: float = option(0.0, float, _MODEL, "Dropout of the input features.", **_RATE)
+    attention_dropout: float = option(0.0, float, _MODEL, "Dropout of attention weights (gat, gatv2).", **_RATE)
+
+    lr: float = option(0.01, float, _TRAINING, "Learning rate of Adam.", above=0.0)
+    weight_decay: float = option(5e-4, float, _TRAINING, "L2 penalty.", least=0.0)
+    weight_decay_first_layer_only: bool = option(False, bool, _TRAINING, "Apply the penalty to the first layer only.")
+    epochs: int = option(200, int, _TRAINING, "Number of epochs.", least=1)
+    patience: int | None = option(
+        None, int, _TRAINING, "Stop after so many epochs without a better validation metric.", least=1, optional=True
+    )
+    seed: int = option(0, int, _TRAINING, "Seed of weights and dropout.", least=0, below=2**63)
+
+    workers: int = option(1, int, _DEVICES, "Number of worker processes.", least=1)
+    shares: str | tuple[float, ...] = option(
+        "even",
+        str,
+        _DEVICES,
+        "Part of the graph each worker gets: even, or fractions such as 0.6,0.3,0.1.",
+        later=("auto", "flops", "bandwidth"),
+        later_what="sharing by device profile",
+    )
+    partitioner: str = option(
+        "metis",
+        str,
+        _DEVICES,
+        "How the graph is split.",
+        choices=("metis", "random"),
+        later=("kaminpar",),
+        later_what="the KaMinPar partitioner",
+    )
+    device: str = option(
+        "auto", str, _DEVICES, "Where to compute.", choices=("auto", "cpu"), later=("cuda",), later_what="CUDA"
+    )
+    cluster: str | None = option(
+        None,
+        str,
+        _DEVICES,
+        "Description of the hardware.",
+        landed=False,
+        later_what="reading a cluster file",
+        optional=True,
+    )
+    precision: str = option(
+        "fp32",
+        str,
+        _DEVICES,
+        "Number format of the arithmetic.",
+        choices=("fp32",),
+        later=("tf32", "bf16", "fp16", "amp", "int8", "fp8", "auto", "FILE"),
+        later_what="mixed precision",
+    )
+    halo_wire: str = option(
+        "fp32",
+        str,
+        _DEVICES,
+        "Number format of halo rows on the wire.",
+        choices=("fp32",),
+        later=("bf16", "fp16", "int8", "int4", "int2", "auto"),
+        later_what="halo compression",
+    )
+    grad_sync: str = option(
+        "fp32",
+        str,
+        _DEVICES,
+        "Number format of gradients on the wire.",
+        choices=("fp32",),
+        later=("bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "powersgd", "auto"),
+        later_what="gradient compression",
+    )
+
+    out: str | None = option(
+        None,
+        str,
+        _RUN,
+        "Folder for results (default: runs/DATASET-MODEL); earlier results in it are replaced.",
+        optional=True,
+    )
+    timeout: float = option(300.0, float, _RUN, "Seconds after which a silent peer counts as lost.", above=0.0)
+    plan: str | None = option(None, str, _RUN, "Plan to run.", landed=False, later_what="running a plan", optional=True)
+    resume: bool = option(False, bool, _RUN, "Go on from a checkpoint.", later=(True,), later_what="resuming")
+    checkpoint_every: int | None = option(
+        None, int, _RUN, "Epochs between checkpoints.", landed=False, later_what="periodic checkpointing", optional=True
+    )
+    tensorboard: bool = option(
+        False, bool, _RUN, "Write TensorBoard files.", later=(True,), later_what="TensorBoard output"
+    )
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = check(flag_of(entry.name), getattr(self, entry.name), option_spec(entry))
+            object.__setattr__(self, entry.name, value)
+        if self.model not in BUILT_IN_MODELS and not _MODEL_FILE.fullmatch(self.model):
+            raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
+        for name, models in _ONLY_FOR.items():
+            default = type(self).__dataclass_fields__[name].default
+            if self.model in BUILT_IN_MODELS and self.model not in models and getattr(self, name) != default:
+                raise ConfigError(
+                    f"{flag_of(name)} {getattr(self, name)} has no effect on --model {self.model}, only on "
+                    f"{', '.join(models)}; leave it out"
+                )
+        object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
+
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """Part of the graph of each worker, ``workers`` numbers that add up to 1."""
+        return self.shares if isinstance(self.shares, tuple) else (1 / self.workers,) * self.workers
+
+    @property
+    def model_file(self) -> tuple[Path, str] | None:
+        """``(file, class name)`` of a user's model; None for a built-in one."""
+        match = _MODEL_FILE.fullmatch(self.model)
+        return (Path(match["file"]), match["name"]) if match else None
+
+    @property
+    def out_dir(self) -> Path:
+        """Folder for results."""
+        if self.out is not None:
+            return Path(self.out)
+        model = self.model_file[1].lower() if self.model_file else self.model
+        return Path("runs") / f"{Path(self.dataset or 'data').stem}-{model}"
+
+    def replaced(self, **changes: Any) -> TrainConfig:
+        """A copy with ``changes``, checked again."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types only; ``TrainConfig(**config.to_dict()) == config``."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        if isinstance(self.shares, tuple):
+            values["shares"] = list(self.shares)
+        return values
+
+    def to_yaml(self) -> str:
+        """Every setting, in declaration order; `from_file` reads it back to an equal value."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TrainConfig:
+        """Read a YAML file of option names and values.
+
+        Raises:
+            ConfigError: The file cannot be read, is not a mapping, has an unknown option or a wrong value.
+        """
+        values = read_settings(path)
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+def option_spec(entry: Field[Any]) -> OptionSpec:
+    """The `OptionSpec` of a field of `TrainConfig`."""
+    spec: OptionSpec = entry.metadata["option"]
+    return spec
+
+
+def option_default(entry: Field[Any]) -> Any:
+    """The default of a field of `TrainConfig`."""
+    assert entry.default is not MISSING, entry.name
+    return entry.default
+
+
+def flag_of(name: str) -> str:
+    """Command-line spelling of an option: ``weight_decay`` -> ``--weight-decay``."""
+    return "--" + name.replace("_", "-")
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The options a YAML file sets, names checked, values as written.
+
+    Raises:
+        ConfigError: The file cannot be read, is not a mapping, or names an unknown option.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        loaded = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return _settings_from(loaded, str(path))
+
+
+def recipe_names() -> list[str]:
+    """Names that ``--recipe`` accepts."""
+    entries = (resources.files("nugnn") / "recipes").iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The options a recipe sets.
+
+    Raises:
+        ConfigError: There is no such recipe.
+    """
+    known = recipe_names()
+    if name not in known:
+        raise ConfigError(f"--recipe {name} is not known{closest(name, known)}; known: {', '.join(known)}")
+    text = (resources.files("nugnn") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    return _settings_from(yaml.safe_load(text), f"recipe {name}")
+
+
+def _settings_from(loaded: Any, source: str) -> dict[str, Any]:
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(f"{source}: expected lines of 'option: value', found {type(loaded).__name__}")
+    known = [entry.name for entry in fields(TrainConfig)]
+    settings: dict[str, Any] = {}
+    for key, value in loaded.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{source}: unknown option {key!r}{closest(name, known)}")
+        if name in settings:
+            raise ConfigError(f"{source}: option {name!r} is set twice")
+        settings[name] = value
+    return settings
+
+
+def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:
+    """``"even"``, or one positive fraction for each worker, scaled to add up to 1."""
+    if shares == "even":
+        return "even"
+    allowed = f"even, or {workers} positive fractions that add up to 1, such as 0.6,0.4"
+    parts = shares.split(",") if isinstance(shares, str) else shares
+    try:
+        fractions = [float(part) for part in parts if not isinstance(part, bool)]
+        if len(fractions) != len(parts) or not all(0 < part <= 1 for part in fractions):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ConfigError(refusal("--shares", shares, allowed)) from None
+    if len(fractions) != workers:
+        raise ConfigError(
+            f"--shares {shares}: {len(fractions)} shares for --workers {workers}; give one for each worker"
+        )
+    total = math.fsum(fractions)
+    # Fractions written with two decimals are each off by at most 0.005: 0.33,0.33,0.33 is a fair way to write thirds.
+    if abs(total - 1) > 0.005 * workers:
+        raise ConfigError(f"--shares {shares}: they add up to {total:g}, not 1")
+    exact = abs(total - 1) <= workers * 2**-52  # rounding of the sum alone: 0.7,0.2,0.1
+    return tuple(fractions) if exact else tuple(part / total for part in fractions)
