@@ -1,1 +1,25 @@
-"""Graphs in: one in-memory type, its sources and its transforms."""
+"""Datasets, each as the same ``GraphData``."""
+
+from nugnn.datasets.digits import digits
+from nugnn.datasets.graph_data import GraphData, Metric
+from nugnn.datasets.labels import class_ids
+from nugnn.datasets.npz import read_npz, write_npz
+from nugnn.datasets.registry import load
+from nugnn.datasets.synthetic import mixed_like, planted_communities, products_like
+from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
+
+__all__ = [
+    "GraphData",
+    "Metric",
+    "class_ids",
+    "digits",
+    "load",
+    "make_undirected",
+    "mixed_like",
+    "normalize_features",
+    "planted_communities",
+    "products_like",
+    "read_npz",
+    "self_loops",
+    "write_npz",
+]

@@ -1,0 +1,142 @@
+"""Conversion between ``GraphData`` and ``dgl.DGLGraph``, edge ids unchanged in both directions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nugnn.datasets.graph_data import GraphData, Metric, Split
+from nugnn.datasets.labels import class_ids
+
+if TYPE_CHECKING:
+    import dgl
+
+_MASKS = ("train_mask", "val_mask", "test_mask")
+_HETEROGRAPH = (
+    "the graph has several node or edge types ({ntypes} and {etypes}); nugnn takes homogeneous graphs. Convert it with "
+    "h = dgl.to_homogeneous(g, ndata=[...]): h.ndata['_TYPE'] and h.edata['_TYPE'] then hold the type of each node and "
+    "edge, for layers such as RelGraphConv(etypes) and HGTConv(ntype, etype)"
+)
+
+
+def to_dgl(data: GraphData) -> dgl.DGLGraph:
+    """A plain ``dgl.DGLGraph`` with the data of ``data`` under DGL's usual names; see :meth:`GraphData.to_dgl`.
+
+    Raises:
+        ValueError: ``node_data`` has an entry under one of the names that the features, labels or masks get.
+    """
+    import dgl
+
+    columns: dict[str, Tensor] = {}
+    if data.features is not None:
+        columns["feat"] = data.features
+    if data.labels is not None:
+        columns["label"] = data.labels
+    for name, nodes in zip(_MASKS, data.split, strict=True):
+        columns[name] = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill(0, nodes, True)
+    taken = sorted(columns.keys() & data.node_data.keys())
+    if taken:
+        raise ValueError(f"graph {data.name!r}: node_data {taken} would be overwritten in ndata; rename them")
+    graph = dgl.graph((data.src, data.dst), num_nodes=data.num_nodes)
+    for name, column in (columns | dict(data.node_data)).items():
+        graph.ndata[name] = column
+    for name, column in data.edge_data.items():
+        graph.edata[name] = column
+    return graph
+
+
+def from_dgl(
+    graph: dgl.DGLGraph,
+    *,
+    name: str,
+    features: str | None,
+    labels: str | None,
+    masks: tuple[str | None, str | None, str | None],
+    num_classes: int,
+    metric: Metric,
+) -> GraphData:
+    """Read a homogeneous ``dgl.DGLGraph``; the graph is not modified.
+
+    Args:
+        graph: On the CPU.
+        name: As in ``GraphData``.
+        features: Key of the features in ``graph.ndata``; None for a graph without. A default key may be missing.
+        labels: Key of the labels: integers or floats (NaN or negative: unlabelled), ``(N,)`` or ``(N, 1)``; or a 0/1
+            matrix ``(N, C)`` of any dtype for multi-label.
+        masks: Keys of the train, val and test masks, bool or 0/1 ``(N,)``; or ``(N, S)`` for S splits, all three alike.
+        num_classes: As in ``GraphData``.
+        metric: As in ``GraphData``.
+
+    Returns:
+        Everything else in ``ndata`` and ``edata`` becomes ``node_data`` and ``edge_data``.
+
+    Raises:
+        ValueError: a heterograph (says how to convert it), a graph off the CPU, a named key that is missing, or
+            anything that ``GraphData`` refuses.
+    """
+    if not graph.is_homogeneous:
+        raise ValueError(_HETEROGRAPH.format(ntypes=graph.ntypes, etypes=graph.etypes))
+    if graph.device.type != "cpu":
+        raise ValueError(f"the graph lies on {graph.device}; the whole graph is kept on the host: use graph.to('cpu')")
+    node_data = dict(graph.ndata)
+    x_NF = _take(node_data, "features", features, "feat")
+    y = _take(node_data, "labels", labels, "label")
+    taken = [_take(node_data, key, given, key) for key, given in zip(_MASKS, masks, strict=True)]
+    splits = _splits_from_masks(graph.num_nodes(), taken)
+    src, dst = graph.edges(order="eid")
+    return GraphData(
+        name=name,
+        num_nodes=graph.num_nodes(),
+        src=src,
+        dst=dst,
+        features=x_NF,
+        labels=None if y is None else _read_labels(y),
+        num_classes=num_classes,
+        train_nodes=splits[0][0],
+        val_nodes=splits[0][1],
+        test_nodes=splits[0][2],
+        splits=splits if len(splits) > 1 else (),
+        node_data=node_data,
+        edge_data=dict(graph.edata),
+        metric=metric,
+    )
+
+
+def _take(columns: dict[str, Tensor], argument: str, key: str | None, default: str) -> Tensor | None:
+    if key is None:
+        return None
+    if key not in columns:
+        if key == default:
+            return None
+        raise ValueError(f"{argument}={key!r} is not in graph.ndata, which has {sorted(columns)}")
+    return columns.pop(key)
+
+
+def _read_labels(labels: Tensor) -> Tensor:
+    if labels.dim() != 2 or labels.shape[1] == 1:
+        return class_ids(labels)
+    bad = ((labels != 0) & (labels != 1)).any(dim=1)
+    if bad.any():
+        raise ValueError(
+            f"label row {int(bad.nonzero()[0])} holds other values than 0 and 1; a label matrix {tuple(labels.shape)} "
+            "means multi-label. Give class ids as one column"
+        )
+    return labels.to(torch.uint8)
+
+
+def _splits_from_masks(num_nodes: int, masks: list[Tensor | None]) -> tuple[Split, ...]:
+    widths = {mask.shape[1] if mask.dim() == 2 else 1 for mask in masks if mask is not None}
+    if len(widths) > 1:
+        raise ValueError(f"the masks hold {sorted(widths)} splits; train, val and test masks need the same number")
+    width = widths.pop() if widths else 1
+    columns = [
+        torch.zeros(num_nodes, width, dtype=torch.bool) if mask is None else mask.bool().reshape(num_nodes, width)
+        for mask in masks
+    ]
+    triples = []
+    for split in range(width):
+        train, val, test = (column[:, split].nonzero().squeeze(1) for column in columns)
+        triples.append((train, val, test))
+    return tuple(triples)

@@ -1,0 +1,24 @@
+"""Sparse feature matrices as torch CSR tensors, without torch's one-time beta warning."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+
+def csr_matrix(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Make a ``torch.sparse_csr`` matrix from arrays that were checked already (``check_csr``).
+
+    Args:
+        indptr: ``(N + 1,)`` row pointers; converted to int64.
+        indices: ``(nnz,)`` column of each stored entry; converted to int64.
+        values: ``(nnz,)`` stored entries, any floating dtype.
+        shape: ``(N, F)``.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(
+            indptr.to(torch.int64), indices.to(torch.int64), values, size=shape, check_invariants=False
+        )
