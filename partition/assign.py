@@ -238,7 +238,8 @@ def _checked_edge_weights(values: ArrayLike | None, num_edges: int) -> npt.NDArr
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights > 0)))
     if len(bad):
         raise ValueError(f"edge weight {bad[0]} is {weights[bad[0]]}; edge weights must be positive and finite")
-    total = float(weights.sum(dtype=np.float64))
+    with np.errstate(over="ignore"):  # an overflow is reported below
+        total = float(weights.sum(dtype=np.float64))
     if weights.dtype.kind == "f" and not math.isfinite(2 * total):
         raise ValueError("the sum of edge_weights overflows float64; divide them by a constant")
     if weights.dtype.kind in "iu" and total >= 2.0**61:
@@ -264,7 +265,8 @@ def _checked_node_weights(values: NodeWeights, num_nodes: int, dst: Ints) -> npt
     bad = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise ValueError(f"the weight of node {bad[0, 0]} is {weights[*bad[0]]}; it must be finite and not negative")
-    totals = weights.sum(axis=0)
+    with np.errstate(over="ignore"):  # an overflow is reported below
+        totals = weights.sum(axis=0)
     if not len(totals) or not (np.isfinite(totals) & (totals > 0)).all():
         raise ValueError(f"each column of node_weights must have a positive finite sum, got {totals.tolist()}")
     return weights

@@ -121,12 +121,14 @@ def split_in_order(order_N: Ints, balance: Balance) -> Ints:
     """Cut a node order into one run per part, each boundary at the node nearest to its target; no run is empty."""
     num_nodes, num_parts = len(order_N), balance.num_parts
     cumulative = np.cumsum(balance.combined_N[order_N])
+    rounding = num_nodes * np.finfo(np.float64).eps * cumulative[-1]  # of the running sum; ties go to the earlier part
     bounds = [0]
     for rank in range(num_parts - 1):
         target = math.fsum(balance.shares[: rank + 1]) * cumulative[-1]
         after = int(np.searchsorted(cumulative, target))  # cumulative[after - 1] < target <= cumulative[after]
         before = cumulative[after - 1] if after else 0.0
-        nearest = after + 1 if cumulative[min(after, num_nodes - 1)] - target <= target - before else after
+        upward = cumulative[min(after, num_nodes - 1)] - target <= target - before + rounding
+        nearest = after + 1 if upward else after
         bounds.append(min(max(nearest, bounds[-1] + 1), num_nodes - (num_parts - 1 - rank)))
     bounds.append(num_nodes)
     part_N = np.empty(num_nodes, np.int64)
