@@ -153,7 +153,7 @@ def repair(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -
     _fill_empty_parts(part_N, balance)
     shares_P = np.asarray(balance.shares)
     num_parts = balance.num_parts
-    for _ in range(20 * num_parts):  # pairs settle after a few rounds each; the cap only bounds the time
+    for _ in range(50 + 20 * num_parts):  # pairs settle after a few rounds each; the cap only bounds the time
         excess_PK = balance.loads_PK(part_N) - balance.targets_PK
         if (np.abs(excess_PK) <= balance.slack_PK).all():
             break
@@ -201,12 +201,16 @@ def _relieve(
     if not helpful.any() or len(nodes) < 2:
         return False
     candidates, weights_VK = nodes[helpful], weights_VK[helpful]
+    batch = len(nodes) - 1  # the giver keeps a node
     if adjacency is not None:
-        toward = (part_N == taker).astype(np.float64) - (part_N == giver)
-        gain = (adjacency @ toward)[candidates]
+        taken_N = (part_N == taker).astype(np.float64)
+        to_taker = (adjacency @ taken_N)[candidates]
+        gain = to_taker - (adjacency @ (part_N == giver).astype(np.float64))[candidates]
         order = np.argsort(-gain, kind="stable")
         candidates, weights_VK = candidates[order], weights_VK[order]
-    candidates, weights_VK = candidates[: len(nodes) - 1], weights_VK[: len(nodes) - 1]
+        # A layer of boundary nodes at a time, so that the next layer's gains are fresh; 2 % at least, to get done.
+        batch = min(batch, max(int((to_taker > 0).sum()), len(nodes) // 50, 1))
+    candidates, weights_VK = candidates[:batch], weights_VK[:batch]
     moved_VK = np.cumsum(weights_VK, axis=0)
     slack_PK = balance.slack_PK / totals_K
     settled = (np.abs(giver_K - moved_VK) <= slack_PK[giver]) & (np.abs(taker_K + moved_VK) <= slack_PK[taker])

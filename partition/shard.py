@@ -257,5 +257,9 @@ def select_rows(rows: Tensor, ids: Tensor) -> Tensor:
     shift = torch.repeat_interleave(crow[ids] - new_crow[:-1], lengths)
     entries = shift + torch.arange(len(shift))
     return torch.sparse_csr_tensor(
-        new_crow, rows.col_indices()[entries], rows.values()[entries], size=(len(ids), rows.shape[1])
+        new_crow,
+        rows.col_indices()[entries],
+        rows.values()[entries],
+        size=(len(ids), rows.shape[1]),
+        check_invariants=False,
     )

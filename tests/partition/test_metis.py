@@ -111,9 +111,9 @@ def test_an_answer_off_target_is_repaired_near_its_cut(monkeypatch, stray):
     result = partition_nodes(900, *grid(30), [1, 1])
     assert abs(result.node_counts[0] - 450) <= 9
     assert "repaired by moving" in result.notes[0]
-    # One batch is ranked by its gain before any move: the 30 boundary nodes first, the rest anywhere. A shuffled
-    # repair of 81 nodes would cut about 81 * 4 arcs both ways beside the straight 60.
-    assert result.edge_cut < 60 + 81 * 8
+    # A straight cut is 60 arcs, both ways. Moved layer by layer it stays below twice that; 81 nodes moved from
+    # anywhere would add about 81 * 8.
+    assert result.edge_cut <= 120
 
 
 def test_everything_in_one_part_is_repaired(monkeypatch):
