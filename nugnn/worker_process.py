@@ -1,0 +1,140 @@
+"""The worker's side of `nugnn.launch`: runs a module's ``main`` in this process and leaves word of how it ended.
+
+Started as ``python -m nugnn.worker_process MODULE JOB_FOLDER``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from nugnn.job import ErrorKind, WorkerError, write_done, write_error
+
+USER_ERRORS = (ValueError, OSError, ImportError)
+"""What a user's input raises: wrong values, files that are missing or unreadable, packages that are not installed."""
+
+_PEER_PHRASES = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """Who this worker is; ``main`` of a worker module gets it as its only argument.
+
+    Args:
+        rank: This worker, in ``[0, world_size)``.
+        world_size: P, the number of workers.
+        job_folder: Where `nugnn.job.read_job` finds what to do.
+        timeout: Seconds after which a silent peer counts as lost.
+        events_fd: Pipe to the launching process; None for all ranks but 0.
+        listen_fd: Socket on which rank 0 answers the others; None for all ranks but 0.
+        port: Port of that socket, on the loopback address.
+    """
+
+    rank: int
+    world_size: int
+    job_folder: Path
+    timeout: float
+    events_fd: int | None = None
+    listen_fd: int | None = None
+    port: int = 0
+
+    def emit(self, **event: Any) -> None:
+        """Send ``event``, plain JSON types, to the launching process; does nothing on ranks other than 0."""
+        if self.events_fd is None:
+            return
+        data = (json.dumps(event) + "\n").encode()
+        while data:
+            data = data[os.write(self.events_fd, data) :]
+
+    def init_process_group(self) -> None:
+        """Join all workers in a gloo process group, through a store that listens on the loopback address only."""
+        import torch.distributed as dist
+
+        timeout = timedelta(seconds=self.timeout)
+        store = dist.TCPStore(
+            "127.0.0.1",
+            self.port,
+            self.world_size,
+            is_master=self.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=self.listen_fd,
+        )
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout)
+
+
+def classify(error: BaseException) -> ErrorKind:
+    """Whether ``error`` is the user's, a lost peer's, or ours."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and isinstance(error, distributed.DistError):
+        return "peer"
+    if isinstance(error, ConnectionError | TimeoutError):
+        return "peer"
+    if isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PEER_PHRASES):
+        return "peer"
+    return "user" if isinstance(error, USER_ERRORS) else "internal"
+
+
+def context_from_environment(job_folder: Path) -> WorkerContext:
+    """The context that `nugnn.launch` put into this process's environment."""
+    variables = os.environ
+
+    def descriptor(name: str) -> int | None:
+        return int(variables[name]) if name in variables else None
+
+    return WorkerContext(
+        rank=int(variables["RANK"]),
+        world_size=int(variables["WORLD_SIZE"]),
+        job_folder=job_folder,
+        timeout=float(variables["NUGNN_TIMEOUT"]),
+        events_fd=descriptor("NUGNN_EVENTS_FD"),
+        listen_fd=descriptor("NUGNN_LISTEN_FD"),
+        port=int(variables["MASTER_PORT"]),
+    )
+
+
+def end_with_the_launcher(lifeline_fd: int) -> None:
+    """End this process and what it started when the launching process is gone: the pipe's other end closes then."""
+
+    def wait() -> None:
+        os.read(lifeline_fd, 1)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="nugnn-lifeline", daemon=True).start()
+
+
+def main(module: str, job_folder: Path) -> int:
+    """Run ``main(context)`` of ``module``; 0 when it returned, 1 after leaving word of what it raised."""
+    end_with_the_launcher(int(os.environ["NUGNN_LIFELINE_FD"]))
+    for entry in json.loads(os.environ["NUGNN_SYS_PATH"]):
+        if entry not in sys.path:
+            sys.path.append(entry)
+    context = context_from_environment(job_folder)
+    try:
+        importlib.import_module(module).main(context)
+    except Exception as error:
+        traceback.print_exc()
+        kind = classify(error)
+        message = str(error) if kind == "user" and str(error) else f"{type(error).__name__}: {error}"
+        write_error(job_folder, WorkerError(kind=kind, rank=context.rank, message=message))
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    write_done(job_folder, context.rank)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

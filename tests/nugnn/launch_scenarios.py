@@ -1,0 +1,117 @@
+"""Worker module for test_launch: does what the job names, with gloo between the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from nugnn.job import read_job
+from nugnn.worker_process import WorkerContext
+
+
+def main(context: WorkerContext) -> None:
+    """Run the scenario that the job names."""
+    job = read_job(context.job_folder)
+    globals()[job["scenario"]](context, job)
+
+
+def sum_ranks(context: WorkerContext, job: dict) -> None:
+    import torch
+    import torch.distributed as dist
+
+    context.init_process_group()
+    x = torch.tensor([context.rank + 1.0])
+    dist.all_reduce(x)
+    listening = subprocess.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True, check=False)
+    own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
+    wide = []
+    for line in listening.stdout.splitlines():
+        columns = line.split()
+        if len(columns) > 9 and columns[3] == "0A" and f"socket:[{columns[9]}]" in own:
+            wide.append(columns[1].split(":")[0])
+    context.emit(kind="sum", value=x.item(), listening_on=wide, threads=torch.get_num_threads())
+    for step in range(job.get("events", 0)):
+        context.emit(kind="step", step=step, padding="x" * 1000)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _exists(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}") and os.path.exists(f"/proc/self/fd/{fd}")
+
+
+def lose_rank_1(context: WorkerContext, job: dict) -> None:
+    """Endless exchanges between all ranks, until rank 1 goes in the middle."""
+    import torch
+    import torch.distributed as dist
+
+    context.init_process_group()
+    if context.rank == 1 and job["how"] == "exit before the first exchange":
+        os._exit(86)
+    received = torch.empty(3 * 65536)
+    for step in range(10**6):
+        if context.rank == 1 and step == 3:
+            if job["how"] == "exit":
+                os._exit(86)
+            if job["how"] == "kill":
+                threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        dist.all_to_all_single(received, torch.ones(3 * 65536))
+
+
+def user_error_on_rank_1(context: WorkerContext, job: dict) -> None:
+    import torch
+    import torch.distributed as dist
+
+    context.init_process_group()
+    if context.rank == 1:
+        raise ValueError("labels.csv, row 7: class 12 of 10")
+    dist.all_reduce(torch.ones(1))
+
+
+def internal_error_on_rank_1(context: WorkerContext, job: dict) -> None:
+    if context.rank == 1:
+        raise AssertionError("received 3 rows, planned 4")
+    time.sleep(600)
+
+
+def import_error(context: WorkerContext, job: dict) -> None:
+    import no_such_package  # noqa: F401
+
+
+def call(context: WorkerContext, job: dict) -> None:
+    context.emit(kind="answer", value=job["function"](20), marker=hasattr(sys, "ps1"))
+
+
+def leave_early(context: WorkerContext, job: dict) -> None:
+    if context.rank == 1:
+        sys.exit(0)
+    time.sleep(600)
+
+
+def never_exits(context: WorkerContext, job: dict) -> None:
+    """Finishes its work, but a thread keeps the interpreter from exiting."""
+    threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+def rank_1_hangs(context: WorkerContext, job: dict) -> None:
+    if context.rank == 1:
+        time.sleep(600)
+
+
+def with_grandchild(context: WorkerContext, job: dict) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    context.emit(kind="pids", pids=[os.getpid(), child.pid])
+    if job["then"] == "sleep":
+        time.sleep(600)
+    if job["then"] == "fail":
+        raise RuntimeError("planned")
+
+
+def show_imports(context: WorkerContext, job: dict) -> None:
+    import importlib.util
+
+    context.emit(kind="imports", bare=[n for n in ("datasets", "comm", "kernels") if importlib.util.find_spec(n)])

@@ -1,0 +1,274 @@
+"""The launcher against real processes: all finish, one fails in each way, the launcher itself is ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nugnn.job import private_job_folder, read_job, write_job
+from nugnn.launch import WorkerFailed, _EventReader, launch, num_cores, worker_environment
+from nugnn.worker_process import classify
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(autouse=True)
+def _importable_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers inherit sys.path, so that is how they find the scenarios."""
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def run(scenario: str, num_workers: int, *, timeout: float = 10.0, port: int = 0, **job: Any) -> list[dict[str, Any]]:
+    """Launch a scenario and return rank 0's events."""
+    events: list[dict[str, Any]] = []
+    with private_job_folder() as folder:
+        write_job(folder, {"scenario": scenario, **job})
+        launch(folder, num_workers, module="launch_scenarios", timeout=timeout, on_event=events.append, port=port)
+    return events
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def assert_gone(pids: list[int], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline and any(is_running(pid) for pid in pids):
+        time.sleep(0.05)
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_two_runs_at_once_finish_and_listen_on_loopback_only() -> None:
+    """launch-01; and events arrive whole and in order although they exceed the pipe (64 KiB)."""
+    with socket.create_server(("127.0.0.1", 29500)) if _free(29500) else nullcontext(), ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: run("sum_ranks", 2, timeout=60, events=200), range(2)))
+    for events in results:
+        assert events[0]["value"] == 3.0
+        assert events[0]["threads"] == max(1, num_cores() // 2)
+        # 0100007F is 127.0.0.1 as /proc/net/tcp writes it; rank 0 has the store's socket and gloo's.
+        assert events[0]["listening_on"] and set(events[0]["listening_on"]) == {"0100007F"}
+        assert [event["step"] for event in events[1:]] == list(range(200))
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_busy_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(WorkerFailed) as caught:
+            run("sum_ranks", 2, port=port)
+    assert caught.value.exit_code == 2
+    assert f"port {port} cannot be used" in str(caught.value) and "0 for any free one" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit before the first exchange", "worker 1 of 3 died: exit code 86"),
+        ("exit", "worker 1 of 3 died: exit code 86"),
+        ("kill", "worker 1 of 3 died: ended by SIGKILL"),
+    ],
+)
+def test_a_lost_worker_ends_all_and_is_named(how: str, words: str) -> None:
+    """comm-05: the survivors complain first, the message names the one that went."""
+    start = time.monotonic()
+    with pytest.raises(WorkerFailed) as caught:
+        run("lose_rank_1", 3, timeout=10, how=how)
+    assert caught.value.exit_code == 3
+    assert words in str(caught.value)
+    assert time.monotonic() - start < 10 + 15  # timeout, and the start of three interpreters with torch on busy cores
+
+
+def test_user_error_in_one_worker_is_the_one_message() -> None:
+    with pytest.raises(WorkerFailed) as caught:
+        run("user_error_on_rank_1", 2, timeout=60)
+    assert (caught.value.exit_code, str(caught.value)) == (2, "labels.csv, row 7: class 12 of 10")
+
+
+def test_internal_error_names_worker_error_and_log(tmp_path: Path) -> None:
+    with private_job_folder() as folder, pytest.raises(WorkerFailed) as caught:
+        write_job(folder, {"scenario": "internal_error_on_rank_1"})
+        launch(folder, 2, module="launch_scenarios", timeout=60, log_folder=tmp_path / "logs")
+    assert caught.value.exit_code == 3
+    assert "worker 1 of 2 failed: AssertionError: received 3 rows, planned 4" in str(caught.value)
+    assert "Traceback" in (tmp_path / "logs" / "worker-1.log").read_text()
+    assert str(tmp_path / "logs" / "worker-1.log") in str(caught.value)
+
+
+def test_missing_package_is_a_user_error() -> None:
+    with pytest.raises(WorkerFailed, match="No module named 'no_such_package'") as caught:
+        run("import_error", 1)
+    assert caught.value.exit_code == 2
+
+
+def test_leaving_with_code_0_before_the_work_is_done_is_a_failure() -> None:
+    with pytest.raises(WorkerFailed, match="worker 1 of 2 died: exit code 0 before its work was done") as caught:
+        run("leave_early", 2)
+    assert caught.value.exit_code == 3
+
+
+def test_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
+    """launch-04."""
+    start = time.monotonic()
+    assert run("never_exits", 2) == []
+    assert time.monotonic() - start < 20
+
+
+def test_a_worker_that_hangs_after_the_others_finished_is_named() -> None:
+    with pytest.raises(WorkerFailed, match="worker 1 did not finish within 1 s") as caught:
+        run("rank_1_hangs", 3, timeout=1.0)
+    assert caught.value.exit_code == 3
+
+
+def test_functions_defined_on_the_spot_reach_the_workers() -> None:
+    factor = 3
+    events = run("call", 1, function=lambda x: x * factor)
+    assert events == [{"kind": "answer", "value": 60, "marker": False}]
+
+
+def test_workers_do_not_import_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder named datasets where the user stands must not hide an installed package of that name."""
+    for name in ("datasets", "comm", "kernels"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p and Path(p).resolve() != HERE.parents[1]])
+    assert run("show_imports", 1) == [{"kind": "imports", "bare": []}]
+
+
+@pytest.mark.parametrize("then", ["return", "fail"])
+def test_what_a_worker_started_is_gone_with_it(then: str) -> None:
+    events: list[dict[str, Any]] = []
+    with private_job_folder() as folder:
+        write_job(folder, {"scenario": "with_grandchild", "then": then})
+        try:
+            launch(folder, 1, module="launch_scenarios", on_event=events.append)
+        except WorkerFailed:
+            assert then == "fail"
+        else:
+            assert then == "return"
+    assert_gone(events[0]["pids"])
+
+
+_LAUNCHER = """
+import sys
+from nugnn.job import private_job_folder, write_job
+from nugnn.launch import launch
+with private_job_folder() as folder:
+    print(folder, flush=True)
+    write_job(folder, {"scenario": "with_grandchild", "then": "sleep"})
+    try:
+        launch(folder, 2, module="launch_scenarios", on_event=lambda event: print(*event["pids"], flush=True))
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_ending_the_launcher_ends_the_workers(number: signal.Signals, code: int) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER],
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    folder = Path(launcher.stdout.readline().strip())
+    pids = [int(pid) for pid in launcher.stdout.readline().split()]
+    assert all(is_running(pid) for pid in pids)
+    start = time.monotonic()
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=20) == code
+    assert time.monotonic() - start < 10
+    if number is signal.SIGKILL:
+        shutil.rmtree(folder)  # nobody was left to do it
+    else:
+        assert not folder.exists()
+    assert_gone(pids)
+    launcher.stdout.close()
+
+
+def test_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = worker_environment(1, 10**6, 1234, 5.0)
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["MASTER_ADDR"] == "127.0.0.1" and environment["RANK"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert worker_environment(0, 2, 1234, 5.0)["OMP_NUM_THREADS"] == "7"
+
+
+def test_job_folder_is_private_and_a_public_one_is_refused(tmp_path: Path) -> None:
+    with private_job_folder() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        write_job(folder, {"a": 1})
+        assert read_job(folder) == {"a": 1}
+        folder.chmod(0o755)
+        with pytest.raises(PermissionError, match="not private"):
+            read_job(folder)
+    assert not folder.exists()
+
+
+def test_what_cannot_be_handed_over_is_named() -> None:
+    with private_job_folder() as folder, pytest.raises(ValueError, match="model cannot be handed to the worker"):
+        write_job(folder, {"seed": 1, "model": threading.Lock()})
+
+
+def test_events_split_over_reads_are_put_together() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    events: list[dict[str, Any]] = []
+    reader = _EventReader(read_end, events.append)
+    for piece in (b'{"a"', b': 1}\n{"b": 2}\n{', b'"c": 3}\n'):
+        os.write(write_end, piece)
+        reader.read(0)
+    assert events == [{"a": 1}, {"b": 2}, {"c": 3}]
+    reader.close()
+    os.close(read_end)
+    os.close(write_end)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "user"),
+        (FileNotFoundError("x"), "user"),
+        (ImportError("x"), "user"),
+        (ConnectionResetError("x"), "peer"),
+        (TimeoutError("x"), "peer"),
+        (RuntimeError("[third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "peer"),
+        (RuntimeError("shape mismatch"), "internal"),
+        (AssertionError(), "internal"),
+    ],
+)
+def test_errors_are_sorted_by_whose_they_are(error: Exception, kind: str) -> None:
+    assert classify(error) == kind
+
+
+def test_the_launcher_needs_no_torch() -> None:
+    code = textwrap.dedent("""
+        import sys, nugnn.launch, nugnn.job, nugnn.worker_process
+        assert not {"torch", "dgl", "numpy"} & set(sys.modules)
+    """)
+    subprocess.run([sys.executable, "-c", code], check=True)
