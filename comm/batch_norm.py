@@ -1,0 +1,133 @@
+"""Batch normalisation over every row of a split graph.
+
+Shape suffixes: n rows on this rank, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.groups import Ranks
+from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.rows import rows_of
+
+
+class _SplitBatchNorm(torch.autograd.Function):
+    """Normalise by the mean and biased variance over all ranks' rows; two-pass, float32 or wider statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, ranks: Ranks
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        over = [0, *range(2, x.dim())]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        per_channel = wide.numel() // max(wide.shape[1], 1)
+        packed = torch.cat([wide.sum(over), wide.new_tensor([per_channel])])
+        ranks.sum_(packed)
+        count = packed[-1:]
+        mean = packed[:-1] / count
+        centred = wide - mean.view(shape)
+        variance = ranks.sum_(centred.square().sum(over)) / count
+        inverse = torch.rsqrt(variance + eps)
+        normal = centred.mul_(inverse.view(shape))
+        ctx.save_for_backward(normal, inverse, weight, count)
+        ctx.ranks, ctx.over, ctx.shape, ctx.dtype = ranks, over, shape, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        out = normal if weight is None else normal * weight.view(shape)
+        out = out if bias is None else out + bias.view(shape)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return (out.clone() if out is normal else out).to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        normal, inverse, weight, count = ctx.saved_tensors
+        over, shape = ctx.over, ctx.shape
+        grad = grads[0].to(normal.dtype)
+        # affine gradients stay local sums: the gradient sync adds them over ranks, once
+        grad_weight = (grad * normal).sum(over)
+        grad_bias = grad.sum(over)
+        totals = ctx.ranks.sum_(torch.stack([grad_bias, grad_weight]))
+        scale = inverse if weight is None else inverse * weight
+        grad_x = scale.view(shape) * (grad - (totals[0] / count).view(shape) - normal * (totals[1] / count).view(shape))
+        return (
+            grad_x.to(ctx.dtype),
+            None if weight is None else grad_weight.to(weight.dtype),
+            grad_bias.to(ctx.bias_dtype) if ctx.bias_dtype is not None else None,
+            None,
+            None,
+        )
+
+
+def split_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+    ranks: Ranks,
+) -> Tensor:
+    """Batch norm in training mode over the rows of every rank; the same running statistics everywhere.
+
+    Args:
+        x: ``(n, C, ...)`` rows of this rank; other ranks pass theirs, any ``n >= 0``.
+        running_mean: ``(C,)``, updated in place; None to keep none.
+        running_var: The same for the unbiased variance.
+        weight: ``(C,)`` or None.
+        bias: ``(C,)`` or None.
+        momentum: Weight of the new value in the running statistics.
+        eps: Added to the variance.
+        ranks: Who takes part.
+
+    Raises:
+        ValueError: There is a single value per channel over all ranks.
+    """
+    out, mean, variance, count = _SplitBatchNorm.apply(x, weight, bias, eps, ranks)  # type: ignore[no-untyped-call]
+    if float(count) <= 1:
+        raise ValueError(f"batch norm needs more than 1 row over all ranks when training, got {int(count)}")
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            unbiased = variance * (count / (count - 1))
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    return out  # type: ignore[no-any-return]
+
+
+class BatchNormHandler:
+    """Answers ``F.batch_norm`` in training mode when its rows are part of a split graph."""
+
+    kinds = frozenset({"batch_norm"})
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
+        a = dict(zip(("input", "running_mean", "running_var", "weight", "bias"), call.inputs, strict=False))
+        a |= dict(zip(("training", "momentum", "eps"), call.inputs[5:8], strict=False)) | call.attrs
+        if not self._ranks.is_split or not a.get("training", False):
+            return proceed(call)
+        x = a["input"]
+        rows = rows_of(x)
+        if rows is None:
+            raise ValueError(
+                f"{call.name}: batch norm over rows whose identity is not known, so the count over all ranks is not "
+                "known either. Mark its input with nugnn.as_node_rows(x, graph) or nugnn.as_edge_rows(x, graph)."
+            )
+        if rows.kind == "replicated" or not rows.split:
+            return proceed(call)
+        return split_batch_norm(
+            x,
+            a.get("running_mean"),
+            a.get("running_var"),
+            a.get("weight"),
+            a.get("bias"),
+            a.get("momentum", 0.1),
+            a.get("eps", 1e-5),
+            self._ranks,
+        )

@@ -1,0 +1,54 @@
+"""Gradients are summed over ranks: each rank's loss is already its share of the global one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.comm.groups import Ranks
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+    """Add up the gradients of replicated parameters over ranks, in place; every rank ends with the same bits.
+
+    A parameter that has a gradient on some ranks only counts as zero on the others; one that has none anywhere keeps
+    none, so that optimizers skip it as they would on one device.
+
+    Args:
+        parameters: Same order on every rank; sharded parameters (`nugnn.NodeEmbedding`) do not belong here.
+        ranks: Who takes part.
+    """
+    if not ranks.is_split:
+        return
+    begin = time.perf_counter()
+    trainable = [p for p in parameters if p.requires_grad]
+    present = ranks.max_(torch.tensor([p.grad is not None for p in trainable], dtype=torch.uint8))
+    by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter, somewhere in zip(trainable, present.tolist(), strict=True):
+        if somewhere:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+    for group in by_type.values():
+        flat = torch.cat([_gradient(p).reshape(-1) for p in group])
+        ranks.sum_(flat)
+        for parameter, piece in zip(group, flat.split([p.numel() for p in group]), strict=True):
+            parameter.grad = piece.view_as(parameter)
+    ranks.clock.sync_seconds += time.perf_counter() - begin
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(parameter)
+    return parameter.grad.to_dense() if parameter.grad.layout is not torch.strided else parameter.grad
+
+
+def broadcast_state(tensors: Sequence[Tensor], ranks: Ranks) -> None:
+    """Make parameters and buffers equal to rank 0's, in place."""
+    with torch.no_grad():
+        for tensor in tensors:
+            wire = tensor.detach().contiguous()
+            ranks.broadcast_(wire)
+            if wire.data_ptr() != tensor.data_ptr():
+                tensor.copy_(wire)

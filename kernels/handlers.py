@@ -1,0 +1,127 @@
+"""Handlers for torch functions whose exact meaning needs row identity or a sparse layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
+from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.rows import Rows, rows_of, tag
+from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
+
+Proceed = Callable[[OperatorCall], Any]
+
+
+class DropoutHandler:
+    """Dropout by (seed, step, operator name, global row id, column), so that a mask does not depend on the parts.
+
+    Args:
+        is_split: Whether other ranks hold further rows; rows of unknown identity are then an error, and numbered from
+            0 otherwise.
+    """
+
+    kinds = frozenset({"dropout", "structured_dropout"})
+
+    def __init__(self, *, is_split: bool) -> None:
+        self._is_split = is_split
+
+    def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
+        arguments = dict(zip(("input", "p", "training", "inplace"), call.inputs, strict=False)) | call.attrs
+        x: Tensor = arguments.get("input", arguments.get("x"))
+        p = float(arguments.get("p", 0.5))
+        training = arguments.get("training", arguments.get("train", True))
+        if not training or p == 0:
+            return proceed(call)
+        if call.kind == "structured_dropout":
+            if not self._is_split:
+                return proceed(call)
+            raise NotImplementedError(
+                f"{call.name}: this kind of dropout would draw different masks for different numbers of parts. "
+                "Use torch.nn.Dropout, or apply the mask to nodes before nugnn.fit."
+            )
+        if not 0 <= p <= 1:
+            raise ValueError(f"{call.name}: dropout probability has to be between 0 and 1, but got {p}")
+        rows = rows_of(x)
+        if rows is None and self._is_split:
+            raise ValueError(
+                f"{call.name}: dropout on rows whose identity is not known (shape {tuple(x.shape)}), so its mask would "
+                "depend on how the graph is split. Mark the tensor with nugnn.as_node_rows(x, graph), "
+                "nugnn.as_edge_rows(x, graph) or nugnn.as_replicated(x) where it is made."
+            )
+        key = interceptor.random_key(call.name)
+        ids = _row_ids(call.name, x, rows)
+        if x.layout is torch.sparse_csr:
+            crow, col = x.crow_indices(), x.col_indices()
+            return tag(with_values(x, dropout_csr_values(x.values(), crow, col, p, key, ids)), rows)
+        out = dropout_rows(x, p, key, ids) if x.dim() else dropout_rows(x[None], p, key, ids)[0]
+        if arguments.get("inplace", False):
+            return x.copy_(out)
+        return tag(out, rows)
+
+
+def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor:
+    num_rows = x.shape[0] if x.dim() else 1
+    if rows is None or rows.ids is None:
+        return torch.arange(num_rows)
+    if rows.num_rows != num_rows:
+        raise ValueError(
+            f"{name}: marked as {rows.num_rows} {rows.kind} rows but has {num_rows}. Mark the tensor where it is made, "
+            "with nugnn.as_node_rows or nugnn.as_edge_rows."
+        )
+    return rows.row_ids(num_rows)
+
+
+class SparseRowsHandler:
+    """Keeps sparse input features sparse through the first product; anything else sees them dense."""
+
+    kinds = frozenset({"linear", "matmul", "other", "bmm", "conv", "layer_norm", "batch_norm", "softmax", "loss"})
+
+    def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
+        first = call.inputs[0] if call.inputs else None
+        if not _is_csr(first):
+            if call.kind == "other" or any(_is_csr(x) for x in call.inputs):
+                return self._on_dense(call, proceed)
+            return proceed(call)
+        assert isinstance(first, Tensor)
+        if call.kind == "linear":
+            weight = call.inputs[1] if len(call.inputs) > 1 else call.attrs["weight"]
+            bias = call.inputs[2] if len(call.inputs) > 2 else call.attrs.get("bias")
+            out = csr_matmul(first, weight.t())
+            return out if bias is None else out + bias
+        function_name = getattr(call.run, "__name__", "")
+        if call.kind == "matmul" and function_name in ("matmul", "mm", "__matmul__") and not call.attrs:
+            other = call.inputs[1]
+            if isinstance(other, Tensor) and other.dim() == 2 and other.layout is torch.strided:
+                return csr_matmul(first, other)
+        if call.kind == "other" and function_name in _KEEPS_SPARSE:
+            return proceed(call)
+        return self._on_dense(call, proceed)
+
+    @staticmethod
+    def _on_dense(call: OperatorCall, proceed: Proceed) -> Any:
+        def dense(x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return type(x)(dense(y) for y in x)
+            return tag(densify(x), rows_of(x)) if _is_csr(x) else x
+
+        # only plain functions of tensors; attribute access keeps the sparse tensor
+        if getattr(call.run, "__name__", "") in ("__get__", *_KEEPS_SPARSE):
+            return proceed(call)
+        return proceed(call.with_inputs(*(dense(x) for x in call.inputs)))
+
+
+_KEEPS_SPARSE = frozenset(
+    """
+    dim size shape numel is_floating_point is_complex requires_grad_ detach to type float double values crow_indices
+    col_indices to_dense is_sparse layout dtype device __len__ __repr__ __hash__ element_size nelement ndimension
+    storage is_contiguous clone _nnz get_device data_ptr type_as retain_grad __format__
+    """.split()
+)
+
+
+def _is_csr(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout is torch.sparse_csr

@@ -1,0 +1,278 @@
+"""The one place every operator call passes through, from DGL's message passing and from torch alike."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from nugnn.kernels.philox import RandomKey
+from nugnn.kernels.rows import propagate
+from nugnn.kernels.structure import Structure
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One operator about to run.
+
+    Args:
+        name: Module path, kind and count within the step: ``layers.0/spmm``, ``head/linear#1``.
+        kind: ``spmm``, ``sddmm``, ``edge_softmax``, ``linear``, ``matmul``, ``dropout``, ``batch_norm``, ...
+        structure: Sparse structure the operator runs on; None for torch functions.
+        inputs: Positional operands. Graph operators: ``(u, e)`` for spmm, ``(lhs, rhs)`` for sddmm, ``(scores,)``.
+        attrs: Everything else (``op``, ``reduce``, targets, keyword arguments of the torch function).
+        run: Computes the result from ``(structure, *inputs, **attrs)``; torch functions ignore ``structure``.
+    """
+
+    name: str
+    kind: str
+    structure: Structure | None
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any]
+    run: Callable[..., Any]
+
+    def with_inputs(self, *inputs: Any) -> OperatorCall:
+        return replace(self, inputs=inputs)
+
+    def compute(self) -> Any:
+        if self.structure is None:
+            return self.run(*self.inputs, **self.attrs)
+        return self.run(self.structure, *self.inputs, **self.attrs)
+
+
+class Handler(Protocol):
+    """A link of the chain: may change the call, answer it, or look at it; ``proceed`` runs the rest."""
+
+    kinds: frozenset[str] | None
+    """Kinds of operator this handler wants to see; None for all."""
+
+    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any: ...
+
+
+H = TypeVar("H")
+
+
+def _kinds() -> dict[Any, str]:
+    table: dict[str, tuple[Any, ...]] = {
+        "linear": (F.linear,),
+        "matmul": (torch.matmul, torch.mm, torch.addmm, Tensor.matmul, Tensor.mm, Tensor.__matmul__, Tensor.addmm),
+        "bmm": (torch.bmm, torch.baddbmm, Tensor.bmm),
+        "conv": (F.conv1d, F.conv2d, F.conv3d),
+        "layer_norm": (F.layer_norm, torch.layer_norm),
+        "batch_norm": (F.batch_norm, torch.batch_norm),
+        "softmax": (F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax),
+        "dropout": (F.dropout, torch.dropout, torch.dropout_),
+        "structured_dropout": (
+            *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+            *(torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+        ),
+        "loss": (F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss),
+    }
+    return {function: kind for kind, functions in table.items() for function in functions}
+
+
+_KIND_OF = _kinds()
+_active = threading.local()
+
+
+def current_interceptor() -> Interceptor | None:
+    """The innermost interceptor whose ``step`` is open on this thread."""
+    stack: list[Interceptor] = getattr(_active, "stack", [])
+    return stack[-1] if stack else None
+
+
+@dataclass
+class _Counters:
+    """How often each (module path, kind) has been called, and how each module call began."""
+
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    starts: dict[str, list[tuple[int, dict[tuple[str, str], int]]]] = field(default_factory=dict)
+
+
+class Interceptor(TorchFunctionMode):
+    """Names operator calls, carries row identity and passes each call through the handlers.
+
+    Use ``with interceptor.step(number):`` around a forward (and its backward: recomputation under activation
+    checkpointing then repeats the names, and so the dropout masks, of the first run).
+
+    Args:
+        handlers: Outermost first.
+        model: Its module paths become operator names; not modified.
+        seed: Of every random mask.
+    """
+
+    def __init__(self, handlers: Sequence[Handler], model: nn.Module | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.step_number = 0
+        self._handlers = tuple(handlers)
+        self._chains: dict[str, tuple[Handler, ...]] = {}
+        self._paths = {} if model is None else {id(module): path for path, module in model.named_modules()}
+        self._path_stack: list[str] = [""]
+        self._scope = ""
+        self._counters = _Counters()
+        self._anchor_depth = 0
+
+    # -- a step -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[Interceptor]:
+        """One forward and backward under the random key of step ``number``."""
+        self.step_number = number
+        self._counters, self._scope, self._anchor_depth = _Counters(), "", 0
+        self._path_stack = [""]
+        for handler in self._handlers:
+            if (begin := getattr(handler, "begin_step", None)) is not None:
+                begin()
+        stack: list[Interceptor] = _active.__dict__.setdefault("stack", [])
+        stack.append(self)
+        hooks = self._watch_modules()
+        try:
+            with self:
+                yield self
+        finally:
+            stack.pop()
+            for hook in hooks:
+                hook.remove()
+            for handler in self._handlers:
+                if (end := getattr(handler, "end_step", None)) is not None:
+                    end()
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[Callable[[], None]]:
+        """Names inside get a prefix and counters of their own.
+
+        For user code that runs a different number of times on each rank (reduce functions run once per distinct
+        in-degree): calling the yielded function starts the count again, so every run sees the same names.
+        """
+        outer_scope, outer_counters = self._scope, self._counters
+        self._scope = f"{self._next_name(name)}>"
+
+        def restart() -> None:
+            self._counters = _Counters()
+
+        restart()
+        try:
+            yield restart
+        finally:
+            self._scope, self._counters = outer_scope, outer_counters
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    def _watch_modules(self) -> list[RemovableHandle]:
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            path = self._paths.get(id(module), f"{self._path_stack[-1]}.{type(module).__name__}".lstrip("."))
+            self._path_stack.append(path)
+            self._begin_module_call(path, args)
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if len(self._path_stack) <= self._anchor_depth:
+                self._anchor_depth = 0
+            if len(self._path_stack) > 1:
+                self._path_stack.pop()
+
+        return [
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+
+    def _begin_module_call(self, path: str, args: tuple[Any, ...]) -> None:
+        """Note the counts at which a module call begins; when autograd recomputes the call, count from there again."""
+        pointer = next((x.data_ptr() for x in args if isinstance(x, Tensor)), 0)
+        starts = self._counters.starts.setdefault(path, [])
+        if not _in_backward():
+            starts.append((pointer, dict(self._counters.calls)))
+            return
+        depth = len(self._path_stack)
+        if self._anchor_depth and depth > self._anchor_depth:
+            return  # inside a module call that was recognised: counting goes on from its start
+        matching = [calls for at, calls in starts if at == pointer] if len(starts) > 1 else [c for _, c in starts]
+        if len(matching) != 1:
+            raise RuntimeError(
+                f"{path or 'the model'} is recomputed in backward but ran {len(starts)} times in this step, so its "
+                "dropout masks cannot be told apart. Give each call a module of its own, or checkpoint the module "
+                "that makes the calls."
+            )
+        self._counters.calls = dict(matching[0])
+        self._anchor_depth = depth
+
+    def _next_name(self, kind: str) -> str:
+        path = self._path_stack[-1]
+        key = (path, kind)
+        count = self._counters.calls.get(key, 0)
+        self._counters.calls[key] = count + 1
+        base = f"{path}/{kind}" if path else kind
+        return f"{self._scope}{base}" + (f"#{count}" if count else "")
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    def random_key(self, name: str) -> RandomKey:
+        """Key of the random numbers of operator ``name`` in this step."""
+        return RandomKey(self.seed, self.step_number, zlib.crc32(name.encode()))
+
+    def call(
+        self, kind: str, structure: Structure | None, inputs: tuple[Any, ...], attrs: dict[str, Any], run: Any
+    ) -> Any:
+        """Run one operator through the chain."""
+        return self._proceed(
+            OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run), self._chain(kind)
+        )
+
+    def find(self, handler_type: type[H]) -> H:
+        """The handler of the given type."""
+        for handler in self._handlers:
+            if isinstance(handler, handler_type):
+                return handler
+        raise LookupError(f"no {handler_type.__name__} in this interceptor's chain")
+
+    def _chain(self, kind: str) -> tuple[Handler, ...]:
+        chain = self._chains.get(kind)
+        if chain is None:
+            chain = tuple(h for h in self._handlers if h.kinds is None or kind in h.kinds)
+            self._chains[kind] = chain
+        return chain
+
+    def _proceed(self, call: OperatorCall, chain: tuple[Handler, ...]) -> Any:
+        if not chain:
+            return call.compute()
+        return chain[0](call, lambda next_call: self._proceed(next_call, chain[1:]), self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = _KIND_OF.get(func)
+        if kind is None:
+            chain = self._chain("other")
+            if chain and _has_sparse(args):
+                out = self.call("other", None, args, kwargs, func)
+            else:
+                out = func(*args, **kwargs)
+        elif self._chain(kind):
+            out = self.call(kind, None, args, kwargs, func)
+        else:
+            self._next_name(kind)
+            out = func(*args, **kwargs)
+        if isinstance(out, (Tensor, tuple, list)):
+            propagate(func, args, kwargs, out)
+        return out
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    for x in args:
+        if isinstance(x, Tensor) and x.layout is not torch.strided:
+            return True
+        if isinstance(x, (tuple, list)) and any(isinstance(y, Tensor) and y.layout is not torch.strided for y in x):
+            return True
+    return False
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,73 @@
+"""The loss contract: a function gives one value per row, the trainer divides by the global count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from nugnn.comm.groups import Ranks
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""``loss(logits (n, C), labels (n,) or (n, C)) -> (n,)`` or ``(n, C)``: no reduction over rows."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """``(n,)`` cross-entropy of each row."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """``(n, C)`` binary cross-entropy of each row and class."""
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+
+
+class GlobalMean:
+    """Turns per-row losses of this rank into its share of the mean over all ranks' rows.
+
+    The shares of all ranks add up to the loss one device computes, so gradients are summed, not averaged. A rank
+    without rows contributes a zero that still depends on its logits.
+
+    Args:
+        loss: See `RowLoss`.
+        labels: This rank's labels of the rows the loss runs over.
+        ranks: Who holds the other rows.
+        class_weights: ``(C,)`` weight of each class; the mean is then over weights.
+
+    Raises:
+        ValueError: No rank has a row.
+    """
+
+    def __init__(self, loss: RowLoss, labels: Tensor, ranks: Ranks, class_weights: Tensor | None = None) -> None:
+        self._loss, self._labels = loss, labels
+        self._weights = None
+        if class_weights is not None:
+            if labels.dim() != 1:
+                raise ValueError("class_weights need one class per row; multi-label targets have a column per class")
+            self._weights = class_weights[labels]
+        mass = torch.tensor([float(len(labels)) if self._weights is None else float(self._weights.double().sum())])
+        self.normalizer = float(ranks.sum_(mass.double()))
+        if self.normalizer <= 0:
+            raise ValueError("no training rows on any rank: nothing to learn from")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Share of the loss on this rank, a scalar.
+
+        Args:
+            logits: ``(n, C)`` for the rows of ``labels``.
+
+        Raises:
+            ValueError: The loss function reduced over rows.
+        """
+        values = self._loss(logits, self._labels)
+        if values.shape[:1] != logits.shape[:1] or values.dim() not in (1, 2):
+            raise ValueError(
+                f"the loss function returned shape {tuple(values.shape)} for {len(logits)} rows; it has to return one "
+                "value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
+            )
+        if self._weights is not None:
+            values = values * self._weights.to(values.dtype)
+        per_row = values.shape[1] if values.dim() == 2 else 1
+        return values.sum() / (self.normalizer * per_row)

@@ -1,0 +1,153 @@
+"""The pieces of a run for a loop of one's own: ranks, shard, interceptor, and values across ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nugnn import seam
+from nugnn.comm.batch_norm import BatchNormHandler
+from nugnn.comm.collectives import sum_over_ranks
+from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.datasets.graph_data import GraphData
+from nugnn.kernels.handlers import DropoutHandler, SparseRowsHandler
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.rows import REPLICATED, tag
+from nugnn.partition import assign as partition_assign
+from nugnn.partition.shard import build_shard
+from nugnn.partition.store import load_shard
+from nugnn.precision.promotion import PromotionHandler
+from nugnn.shard_graph import ShardGraph
+from nugnn.udf import source_rows
+
+
+def init(timeout_seconds: float = 600.0) -> Ranks:
+    """Join the ranks that ``torchrun`` (or `nugnn.fit`) started; a single rank when nothing was started.
+
+    Args:
+        timeout_seconds: How long a rank waits for its peers in a collective before it gives up.
+    """
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    return join_ranks(timeout_seconds)
+
+
+def shard(
+    data: GraphData | str | Path,
+    ranks: Ranks | None = None,
+    *,
+    shares: Sequence[float] | None = None,
+    method: str = "metis",
+    seed: int = 0,
+) -> ShardGraph:
+    """Cut the part of this rank out of a graph; every rank has to call.
+
+    Args:
+        data: The whole graph (rank 0 partitions, every rank cuts its own part), or a folder of shards on disk.
+        ranks: From `init`; a single rank when None.
+        shares: Target share of each rank's nodes, any positive numbers; equal when None.
+        method: ``metis`` or ``random``; ignored for a folder.
+        seed: Of the partitioner.
+
+    Raises:
+        ValueError: The data or shares do not fit, or the folder holds another number of parts.
+    """
+    seam.install()
+    ranks = ranks or Ranks()
+    if isinstance(data, (str, Path)):
+        return ShardGraph(load_shard(Path(data), ranks.rank), ranks)
+    weights = [1.0] * ranks.world_size if shares is None else list(shares)
+    if len(weights) != ranks.world_size:
+        raise ValueError(f"shares: {len(weights)} numbers for {ranks.world_size} ranks")
+    # the same seed and inputs give the same answer everywhere, but a native library need not: rank 0 decides
+    assignment = partition_assign.partition_nodes(data.num_nodes, data.src, data.dst, weights, method=method, seed=seed)
+    if ranks.is_split:
+        parts = ranks.broadcast_(assignment.part.clone())
+        assignment = partition_assign.partition_nodes(
+            data.num_nodes, data.src, data.dst, weights, method="given", parts=parts
+        )
+    return ShardGraph(build_shard(data, assignment, ranks.rank), ranks)
+
+
+def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Interceptor:
+    """The interceptor that keeps ``model`` exact on ``graph``.
+
+    Run forward and backward inside ``with interceptor.step(number):``.
+
+    Args:
+        model: Its module paths name the operators.
+        graph: From `shard`.
+        seed: Of dropout masks; the same on every rank.
+    """
+    handlers = (
+        SparseRowsHandler(),
+        DropoutHandler(is_split=graph.is_split),
+        BatchNormHandler(graph.ranks),
+        HaloHandler(),
+        PromotionHandler(),
+    )
+    return Interceptor(handlers, model, seed=seed)
+
+
+def as_node_rows(x: Tensor, graph: ShardGraph) -> Tensor:
+    """Declare that row ``i`` of ``x`` belongs to inner node ``i`` of ``graph``.
+
+    Raises:
+        ValueError: ``x`` has another number of rows.
+    """
+    if len(x) != graph.num_nodes():
+        raise ValueError(f"as_node_rows: {len(x)} rows for {graph.num_nodes()} inner nodes")
+    return tag(x, graph.index.node_rows)
+
+
+def as_edge_rows(x: Tensor, graph: ShardGraph) -> Tensor:
+    """Declare that row ``e`` of ``x`` belongs to local edge ``e`` of ``graph``.
+
+    Raises:
+        ValueError: ``x`` has another number of rows.
+    """
+    if len(x) != graph.num_edges():
+        raise ValueError(f"as_edge_rows: {len(x)} rows for {graph.num_edges()} local edges")
+    return tag(x, graph.index.edge_rows)
+
+
+def as_replicated(x: Tensor) -> Tensor:
+    """Declare that ``x`` is the same on every rank."""
+    return tag(x, REPLICATED)
+
+
+def halo(x: Tensor, graph: ShardGraph) -> Tensor:
+    """Rows of ``x (N, ...)`` for every local source, ``(L, ...)``: inner rows, then halo rows from their owners.
+
+    Every rank has to call. Gradients of halo rows return to their owners. Index it with `local_edges`.
+    """
+    return source_rows(graph, x)
+
+
+def local_edges(graph: ShardGraph) -> tuple[Tensor, Tensor]:
+    """``(source, destination)`` of each local edge: rows of `halo` and rows of ``ndata``, int64 ``(E,)`` each."""
+    structure = graph.index.structure
+    ends = structure.indices.long(), structure.dst.long()
+    return ends[::-1] if graph.index.is_reversed else ends
+
+
+def global_sum(x: Tensor, graph: ShardGraph) -> Tensor:
+    """Sum of the rows of ``x (N, ...)`` over all nodes of the whole graph, ``(...)``, the same on every rank."""
+    return sum_over_ranks(x.sum(0), graph.ranks)
+
+
+def global_mean(x: Tensor, graph: ShardGraph) -> Tensor:
+    """Mean of the rows of ``x (N, ...)`` over all nodes of the whole graph, ``(...)``, the same on every rank."""
+    return global_sum(x, graph) / graph.num_nodes_global()
+
+
+def model_dtype(model: nn.Module) -> torch.dtype:
+    """Type of the first floating parameter; float32 when there is none."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

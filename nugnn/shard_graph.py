@@ -1,0 +1,564 @@
+"""The graph a model sees on one rank: a `dgl.DGLGraph` of the inner nodes and all their in-edges."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import dgl
+import torch
+from dgl import core
+from dgl import function as fn
+from dgl import ops as dgl_ops
+from dgl.base import ALL, is_all
+from dgl.frame import Frame
+from dgl.view import EdgeSpace, HeteroEdgeDataView, HeteroEdgeView, HeteroNodeDataView, HeteroNodeView, NodeSpace
+from torch import Tensor
+
+from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_exchange import HaloPlan
+from nugnn.graph_index import ShardIndex
+from nugnn.kernels.rows import Rows, tag
+from nugnn.kernels.structure import Structure
+from nugnn.partition.shard import Shard
+from nugnn.shard_lists import EXACT_METHODS, LOCAL_METHODS, REFUSED_METHODS
+from nugnn.udf import run_edge_function, run_node_function, run_reduce_function, tie_exchanges
+
+
+class _NodeData(HeteroNodeDataView):  # type: ignore[misc]
+    def __getitem__(self, key: str) -> Tensor:
+        rows = self._graph.index.node_rows
+        value: Tensor = super().__getitem__(key)
+        return tag(value, rows if is_all(self._nodes) else _subset(rows, self._nodes))
+
+
+class _EdgeData(HeteroEdgeDataView):  # type: ignore[misc]
+    def __getitem__(self, key: str) -> Tensor:
+        rows = self._graph.index.edge_rows
+        value: Tensor = super().__getitem__(key)
+        return tag(value, rows if is_all(self._edges) else _subset(rows, self._edges))
+
+
+class _NodeView(HeteroNodeView):  # type: ignore[misc]
+    def __getitem__(self, key: Any) -> NodeSpace:
+        data = super().__getitem__(key).data
+        return NodeSpace(data=_NodeData(self._graph, data._ntype, data._ntid, data._nodes))
+
+
+class _EdgeView(HeteroEdgeView):  # type: ignore[misc]
+    def __getitem__(self, key: Any) -> EdgeSpace:
+        data = super().__getitem__(key).data
+        return EdgeSpace(data=_EdgeData(self._graph, None, data._edges))
+
+
+def _subset(rows: Rows, picked: Any) -> Rows:
+    assert rows.ids is not None
+    return Rows(rows.kind, rows.ids[torch.as_tensor(picked).long()], 1, rows.split)
+
+
+class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
+    """Looks to a model like an ordinary homogeneous graph of this rank's inner nodes.
+
+    ``num_nodes()``, ``ndata`` and so on have one row for each inner node; ``in_degrees()`` and ``out_degrees()`` are
+    degrees in the whole graph; the edges are all in-edges of inner nodes, in CSC order. Message passing fetches source
+    rows from other ranks and sends their gradients back. With one rank it is the whole graph.
+
+    `nugnn.shard_lists` says which methods are exact, which are local by meaning and which are refused.
+    """
+
+    def __init__(self, shard: Shard, ranks: Ranks | None = None) -> None:
+        """Args:
+        shard: What this rank owns.
+        ranks: Process groups; a single rank when None.
+
+        Raises:
+            ValueError: The shard belongs to another rank or number of parts, or peers disagree about halo rows.
+        """
+        ranks = ranks or Ranks()
+        if (shard.rank, shard.num_parts) != (ranks.rank, ranks.world_size):
+            raise ValueError(
+                f"rank {ranks.rank} of {ranks.world_size} was given the shard of part {shard.rank} of "
+                f"{shard.num_parts}; partition for {ranks.world_size} parts and load the file of this rank."
+            )
+        num_inner = len(shard.global_node_ids)
+        plan = HaloPlan(num_inner, shard.send_rows, shard.send_splits, shard.recv_splits, ranks)
+        plan.verify()
+        index = ShardIndex(
+            Structure(plan.num_local, shard.indptr, shard.indices),
+            plan,
+            Rows("node", shard.global_node_ids, split=ranks.is_split),
+            Rows("edge", shard.global_edge_ids, split=ranks.is_split),
+        )
+        self._setup(index, shard.out_degrees, shard.num_nodes_global, shard.num_edges_global)
+        self._edge_id_bound = shard.num_edges_global
+        for key, value in shard.node_data.items():
+            self._node_frames[0][key] = tag(value, index.node_rows)
+        for key, value in shard.edge_data.items():
+            self._edge_frames[0][key] = tag(value, index.edge_rows)
+
+    def _setup(self, index: ShardIndex, out_degrees: Tensor, num_nodes: int, num_edges: int) -> None:
+        self._init(
+            index,
+            ["_N"],
+            ["_E"],
+            [Frame(num_rows=index.num_nodes())],
+            [Frame(num_rows=index.num_edges())],
+        )
+        self._out_degrees = out_degrees
+        self._num_nodes_global, self._num_edges_global = num_nodes, num_edges
+        self._exchanges: list[Tensor] = []
+
+    def __copy__(self) -> ShardGraph:
+        other = ShardGraph.__new__(ShardGraph)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a shard graph belongs to its process; pass GraphData or the shard folder instead")
+
+    # -- beyond DGL ---------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> ShardIndex:
+        """Structure, halo plan and operators."""
+        return self._graph  # type: ignore[no-any-return]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether other ranks hold further nodes."""
+        return self.index.plan.ranks.is_split
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.index.plan.ranks
+
+    def num_nodes_global(self) -> int:
+        """Nodes of the whole graph."""
+        return self._num_nodes_global  # type: ignore[no-any-return]
+
+    def num_edges_global(self) -> int:
+        """Edges of the whole graph."""
+        return self._num_edges_global  # type: ignore[no-any-return]
+
+    @property
+    def global_node_ids(self) -> Tensor:
+        """``(N,)`` int64 id in the whole graph of each row of ``ndata``."""
+        assert self.index.node_rows.ids is not None
+        return self.index.node_rows.ids
+
+    @property
+    def global_edge_ids(self) -> Tensor:
+        """``(E,)`` int64 id in the whole graph of each row of ``edata``."""
+        assert self.index.edge_rows.ids is not None
+        return self.index.edge_rows.ids
+
+    def refuse(self, what: str, instead: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{what} has no exact meaning on one part of a split graph (part {self.ranks.rank} of "
+            f"{self.ranks.world_size}). Use instead: {instead}."
+        )
+
+    def remember_exchange(self, x_L: Tensor) -> None:
+        if x_L.requires_grad and not any(x_L is known for known in self._exchanges):
+            self._exchanges.append(x_L)
+
+    def take_exchanges(self) -> list[Tensor]:
+        taken = list(self._exchanges)
+        self._exchanges.clear()
+        return taken
+
+    # -- data and counts ----------------------------------------------------------------------------------------
+
+    @property
+    def ndata(self) -> _NodeData:
+        return _NodeData(self, "_N", 0, ALL)
+
+    srcdata = ndata
+    dstdata = ndata
+
+    @property
+    def edata(self) -> _EdgeData:
+        return _EdgeData(self, None, ALL)
+
+    @property
+    def nodes(self) -> _NodeView:
+        return _NodeView(self, self.get_ntype_id)
+
+    srcnodes = nodes
+    dstnodes = nodes
+
+    @property
+    def edges(self) -> _EdgeView:
+        return _EdgeView(self)
+
+    def __getitem__(self, key: Any) -> ShardGraph:
+        if key in ("_E", ("_N", "_E", "_N"), None):
+            return self
+        raise dgl.DGLError(f"invalid edge type {key!r}: a shard graph has one, '_E'")
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        return self.index.num_nodes(self.get_ntype_id(ntype))
+
+    number_of_nodes = num_src_nodes = num_dst_nodes = number_of_src_nodes = number_of_dst_nodes = num_nodes
+
+    def num_edges(self, etype: Any = None) -> int:
+        return self.index.num_edges(self.get_etype_id(etype))
+
+    number_of_edges = num_edges
+
+    def metagraph(self) -> Any:
+        """One node type with one edge type onto itself, as a networkx graph."""
+        import networkx
+
+        graph = networkx.MultiDiGraph()
+        graph.add_edge("_N", "_N", "_E")
+        return graph
+
+    @property
+    def batch_size(self) -> int:
+        return 1
+
+    @property
+    def is_block(self) -> bool:
+        return False
+
+    @property
+    def is_unibipartite(self) -> bool:
+        return False
+
+    @property
+    def idtype(self) -> torch.dtype:
+        return self.index.idtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def has_nodes(self, vid: Any, ntype: str | None = None) -> Any:
+        ids = torch.as_tensor(vid)
+        found = (ids >= 0) & (ids < self.num_nodes())
+        return bool(found) if ids.dim() == 0 else found
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        """Degrees in the whole graph; all in-edges of inner nodes are here."""
+        index = self.index
+        return self._degrees(self._out_degrees if index.is_reversed else index.structure.in_degrees, v)
+
+    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+        """Degrees in the whole graph, kept with the shard."""
+        index = self.index
+        return self._degrees(index.structure.in_degrees if index.is_reversed else self._out_degrees, u)
+
+    def _degrees(self, degrees: Tensor, rows: Any) -> Any:
+        degrees = degrees.to(self.idtype)
+        if is_all(rows):
+            return tag(degrees, self.index.node_rows)
+        if isinstance(rows, int):
+            return int(degrees[self._row_ids(rows)])
+        picked = self._row_ids(rows)
+        return tag(degrees[picked], _subset(self.index.node_rows, picked))
+
+    def _row_ids(self, rows: Any, num_rows: int | None = None) -> Tensor:
+        """Ids as int64 rows, checked against the range; a bool mask picks rows."""
+        num_rows = self.num_nodes() if num_rows is None else num_rows
+        ids = torch.as_tensor(rows)
+        if ids.dtype is torch.bool:
+            if len(ids) != num_rows:
+                raise dgl.DGLError(f"mask has {len(ids)} entries for {num_rows} rows")
+            return ids.nonzero().view(-1)
+        if ids.numel() and ids.is_floating_point():
+            raise dgl.DGLError(f"ids have to be integers, got {ids.dtype}")
+        ids = ids.long()
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_rows):
+            raise dgl.DGLError(
+                f"id {int(ids.max() if ids.max() >= num_rows else ids.min())} is out of range for {num_rows} local rows"
+            )
+        return ids
+
+    # -- message passing ----------------------------------------------------------------------------------------
+
+    def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
+        self[etype]
+        self._set_n_repr(0, ALL, self._pass_messages(message_func, reduce_func, apply_node_func))
+
+    def multi_update_all(self, etype_dict: Any, cross_reducer: str, apply_node_func: Any = None) -> None:
+        if len(etype_dict) != 1:
+            raise dgl.DGLError("a shard graph has one edge type, so multi_update_all takes one entry")
+        ((etype, functions),) = etype_dict.items()
+        functions = functions if isinstance(functions, tuple) else (functions,)
+        self.update_all(*functions, etype=etype)
+        if apply_node_func is not None:
+            self.apply_nodes(apply_node_func)
+
+    def _pass_messages(self, message_func: Any, reduce_func: Any, apply_func: Any) -> dict[str, Tensor]:
+        columns: dict[str, Tensor]
+        is_builtin = core.is_builtin
+        fused = is_builtin(message_func) and is_builtin(reduce_func)
+        if fused and hasattr(dgl_ops, f"{message_func.name}_{reduce_func.name}"):
+            columns = dict(core.invoke_gspmm(self, message_func, reduce_func))
+        else:
+            if is_builtin(message_func):
+                messages = core.invoke_gsddmm(self, message_func)
+            else:
+                messages = run_edge_function(self, None, message_func)
+            if is_builtin(reduce_func):
+                field = reduce_func.msg_field
+                columns = dict(core.invoke_gspmm(self, fn.copy_e(field, field), reduce_func, edata=messages))
+            else:
+                columns = run_reduce_function(self, reduce_func, messages)
+        if is_builtin(reduce_func) and reduce_func.name in ("min", "max"):
+            for key, value in columns.items():
+                columns[key] = _zero_where_infinite(value)
+        columns = tie_exchanges(self, columns)
+        if apply_func is not None:
+            known = {key: self._node_frames[0][key] for key in self._node_frames[0]} | columns
+            columns = run_node_function(self, apply_func, known)
+        return {key: tag(value, self.index.node_rows) for key, value in columns.items()}
+
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
+        self[etype]
+        picked = None if is_all(edges) else self._row_ids(edges, self.num_edges())
+        if core.is_builtin(func):
+            columns = dict(core.invoke_gsddmm(self, func))
+            if picked is not None:
+                columns = {key: value[picked] for key, value in columns.items()}
+        else:
+            ids = None if picked is None else picked.to(self.idtype)
+            columns = run_edge_function(self, ids, func)
+        self._set_e_repr(0, edges if picked is None else picked.to(self.idtype), columns)
+
+    def apply_nodes(self, func: Any, v: Any = ALL, ntype: str | None = None) -> None:
+        nodes = None if is_all(v) else self._row_ids(v).to(self.idtype)
+        frame = self._node_frames[0]
+        columns = run_node_function(self, func, {key: frame[key] for key in frame}, nodes)
+        self._set_n_repr(0, ALL if nodes is None else nodes, columns)
+
+    def send_and_recv(
+        self, edges: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
+    ) -> None:
+        """Messages along the given local edge rows; every rank has to call, with its own edges (or none)."""
+        if isinstance(edges, tuple):
+            self.refuse("send_and_recv with (source, destination) pairs", "edge rows of graph.edata")
+        picked = self._row_ids(edges, self.num_edges())
+        mask = torch.zeros(self.num_edges(), dtype=torch.bool)
+        mask[picked] = True
+        self._pass_along(mask, None, message_func, reduce_func, apply_node_func)
+
+    def push(self, u: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
+        """Messages from the given inner nodes to their successors on any rank; every rank has to call."""
+        chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8)
+        chosen[self._row_ids(u)] = 1
+        mask = self.index.sddmm("copy_lhs", chosen, None, "u", "v").bool()
+        self._pass_along(mask, None, message_func, reduce_func, apply_node_func)
+
+    def pull(self, v: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
+        """Messages along all in-edges of the given inner nodes; every rank calls, with its own nodes (or none)."""
+        nodes = self._row_ids(v)
+        chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8)
+        chosen[nodes] = 1
+        mask = self.index.sddmm("copy_rhs", None, chosen, "u", "v").bool()
+        self._pass_along(mask, nodes, message_func, reduce_func, apply_node_func)
+
+    def _pass_along(self, mask_E: Tensor, nodes: Tensor | None, mfunc: Any, rfunc: Any, afunc: Any) -> None:
+        """Message passing on the edges in ``mask_E``; writes ``nodes``, or the nodes that got a message."""
+        part = self._with_edges(mask_E)
+        columns = part._pass_messages(mfunc, rfunc, afunc)
+        rows = (part.in_degrees() > 0).nonzero().view(-1) if nodes is None else nodes
+        self._set_n_repr(0, rows.to(self.idtype), {key: value[rows] for key, value in columns.items()})
+
+    def _with_edges(self, mask_E: Tensor) -> ShardGraph:
+        """The same nodes and the edges in ``mask_E``; frames of nodes are shared, of edges subset."""
+        old = self.index.structure
+        rows = mask_E.nonzero().view(-1)
+        kept = torch.zeros(old.num_edges + 1, dtype=torch.int64)
+        torch.cumsum(mask_E, 0, out=kept[1:])
+        structure = Structure(old.num_src, kept[old.indptr], old.indices[rows])
+        edge_rows = _subset(self.index.edge_rows, rows)
+        part = copy.copy(self)
+        part._graph = replace(self.index, structure=structure, edge_rows=edge_rows)
+        part._edge_frames = [self._edge_frames[0].subframe(rows)]
+        part._out_degrees = self._out_degrees if not self.index.is_reversed else part.index._source_view.in_degrees
+        part._exchanges = []
+        return part
+
+    def filter_nodes(self, predicate: Any, nodes: Any = ALL, ntype: str | None = None) -> Tensor:
+        """Local ids of inner nodes for which ``predicate`` holds."""
+        ids = torch.arange(self.num_nodes()) if is_all(nodes) else self._row_ids(nodes)
+        frame = self._node_frames[0]
+        held: list[Tensor] = []
+        run_node_function(self, lambda b: held.append(predicate(b)) or {}, {k: frame[k] for k in frame}, ids)
+        return ids[held[0].bool()].to(self.idtype)
+
+    def filter_edges(self, predicate: Any, edges: Any = ALL, etype: Any = None) -> Tensor:
+        """Local edge rows for which ``predicate`` holds."""
+        ids = torch.arange(self.num_edges()) if is_all(edges) else self._row_ids(edges, self.num_edges())
+        held: list[Tensor] = []
+        run_edge_function(self, ids.to(self.idtype), lambda batch: held.append(predicate(batch)) or {})
+        return ids[held[0].bool()].to(self.idtype)
+
+    # -- other graphs on the same nodes -------------------------------------------------------------------------
+
+    def reverse(self, copy_ndata: bool = True, copy_edata: bool = False, **_: Any) -> ShardGraph:
+        """Every edge points the other way; edge rows stay as they are."""
+        other = copy.copy(self)
+        other._graph = self.index.reversed()
+        other._node_frames = [self._node_frames[0].clone() if copy_ndata else Frame(num_rows=self.num_nodes())]
+        other._edge_frames = [self._edge_frames[0].clone() if copy_edata else Frame(num_rows=self.num_edges())]
+        other._exchanges = []
+        return other
+
+    def remove_self_loop(self, etype: Any = None) -> ShardGraph:
+        """Without edges from a node to itself; all of them are local."""
+        structure = self.index.structure
+        loops = structure.indices == structure.dst
+        part = self._with_edges(~loops)
+        gone = torch.zeros(self.num_nodes(), dtype=torch.int64)
+        gone.index_add_(0, structure.dst[loops].long(), torch.ones(int(loops.sum()), dtype=torch.int64))
+        part._out_degrees = self._out_degrees - gone
+        part._node_frames = [self._node_frames[0].clone()]
+        return part._count_edges()
+
+    def add_self_loop(self, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None) -> ShardGraph:
+        """One more edge from each node to itself, after its other in-edges; their data is ``fill_data``.
+
+        ``fill_data`` is a number, a tensor of one edge's shape, or a reducer name over the node's in-edges.
+        """
+        old, num_nodes = self.index.structure, self.num_nodes()
+        kept = torch.arange(old.num_edges) + old.dst
+        loops = old.indptr[1:] + torch.arange(num_nodes)
+        indices = old.indices.new_empty(old.num_edges + num_nodes)
+        indices[kept], indices[loops] = old.indices, torch.arange(num_nodes, dtype=indices.dtype)
+        ids = torch.empty(len(indices), dtype=torch.int64)
+        ids[kept], ids[loops] = self.global_edge_ids, self._edge_id_bound + self.global_node_ids
+        part = copy.copy(self)
+        part._graph = replace(
+            self.index,
+            structure=Structure(old.num_src, old.indptr + torch.arange(num_nodes + 1), indices),
+            edge_rows=Rows("edge", ids, 1, self.is_split),
+        )
+        part._edge_id_bound = self._edge_id_bound + self._num_nodes_global
+        part._out_degrees = self._out_degrees + 1
+        part._node_frames = [self._node_frames[0].clone()]
+        part._edge_frames = [Frame(num_rows=len(indices))]
+        part._exchanges = []
+        for key in self._edge_frames[0]:
+            if edge_feat_names is not None and key not in edge_feat_names:
+                continue
+            column = self._edge_frames[0][key]
+            if isinstance(fill_data, str):
+                fill = getattr(dgl_ops, f"copy_e_{fill_data}")(self, column)
+            else:
+                fill = torch.as_tensor(fill_data, dtype=column.dtype).expand(num_nodes, *column.shape[1:])
+            merged = column.new_empty((len(indices), *column.shape[1:]))
+            merged = merged.index_copy(0, kept, column).index_copy(0, loops, fill.to(column.dtype))
+            part._edge_frames[0][key] = merged
+        return part._count_edges()
+
+    def _count_edges(self) -> ShardGraph:
+        """Bring ``num_edges_global`` up to date; every rank has to take part."""
+        total = torch.tensor([self.num_edges()])
+        self._num_edges_global = int(self.ranks.sum_(total))
+        return self
+
+    def clone(self) -> ShardGraph:
+        """A copy whose data can be changed without touching this graph; the structure is shared, it never changes."""
+        other = self.local_var()
+        for frame in (other._node_frames[0], other._edge_frames[0]):
+            for key in list(frame.keys()):
+                frame[key] = tag(frame[key].clone(), getattr(frame[key], "_nugnn_rows", None))
+        return other
+
+    def local_var(self) -> ShardGraph:
+        other = copy.copy(self)
+        other._node_frames = [frame.clone() for frame in self._node_frames]
+        other._edge_frames = [frame.clone() for frame in self._edge_frames]
+        other._exchanges = []
+        return other
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        frames = self._node_frames, self._edge_frames
+        self._node_frames = [frame.clone() for frame in self._node_frames]
+        self._edge_frames = [frame.clone() for frame in self._edge_frames]
+        try:
+            yield
+        finally:
+            self._node_frames, self._edge_frames = frames
+
+    def _with_idtype(self, idtype: torch.dtype) -> ShardGraph:
+        other = copy.copy(self)
+        other._graph = replace(self.index, idtype=idtype)
+        other._exchanges = []
+        return other
+
+    def int(self) -> ShardGraph:
+        return self._with_idtype(torch.int32)
+
+    def long(self) -> ShardGraph:
+        return self._with_idtype(torch.int64)
+
+    def cpu(self) -> ShardGraph:
+        return self
+
+    def to(self, device: Any, **_: Any) -> ShardGraph:
+        if torch.device(device).type != "cpu":
+            raise NotImplementedError(
+                f"moving a shard graph to {device} has not landed yet; this version trains on CPU"
+            )
+        return self
+
+    def formats(self, formats: Any = None) -> Any:
+        return {"created": ["csc"], "not created": []} if formats is None else self
+
+    def create_formats_(self) -> None:
+        """Nothing to do: the structure is ready for every operator."""
+
+    # -- one rank: DGL itself answers what has no meaning on a part -----------------------------------------------
+
+    def _whole(self) -> dgl.DGLGraph:
+        """A plain DGL graph of the same nodes, edges and data; one rank only."""
+        structure = self.index.structure
+        ends = (structure.indices.to(self.idtype), structure.dst.to(self.idtype))
+        graph = dgl.graph(ends[::-1] if self.index.is_reversed else ends, num_nodes=self.num_nodes())
+        graph._node_frames, graph._edge_frames = self._node_frames, self._edge_frames
+        return graph
+
+
+_CHANGES_GRAPH = frozenset(
+    "add_edges add_nodes remove_edges remove_nodes set_batch_num_nodes set_batch_num_edges shared_memory pin_memory_ "
+    "unpin_memory_ record_stream".split()
+)
+
+
+def _refusing(name: str, instead: str) -> Callable[..., Any]:
+    def method(self: ShardGraph, *args: Any, **kwargs: Any) -> Any:
+        if self.is_split or name in _CHANGES_GRAPH:
+            self.refuse(f"DGLGraph.{name}", instead)
+        return getattr(self._whole(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = f"Refused when the graph is split; use instead: {instead}."
+    return method
+
+
+def _zero_where_infinite(x: Tensor) -> Tensor:
+    return x.masked_fill(torch.isinf(x), 0) if x.is_floating_point() else x
+
+
+def _close_remaining_methods() -> None:
+    """Every public method on none of the lists, or on the refused one, says so instead of reaching native code."""
+    for name in dir(dgl.DGLGraph):
+        if name.startswith("_") or name in EXACT_METHODS or name in LOCAL_METHODS:
+            continue
+        method = _refusing(name, REFUSED_METHODS.get(name, "the whole graph, before nugnn.fit or nugnn.shard"))
+        is_property = isinstance(getattr(dgl.DGLGraph, name), property)
+        setattr(ShardGraph, name, property(lambda self, m=method: m(self)) if is_property else method)
+
+
+_close_remaining_methods()

@@ -1,0 +1,218 @@
+"""The training loop.
+
+Each rank trains on its part of the graph; losses, gradients and metrics are those of one device that has it all.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.comm.gradients import broadcast_state, sum_gradients
+from nugnn.embedding import shard_embeddings, sharded_parameters
+from nugnn.kernels.rows import rows_of, tag
+from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
+from nugnn.metrics import evaluate_rows
+from nugnn.session import intercept, model_dtype
+from nugnn.shard_graph import ShardGraph
+
+Rows = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch did; the same on every rank except ``seconds``.
+
+    Args:
+        number: From 1.
+        loss: Training loss, of the model before this epoch's step.
+        train: Metric on the training rows after the step; likewise ``val`` and ``test``. NaN where not evaluated.
+        seconds: Wall time on this rank: ``epoch`` (forward, backward, step), of it ``halo`` and ``sync`` (waiting for
+            peers included) and ``compute`` (the rest); ``evaluate`` beside it.
+    """
+
+    number: int
+    loss: float
+    train: float
+    val: float
+    test: float
+    seconds: dict[str, float]
+
+
+@dataclass
+class History:
+    """Epochs so far and the best one by validation metric (the earliest among equals)."""
+
+    epochs: list[Epoch] = field(default_factory=list)
+    best: Epoch | None = None
+    best_state: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains a model on this rank's part of a graph.
+
+    Args:
+        model: Called as ``model(graph, features)``, or ``model(graph)`` when the graph has no features. Parameters
+            are made equal to rank 0's.
+        graph: From `nugnn.shard`; with ``ndata`` columns ``feat`` (dense or sparse CSR, optional) and ``label``.
+        rows: Local rows of the splits: ``train``, ``val``, ``test``.
+        make_optimizer: Gets the model, after embeddings were split; Adam with lr 0.01 when None.
+        loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
+        metric: See `nugnn.metrics.evaluate_rows`.
+        class_weights: ``(C,)``, for the loss.
+        regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
+        seed: Of dropout masks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ShardGraph,
+        rows: Rows,
+        *,
+        make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+        loss: RowLoss | None = None,
+        metric: str = "accuracy",
+        class_weights: Tensor | None = None,
+        regularizer: Callable[[nn.Module], Tensor] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
+        self.ranks = graph.ranks
+        shard_embeddings(model, graph)
+        own = {id(p) for p in sharded_parameters(model)}
+        self._replicated = [p for p in model.parameters() if id(p) not in own]
+        broadcast_state([*self._replicated, *model.buffers()], self.ranks)
+        if make_optimizer is None:
+            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        else:
+            self.optimizer = make_optimizer(model)
+        self.labels_N = graph.ndata["label"]
+        default = binary_cross_entropy if self.labels_N.dim() == 2 else cross_entropy
+        self.loss = GlobalMean(loss or default, self.labels_N[rows["train"]], self.ranks, class_weights)
+        self._regularizer = regularizer
+        self.features_ND = self._features()
+        self._interceptor = intercept(model, graph, seed=seed)
+        self.num_steps = 0
+
+    def _features(self) -> Tensor | None:
+        if "feat" not in self.graph.ndata:
+            return None
+        feat = self.graph.ndata["feat"]
+        return tag(feat.to(model_dtype(self.model)), rows_of(feat))
+
+    def forward(self) -> Tensor:
+        """``(N, C)`` logits of the inner nodes; inside a step of the interceptor."""
+        inputs = (self.graph,) if self.features_ND is None else (self.graph, self.features_ND)
+        logits_NC: Tensor = self.model(*inputs)
+        if logits_NC.shape[:1] != (self.graph.num_nodes(),):
+            raise ValueError(
+                f"the model returned shape {tuple(logits_NC.shape)}; it has to return one row for each of the "
+                f"{self.graph.num_nodes()} nodes it was given"
+            )
+        return logits_NC
+
+    def train_epoch(self) -> float:
+        """One full-graph step.
+
+        Returns:
+            The loss over all ranks.
+        """
+        self.model.train()
+        with self._interceptor.step(self.num_steps):
+            logits_NC = self.forward()
+            loss = self.loss(logits_NC[self.rows["train"]])
+            if self._regularizer is not None and self.ranks.rank == 0:
+                loss = loss + self._regularizer(self.model)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+        sum_gradients(self._replicated, self.ranks)
+        self.optimizer.step()
+        self.num_steps += 1
+        return float(self.ranks.sum_(loss.detach().double().clone()))
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
+        was_training = self.model.training
+        self.model.eval()
+        with self._interceptor.step(self.num_steps):
+            logits_NC = self.forward()
+        self.model.train(was_training)
+        return logits_NC
+
+    def evaluate(self) -> dict[str, float]:
+        """Metric on each split over all ranks; a collective call."""
+        logits_NC = self.predict()
+        return {
+            split: evaluate_rows(self.metric, logits_NC[rows], self.labels_N[rows], self.ranks)
+            for split, rows in self.rows.items()
+        }
+
+    def predict_all(self) -> Tensor:
+        """``(num_nodes_global, C)`` logits in the original node order, on every rank; a collective call."""
+        logits = self.predict()
+        ids = torch.cat(self.ranks.gather_rows(self.graph.global_node_ids))
+        rows = torch.cat(self.ranks.gather_rows(logits.contiguous()))
+        return torch.empty_like(rows).index_copy_(0, ids, rows)
+
+    def fit(
+        self,
+        epochs: int,
+        *,
+        patience: int | None = None,
+        evaluate_every: int = 1,
+        on_epoch: Callable[[Epoch], Any] | None = None,
+    ) -> History:
+        """Train for ``epochs``, or until the validation metric has not improved for ``patience`` epochs.
+
+        Every decision is taken from values that are equal on all ranks.
+
+        Args:
+            epochs: Upper bound.
+            patience: None to train all epochs.
+            evaluate_every: Epochs between evaluations; the last one is always evaluated.
+            on_epoch: Gets each `Epoch` (plain numbers, nothing attached to the graph).
+        """
+        history = History()
+        for number in range(1, epochs + 1):
+            self.ranks.clock.take()
+            begin = time.perf_counter()
+            loss = self.train_epoch()
+            epoch_seconds = time.perf_counter() - begin
+            halo_seconds, sync_seconds = self.ranks.clock.take()
+            scores = dict.fromkeys(("train", "val", "test"), math.nan)
+            if number % evaluate_every == 0 or number == epochs:
+                scores |= self.evaluate()
+            seconds = {
+                "epoch": epoch_seconds,
+                "compute": epoch_seconds - halo_seconds - sync_seconds,
+                "halo": halo_seconds,
+                "sync": sync_seconds,
+                "evaluate": time.perf_counter() - begin - epoch_seconds,
+            }
+            epoch = Epoch(number, loss, scores["train"], scores["val"], scores["test"], seconds)
+            history.epochs.append(epoch)
+            self._keep_best(history, epoch)
+            if on_epoch is not None:
+                on_epoch(epoch)
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"the training loss became {loss} in epoch {number}; lower the learning rate")
+            if patience is not None and history.best is not None and number - history.best.number >= patience:
+                break
+        return history
+
+    def _keep_best(self, history: History, epoch: Epoch) -> None:
+        score = epoch.val if not math.isnan(epoch.val) else -epoch.loss
+        known = history.best
+        if known is not None and score <= (known.val if not math.isnan(epoch.val) else -known.loss):
+            return
+        history.best = epoch
+        history.best_state = copy.deepcopy({k: v.detach() for k, v in self.model.state_dict().items()})
