@@ -2,11 +2,11 @@
 
 numba's own disk cache looks only at the file of the compiled function, so it misses a change in an imported helper or
 constant, and it writes next to the sources. Here the folder name is a hash of all sources of the kernel's package, of
-this package's version and of numba's, below ``$XDG_CACHE_HOME/nugnn`` (or ``~/.cache/nugnn``). Where that folder cannot be
-written the kernels are compiled anew in each process. numba's global configuration is left as it is.
+this package's version and of numba's, below ``$XDG_CACHE_HOME/nugnn`` (or ``~/.cache/nugnn``). Where that folder
+cannot be written the kernels are compiled anew in each process. numba's global configuration is left as it is.
 
-numba is imported by the first module that compiles a kernel, so operator packages import their ``cpu`` module inside the
-functions that need it.
+numba is imported by the first module that compiles a kernel, so operator packages import their ``cpu`` module inside
+the functions that need it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 _logger = logging.getLogger(__name__)
 _KERNELS = Path(__file__).resolve().parent
+_TASKS_PER_THREAD = 4
 
 
 def jit(*, parallel: bool = False, inline: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -74,6 +76,25 @@ def _with_torch_threads(dispatcher: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def row_tasks(indptr: np.ndarray, num_threads: int) -> np.ndarray:
+    """Split rows into tasks with about equal numbers of rows plus entries.
+
+    Args:
+        indptr: ``(n + 1,)`` offsets, int32 or int64.
+        num_threads: Threads that will share the tasks; each gets a few.
+
+    Returns:
+        ``(tasks + 1,)`` int64 row bounds from 0 to n, ascending.
+    """
+    num_rows = len(indptr) - 1
+    work = indptr.astype(np.int64) - int(indptr[0]) + np.arange(num_rows + 1, dtype=np.int64)
+    num_tasks = _TASKS_PER_THREAD * num_threads
+    targets = np.array([int(work[-1]) * task // num_tasks for task in range(num_tasks + 1)], dtype=np.int64)
+    bounds = np.searchsorted(work, targets)
+    bounds[0], bounds[-1] = 0, num_rows
+    return bounds
+
+
 def cache_folder(function: Callable[..., Any]) -> Path:
     """Folder for the machine code of ``function``; its name changes with any source file the code may depend on."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -82,7 +103,7 @@ def cache_folder(function: Callable[..., Any]) -> Path:
     return Path(base) / "nugnn" / f"kernels-{_fingerprint(roots)}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _fingerprint(roots: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for name in ("nugnn", "numba", "llvmlite", "numpy"):
@@ -112,7 +133,7 @@ def _writable(folder: Path) -> bool:
 
 
 def _disk_cache(function: Callable[..., Any]) -> Any:
-    """numba's per-function cache, pointed at our folder; None where it cannot be used."""
+    """Numba's per-function cache, pointed at our folder; None where it cannot be used."""
     try:
         folder = cache_folder(function)
         if not _writable(folder):
@@ -129,7 +150,7 @@ def _disk_cache(function: Callable[..., Any]) -> Any:
         return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _cache_class() -> Any:
     from numba.core import caching
 

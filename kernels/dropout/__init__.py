@@ -1,9 +1,9 @@
 """Dropout whose mask is a function of (seed, step, stream, global row id, column): the same over any number of parts.
 
 Column ``c`` of a row is position ``c`` of its flattened trailing dimensions. An entry is kept iff its 32-bit word
-(see :mod:`nugnn.kernels.philox`) is at least ``round(p * 2**32)``, and is then multiplied by ``1 / (1 - p)``, computed in
-float64 and rounded to the dtype of the tensor (to float32 for bfloat16 and float16, whose product is rounded once).
-A dropped entry becomes 0 even where it was infinite or NaN.
+(see :mod:`nugnn.kernels.philox`) is at least ``round(p * 2**32)``, and is then multiplied by ``1 / (1 - p)``,
+computed in float64 and rounded to the dtype of the tensor (to float32 for bfloat16 and float16, whose product is
+rounded once). A dropped entry becomes 0 even where it was infinite or NaN.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor
         x: ``(n, ...)`` float32, float64, bfloat16 or float16, any strides. Not modified.
         p: Probability of dropping, in ``[0, 1]``. 0 returns ``x`` itself, 1 zeros.
         key: Seed, step and stream.
-        row_ids: ``(n,)`` int64 global ids of the rows, on the device of ``x``; not to be modified before the backward pass.
+        row_ids: ``(n,)`` int64 global ids of the rows, on the device of ``x``; not to be modified before the backward
+            pass.
 
     Returns:
         A tensor of the shape and dtype of ``x``, contiguous.
 
     Raises:
-        ValueError: ``p`` is outside ``[0, 1]``, the dtype is not a floating one above, or ``row_ids`` does not fit ``x``.
+        ValueError: ``p`` is outside ``[0, 1]``, the dtype is not a floating one above, or ``row_ids`` does not fit
+            ``x``.
     """
     _check("dropout_rows", x, p)
     check_row_ids(row_ids)

@@ -10,7 +10,8 @@ from nugnn.kernels.philox.reference import block_words_reference, random_words_r
 
 
 def keep_threshold(p: float) -> int:
-    """An entry is kept iff its word is at least this: ``round(p * 2**32)``, so it is dropped with that count in 2**32."""
+    """An entry is kept iff its word is at least this: ``round(p * 2**32)``, so it is dropped with that count in
+    2**32."""
     return min(max(round(p * 2**32), 0), 2**32)
 
 

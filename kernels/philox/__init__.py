@@ -1,8 +1,9 @@
 """Random words that depend on who a row is, not on which rank, device or call order computes them.
 
 One layout serves dropout, halo rounding and gradient rounding. The 64-bit seed is the Philox key of a first block with
-counter ``(step, stream, 0, 0)``; its first two output words are the **derived key**. The words of row ``r`` (a global id)
-in columns ``4 b .. 4 b + 3`` are the four outputs of counter ``(r mod 2**32, r div 2**32, b, 0)`` under the derived key.
+counter ``(step, stream, 0, 0)``; its first two output words are the **derived key**. The words of row ``r`` (a global
+id) in columns ``4 b .. 4 b + 3`` are the four outputs of counter ``(r mod 2**32, r div 2**32, b, 0)`` under the
+derived key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Philox4x32-10 in numba: blocks are made in batches, so that a vector lane holds one block whatever the row width.
 
-All arithmetic is on 64-bit lanes whose upper half is zero: the 32 x 32 -> 64 bit product is then one instruction, and its
-upper half is the "mulhi" that the rounds need.
+All arithmetic is on 64-bit lanes whose upper half is zero: the 32 x 32 -> 64 bit product is then one instruction, and
+its upper half is the "mulhi" that the rounds need.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def _round(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
 
 @jit()
 def fill_words(rows, blocks, count, k0, k1, words):  # type: ignore[no-untyped-def]
-    """``words[4 i : 4 i + 4]`` = block ``blocks[i]`` of row ``rows[i]`` for ``i < count``; keys are uint64 below 2**32."""
+    """``words[4 i : 4 i + 4]`` = block ``blocks[i]`` of row ``rows[i]`` for ``i < count``; keys are uint64 below
+    2**32."""
     for i in range(count):
         row = np.uint64(rows[i])
         c0, c1, c2, c3 = row & _LOW, row >> _32, np.uint64(blocks[i]), np.uint64(0)

@@ -1,0 +1,84 @@
+"""Softmax over the in-edges of each destination node, fused, with a backward pass from its output alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nugnn.kernels._jit import row_tasks
+from nugnn.kernels.edge_softmax.reference import edge_softmax_reference
+from nugnn.kernels.structure import Structure
+
+__all__ = ["edge_softmax"]
+
+_WIDE = (torch.float32, torch.float64)
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def edge_softmax(structure: Structure, scores: Tensor) -> Tensor:
+    """Normalise edge scores over the in-edges of each destination, independently per trailing position.
+
+    The largest score of a destination is subtracted first, so nothing overflows. Where every score of a destination is
+    ``-inf`` (fully masked) its weights are zeros and its gradients are zero, not NaN. NaN and ``+inf`` scores give NaN.
+
+    Args:
+        structure: In-edges grouped by destination.
+        scores: ``(E, ...)`` float32, float64, bfloat16 or float16 (the half types are computed in float32), any
+            strides.
+
+    Returns:
+        Weights of the shape and dtype of ``scores``, contiguous; they sum to 1 over the in-edges of a destination.
+
+    Raises:
+        ValueError: ``scores`` does not have one row per edge, or its dtype is not a floating one above.
+    """
+    if scores.dim() == 0 or len(scores) != structure.num_edges:
+        raise ValueError(
+            f"edge_softmax: scores of shape {tuple(scores.shape)} need one row for each of {structure.num_edges} edges"
+        )
+    if scores.dtype not in _WIDE + _HALF:
+        raise ValueError(f"edge_softmax: dtype {scores.dtype} has no softmax; cast the scores to a floating dtype")
+    if scores.device.type != "cpu":
+        return edge_softmax_reference(structure, scores)
+    if scores.dtype in _HALF:
+        wide: Tensor = _EdgeSoftmax.apply(structure, scores.float())
+        return wide.to(scores.dtype)
+    result: Tensor = _EdgeSoftmax.apply(structure, scores)
+    return result
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, structure: Structure, scores: Tensor) -> Tensor:
+        ctx.structure = structure
+        weights = torch.empty_like(scores, memory_format=torch.contiguous_format)
+        if scores.numel():
+            from nugnn.kernels.edge_softmax import cpu
+
+            rows = scores.detach().reshape(len(scores), -1).contiguous()
+            cpu.softmax(*_rows_of_work(structure), rows.numpy(), weights.view(rows.shape).numpy())
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (weights,) = ctx.saved_tensors
+        out = torch.empty_like(weights)
+        if weights.numel():
+            from nugnn.kernels.edge_softmax import cpu
+
+            rows = weights.view(len(weights), -1)
+            grad_rows = grad.reshape(rows.shape).contiguous()
+            cpu.softmax_backward(
+                *_rows_of_work(ctx.structure), rows.numpy(), grad_rows.numpy(), out.view(rows.shape).numpy()
+            )
+        return None, out
+
+
+def _rows_of_work(structure: Structure) -> tuple[Any, Any]:
+    indptr = structure.indptr.numpy()
+    return row_tasks(indptr, torch.get_num_threads()), indptr

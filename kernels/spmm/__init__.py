@@ -1,0 +1,113 @@
+"""Aggregate messages over the in-edges of each destination: sums on DGL's CPU kernels, maxima and minima on our own."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+
+from nugnn.kernels.spmm.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_features, check_pair, check_rows
+from nugnn.kernels.spmm.reference import spmm_reference
+from nugnn.kernels.structure import Structure
+
+__all__ = ["spmm"]
+
+_WIDE = (torch.float32, torch.float64)
+_HALF = (torch.bfloat16, torch.float16)
+_logger = logging.getLogger(__name__)
+
+
+def spmm(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> Tensor:
+    """``y[v] = reduce over in-edges (u -> v) of op(u, e)``.
+
+    Feature shapes of a binary ``op`` broadcast from the right, as in ``dgl.ops.gspmm``. Among equal messages max and
+    min choose the first edge in CSC order, and the gradient goes there; NaN is above all. Destinations without
+    in-edges get 0 from sum; from max ``-inf`` and from min ``+inf``, which ``update_all`` replaces by 0 (so does
+    DGL's own kernel), and 0 for integers and bool; no gradient leaves from them.
+
+    float32 and float64 are summed in their own type; bfloat16 and float16 are converted to float32 and the result is
+    rounded once. Integers keep their type exactly (sums wrap as in torch); bool can be copied and compared only.
+    CPU tensors; on other devices, and for integers, the plain PyTorch definition runs.
+
+    Args:
+        structure: In-edges grouped by destination.
+        op: ``add``, ``sub``, ``mul``, ``div``, ``copy_lhs`` (u alone) or ``copy_rhs`` (e alone).
+        reduce: ``sum``, ``max`` or ``min``.
+        u: ``(L, ...)`` source rows; None for ``copy_rhs``.
+        e: ``(E, ...)`` edge rows; None for ``copy_lhs``.
+
+    Returns:
+        ``(N, ...)`` in the dtype of the operands; differentiable in both.
+
+    Raises:
+        ValueError: Unknown ``op`` or ``reduce``, a missing operand, row counts, dtypes or feature shapes that do not
+            fit, a sum of bool.
+    """
+    u, e = _checked(structure, op, reduce, u, e)
+    given = [x for x in (u, e) if x is not None]
+    dtype = given[0].dtype
+    if _plain(structure, given):
+        return spmm_reference(structure, op, reduce, u, e)
+    if dtype in _HALF:
+        _log_half_once(dtype)
+        return _fast(structure, op, reduce, _float(u), _float(e)).to(dtype)
+    return _fast(structure, op, reduce, u, e)
+
+
+def _fast(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> Tensor:
+    if reduce == "sum":
+        from dgl.backend.pytorch import sparse
+
+        from nugnn.kernels.spmm.dgl_index import graph_index
+
+        result: Tensor = sparse.gspmm(graph_index(structure), op, "sum", u, e)
+        return result
+    from nugnn.kernels.spmm.extreme import spmm_extreme
+
+    if e is not None and op in ("sub", "div"):
+        op, e = ("add", -e) if op == "sub" else ("mul", 1.0 / e)
+    return spmm_extreme(structure, op, reduce, u, e)
+
+
+def _checked(
+    structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The operands that ``op`` uses, contiguous and aligned."""
+    if op not in BINARY_OPS + COPY_OPS:
+        raise ValueError(f"spmm: op is {op!r}, must be one of {', '.join(BINARY_OPS + COPY_OPS)}")
+    if reduce not in ("sum", "max", "min"):
+        raise ValueError(f"spmm: reduce is {reduce!r}, must be sum, max or min")
+    if op == "copy_lhs":
+        e = None
+    if op == "copy_rhs":
+        u = None
+    for operand, letter, unused in ((u, "u", "copy_rhs"), (e, "e", "copy_lhs")):
+        if operand is not None:
+            check_rows("spmm", structure, operand, letter)
+            if reduce == "sum" and operand.dtype == torch.bool:
+                raise ValueError("spmm: a sum of bool has no type; cast to int64 to count, or use max for 'any'")
+        elif op != unused:
+            raise ValueError(f"spmm: op {op!r} needs operand {letter}")
+    if u is not None and e is not None:
+        check_pair("spmm", op, u, e)
+        u, e = align(u, e)
+        broadcast_features("spmm", u, e)
+    return (None if u is None else u.contiguous()), (None if e is None else e.contiguous())
+
+
+def _plain(structure: Structure, given: list[Tensor]) -> bool:
+    """Whether the plain definition serves: nothing to compute, a type without a kernel, another device."""
+    first = given[0]
+    empty = structure.num_dst == 0 or any(x.numel() == 0 for x in given)
+    return empty or first.dtype not in _WIDE + _HALF or first.device.type != "cpu"
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float()
+
+
+@functools.cache
+def _log_half_once(dtype: torch.dtype) -> None:
+    _logger.info("message passing of %s on the CPU is computed in float32 and rounded once", dtype)
