@@ -17,7 +17,6 @@ from nugnn.options import ConfigError, OptionSpec, check, closest, option, refus
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage",)}
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
-_DATA, _MODEL, _TRAINING, _DEVICES, _RUN = "Data", "Model", "Training", "Devices", "Run"
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
 
 
@@ -38,45 +37,40 @@ class TrainConfig:
     nugnn.options.ConfigError: --dropout 1.5 is not allowed; allowed: a number from 0 up to, but not including, 1
     """
 
-    dataset: str | None = option(None, str, _DATA, "Name of a data set, or a path to one.", optional=True)
-    data_dir: str | None = option(None, str, _DATA, "Folder to look for data sets in.", optional=True)
-    undirected: bool = option(False, bool, _DATA, "Add the reverse of every edge that has none.")
-    self_loops: str = option("add", str, _DATA, "What to do with self-loops.", choices=("keep", "add", "remove"))
-    feature_norm: str = option(
-        "none", str, _DATA, "Scaling of the input features.", choices=("none", "row", "standard")
-    )
-    split: int = option(0, int, _DATA, "Which of the data set's splits to use.", least=0)
+    dataset: str | None = option(None, str, "Name of a data set, or a path to one.", optional=True)
+    data_dir: str | None = option(None, str, "Folder to look for data sets in.", optional=True)
+    undirected: bool = option(False, bool, "Add the reverse of every edge that has none.")
+    self_loops: str = option("add", str, "What to do with self-loops.", choices=("keep", "add", "remove"))
+    feature_norm: str = option("none", str, "Scaling of the input features.", choices=("none", "row", "standard"))
+    split: int = option(0, int, "Which of the data set's splits to use.", least=0)
 
-    model: str = option("gcn", str, _MODEL, f"{', '.join(BUILT_IN_MODELS)}, or FILE.py:Class for your own.")
-    layers: int = option(2, int, _MODEL, "Number of layers.", least=1)
-    hidden: int = option(64, int, _MODEL, "Width of the hidden layers (of each head for gat, gatv2).", least=1)
-    heads: int = option(8, int, _MODEL, "Attention heads of the hidden layers (gat, gatv2).", least=1)
-    aggregator: str = option("mean", str, _MODEL, "Aggregator of sage.", choices=("mean", "gcn", "pool", "lstm"))
-    norm: str = option(
-        "none", str, _MODEL, "Normalisation after each hidden layer.", choices=("none", "layer", "batch")
-    )
-    residual: bool = option(False, bool, _MODEL, "Add a layer's input to its output.")
+    model: str = option("gcn", str, f"{', '.join(BUILT_IN_MODELS)}, or FILE.py:Class for your own.")
+    layers: int = option(2, int, "Number of layers.", least=1)
+    hidden: int = option(64, int, "Width of the hidden layers (of each head for gat, gatv2).", least=1)
+    heads: int = option(8, int, "Attention heads of the hidden layers (gat, gatv2).", least=1)
+    aggregator: str = option("mean", str, "Aggregator of sage.", choices=("mean", "gcn", "pool", "lstm"))
+    norm: str = option("none", str, "Normalisation after each hidden layer.", choices=("none", "layer", "batch"))
+    residual: bool = option(False, bool, "Add a layer's input to its output.")
     activation: str = option(
-        "relu", str, _MODEL, "Activation of the hidden layers.", choices=("relu", "elu", "leaky_relu", "gelu", "tanh")
+        "relu", str, "Activation of the hidden layers.", choices=("relu", "elu", "leaky_relu", "gelu", "tanh")
     )
-    dropout: float = option(0.5, float, _MODEL, "Dropout between layers.", **_RATE)
-    input_dropout: float = option(0.0, float, _MODEL, "Dropout of the input features.", **_RATE)
-    attention_dropout: float = option(0.0, float, _MODEL, "Dropout of attention weights (gat, gatv2).", **_RATE)
+    dropout: float = option(0.5, float, "Dropout between layers.", **_RATE)
+    input_dropout: float = option(0.0, float, "Dropout of the input features.", **_RATE)
+    attention_dropout: float = option(0.0, float, "Dropout of attention weights (gat, gatv2).", **_RATE)
 
-    lr: float = option(0.01, float, _TRAINING, "Learning rate of Adam.", above=0.0)
-    weight_decay: float = option(5e-4, float, _TRAINING, "L2 penalty.", least=0.0)
-    weight_decay_first_layer_only: bool = option(False, bool, _TRAINING, "Apply the penalty to the first layer only.")
-    epochs: int = option(200, int, _TRAINING, "Number of epochs.", least=1)
+    lr: float = option(0.01, float, "Learning rate of Adam.", above=0.0)
+    weight_decay: float = option(5e-4, float, "L2 penalty.", least=0.0)
+    weight_decay_first_layer_only: bool = option(False, bool, "Apply the penalty to the first layer only.")
+    epochs: int = option(200, int, "Number of epochs.", least=1)
     patience: int | None = option(
-        None, int, _TRAINING, "Stop after so many epochs without a better validation metric.", least=1, optional=True
+        None, int, "Stop after so many epochs without a better validation metric.", least=1, optional=True
     )
-    seed: int = option(0, int, _TRAINING, "Seed of weights and dropout.", least=0, below=2**63)
+    seed: int = option(0, int, "Seed of weights and dropout.", least=0, below=2**63)
 
-    workers: int = option(1, int, _DEVICES, "Number of worker processes.", least=1)
+    workers: int = option(1, int, "Number of worker processes.", least=1)
     shares: str | tuple[float, ...] = option(
         "even",
         str,
-        _DEVICES,
         "Part of the graph each worker gets: even, or fractions such as 0.6,0.3,0.1.",
         later=("auto", "flops", "bandwidth"),
         later_what="sharing by device profile",
@@ -84,19 +78,15 @@ class TrainConfig:
     partitioner: str = option(
         "metis",
         str,
-        _DEVICES,
         "How the graph is split.",
         choices=("metis", "random"),
         later=("kaminpar",),
         later_what="the KaMinPar partitioner",
     )
-    device: str = option(
-        "auto", str, _DEVICES, "Where to compute.", choices=("auto", "cpu"), later=("cuda",), later_what="CUDA"
-    )
+    device: str = option("auto", str, "Where to compute.", choices=("auto", "cpu"), later=("cuda",), later_what="CUDA")
     cluster: str | None = option(
         None,
         str,
-        _DEVICES,
         "Description of the hardware.",
         landed=False,
         later_what="reading a cluster file",
@@ -105,7 +95,6 @@ class TrainConfig:
     precision: str = option(
         "fp32",
         str,
-        _DEVICES,
         "Number format of the arithmetic.",
         choices=("fp32",),
         later=("tf32", "bf16", "fp16", "amp", "int8", "fp8", "auto", "FILE"),
@@ -114,7 +103,6 @@ class TrainConfig:
     halo_wire: str = option(
         "fp32",
         str,
-        _DEVICES,
         "Number format of halo rows on the wire.",
         choices=("fp32",),
         later=("bf16", "fp16", "int8", "int4", "int2", "auto"),
@@ -123,7 +111,6 @@ class TrainConfig:
     grad_sync: str = option(
         "fp32",
         str,
-        _DEVICES,
         "Number format of gradients on the wire.",
         choices=("fp32",),
         later=("bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "powersgd", "auto"),
@@ -133,19 +120,16 @@ class TrainConfig:
     out: str | None = option(
         None,
         str,
-        _RUN,
         "Folder for results (default: runs/DATASET-MODEL); earlier results in it are replaced.",
         optional=True,
     )
-    timeout: float = option(300.0, float, _RUN, "Seconds after which a silent peer counts as lost.", above=0.0)
-    plan: str | None = option(None, str, _RUN, "Plan to run.", landed=False, later_what="running a plan", optional=True)
-    resume: bool = option(False, bool, _RUN, "Go on from a checkpoint.", later=(True,), later_what="resuming")
+    timeout: float = option(300.0, float, "Seconds after which a silent peer counts as lost.", above=0.0)
+    plan: str | None = option(None, str, "Plan to run.", landed=False, later_what="running a plan", optional=True)
+    resume: bool = option(False, bool, "Go on from a checkpoint.", later=(True,), later_what="resuming")
     checkpoint_every: int | None = option(
-        None, int, _RUN, "Epochs between checkpoints.", landed=False, later_what="periodic checkpointing", optional=True
+        None, int, "Epochs between checkpoints.", landed=False, later_what="periodic checkpointing", optional=True
     )
-    tensorboard: bool = option(
-        False, bool, _RUN, "Write TensorBoard files.", later=(True,), later_what="TensorBoard output"
-    )
+    tensorboard: bool = option(False, bool, "Write TensorBoard files.", later=(True,), later_what="TensorBoard output")
 
     def __post_init__(self) -> None:
         for entry in fields(self):

@@ -18,7 +18,6 @@ class OptionSpec:
 
     Args:
         kind: ``int``, ``float``, ``bool`` or ``str``.
-        group: Heading in the help.
         help: What the option does.
         choices: Values allowed for a ``str``; empty allows any.
         later: Values whose feature has not landed: refused, with ``later_what`` in the message. ``FILE`` stands for
@@ -31,7 +30,6 @@ class OptionSpec:
     """
 
     kind: type
-    group: str
     help: str
     choices: tuple[str, ...] = ()
     later: tuple[Any, ...] = ()
@@ -43,9 +41,9 @@ class OptionSpec:
     optional: bool = False
 
 
-def option(default: Any, kind: type, group: str, help: str, **spec: Any) -> Any:
+def option(default: Any, kind: type, help: str, **spec: Any) -> Any:
     """A dataclass field with its `OptionSpec`."""
-    return field(default=default, metadata={"option": OptionSpec(kind=kind, group=group, help=help, **spec)})
+    return field(default=default, metadata={"option": OptionSpec(kind=kind, help=help, **spec)})
 
 
 def closest(name: str, known: list[str]) -> str:

@@ -1,0 +1,269 @@
+"""The ``nugnn`` command: reads options, hands a `TrainConfig` on, and shows the result.
+
+Nothing here imports torch or DGL before a run starts, so that ``--help`` and a wrong option answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nugnn.config import TrainConfig, flag_of, option_default, option_spec, read_recipe, read_settings, recipe_names
+from nugnn.launch import WorkerFailed
+from nugnn.options import ConfigError
+from nugnn.progress import RunProgress
+from nugnn.worker_process import USER_ERRORS
+
+_WIDTH = 80
+_BOOLEAN_FLAGS = {flag_of(entry.name) for entry in fields(TrainConfig) if option_spec(entry).kind is bool}
+_TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; leaves through SystemExit with the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with _errors_reported():
+        if given[:1] == ["train"]:
+            given = spell_out_flags(given, _BOOLEAN_FLAGS)
+    app(args=given, prog_name="nugnn")
+
+
+def spell_out_flags(arguments: Sequence[str], flags: set[str]) -> list[str]:
+    """Turn ``--flag false``, ``--flag=0`` into ``--no-flag``; to a parser the first means True and a stray word.
+
+    Raises:
+        ConfigError: The value is not a truth value, or ``--no-flag`` has one.
+
+    >>> spell_out_flags(["train", "--undirected", "False", "--lr", "1"], {"--undirected"})
+    ['train', '--no-undirected', '--lr', '1']
+    """
+    spelled: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        flag, equals, value = argument.partition("=")
+        plain = flag.replace("--no-", "--", 1)
+        if plain not in flags:
+            spelled.append(argument)
+            continue
+        has_value = bool(equals)
+        if not has_value and remaining and not remaining[0].startswith("-"):
+            value, has_value = remaining.pop(0), True
+        if has_value and (flag != plain or value.lower() not in _TRUE | _FALSE):
+            raise ConfigError(f"{flag} {value}: write {plain} or --no-{plain[2:]}, without a value")
+        spelled.append(f"--no-{plain[2:]}" if has_value and value.lower() in _FALSE else flag)
+    return spelled
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    print("nugnn", importlib.metadata.version("nugnn"))
+    for name in ("torch", "dgl"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            print(name, importlib.metadata.version(name))
+    raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_show_version, help="Show versions."),
+) -> None:
+    """Full-graph GNN training over unequal devices, exactly: P unequal parts give the same model as one device."""
+
+
+def _train(**given: Any) -> None:
+    """Train a model.
+
+    Settings come from the defaults, --recipe, --config and the options given, in this order: the last one wins.
+    """
+    with _errors_reported():
+        as_json = given.pop("as_json")
+        config = gather_settings(given, os.environ)
+        from nugnn.fit import run_from_config
+
+        console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
+        console.print(settings_text(config), markup=False, highlight=False)
+        with RunProgress(console, config.epochs) as progress:
+            result = run_from_config(config, on_event=progress.on_event)
+        if as_json:
+            print(json.dumps(result, indent=2))
+        else:
+            console.print(result_table(result))
+            console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
+
+
+def gather_settings(given: dict[str, Any], environment: Any) -> TrainConfig:
+    """The settings of ``nugnn train``: defaults < NUGNN_DATA < recipe < file < options on the command line.
+
+    Args:
+        given: Value of each option, None where it was not given; ``recipe`` and ``config`` name where more come from.
+        environment: ``os.environ``.
+
+    Raises:
+        ConfigError: A value is wrong, or no data set is named.
+    """
+    settings: dict[str, Any] = {}
+    if environment.get("NUGNN_DATA"):
+        settings["data_dir"] = environment["NUGNN_DATA"]
+    if given.get("recipe") is not None:
+        settings |= read_recipe(given["recipe"])
+    if given.get("config") is not None:
+        settings |= read_settings(given["config"])
+    settings |= {name: value for name, value in given.items() if name not in ("recipe", "config") and value is not None}
+    config = TrainConfig(**settings)
+    if config.dataset is None:
+        raise ConfigError("--dataset is missing: name a data set (--dataset digits) or a recipe (--recipe cora-gcn)")
+    _check_model_file(config.model_file)
+    return config
+
+
+def _check_model_file(model_file: tuple[Path, str] | None) -> None:
+    if model_file is not None and not model_file[0].is_file():
+        raise ConfigError(f"{model_file[0]}: no such file; a model of your own is named FILE.py:Class")
+
+
+def settings_text(config: TrainConfig) -> str:
+    """Two lines: what differs from the defaults, spelled as options, and the defaults that matter most."""
+    changed = []
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if value == option_default(entry):
+            continue
+        if isinstance(value, bool):
+            changed.append(flag_of(entry.name) if value else f"--no-{flag_of(entry.name)[2:]}")
+        else:
+            shown = ",".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
+            changed.append(f"{flag_of(entry.name)} {shown}")
+    main_ones = (
+        "model",
+        "layers",
+        "hidden",
+        "dropout",
+        "lr",
+        "weight_decay",
+        "epochs",
+        "self_loops",
+        "seed",
+        "workers",
+    )
+    by_default = [
+        f"{entry.name.replace('_', '-')} {getattr(config, entry.name)}"
+        for entry in fields(config)
+        if entry.name in main_ones and getattr(config, entry.name) == option_default(entry)
+    ]
+    return f"settings: {' '.join(changed)}\ndefaults: {', '.join(by_default)}"
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """What a person wants to see of ``result.json``, at most 80 columns wide."""
+    table = Table(show_header=False, title="result", title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold", max_width=_WIDTH - 30)
+    metric = result.get("metric", "")
+    rows = [
+        ("dataset", result["dataset"]),
+        ("model", result["model"]),
+        ("workers", f"{result['workers']} ({result['device']})"),
+        ("shares", ", ".join(f"{share:.3g}" for share in result.get("shares", []))),
+        ("best epoch", result["best_epoch"]),
+        (f"validation {metric}", _percent(result["val"])),
+        (f"test {metric}", _percent(result["test"])),
+        ("epoch, median", f"{result['epoch_seconds'] * 1000:.1f} ms"),
+        ("peak memory", ", ".join(f"{size / 2**20:.0f} MiB" for size in result["peak_memory_bytes"])),
+    ]
+    for label, value in rows:
+        if value not in ("", None):
+            table.add_row(label, str(value))
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2%}"
+
+
+@app.command()
+def check(
+    model: str = typer.Argument(metavar="FILE.py:Class", help="Your model: file and name of the class."),
+) -> None:
+    """Compare a model on one part with the same model on three unequal parts, and name the module that differs."""
+    with _errors_reported():
+        model_file = TrainConfig(model=model).model_file
+        if model_file is None:
+            raise ConfigError(f"{model}: name a class in a file, FILE.py:Class")
+        _check_model_file(model_file)
+        from nugnn.check import run_check
+
+        report = run_check(*model_file)
+        print(report.text)
+        if not report.ok:
+            raise typer.Exit(2)
+
+
+@contextlib.contextmanager
+def _errors_reported() -> Iterator[None]:
+    """Turns what a user can cause into one message and an exit code; anything else keeps its traceback.
+
+    NUGNN_TRACEBACK=1 keeps all tracebacks.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("nugnn: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise
+    except (WorkerFailed, *USER_ERRORS) as error:
+        if os.environ.get("NUGNN_TRACEBACK"):
+            raise
+        print(f"nugnn: error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code if isinstance(error, WorkerFailed) else 2) from None
+
+
+def _train_parameters() -> list[inspect.Parameter]:
+    """One parameter for each option of `TrainConfig`, and those that only the command line has.
+
+    Every default is None, "not given": recipe and file would otherwise be overridden by defaults.
+    """
+    options: dict[str, tuple[type, Any]] = {
+        "recipe": (str, typer.Option(None, help=f"Published settings: {', '.join(recipe_names())}.")),
+        "config": (str, typer.Option(None, help="YAML file of options, such as the config.yaml of an earlier run.")),
+    }
+    for entry in fields(TrainConfig):
+        spec, flag = option_spec(entry), flag_of(entry.name)
+        default = option_default(entry)
+        common: dict[str, Any] = {"help": spec.help, "show_default": False}
+        if default is not None and spec.kind is not bool:
+            common["help"] += f" Default: {default}."
+        if spec.kind is bool:
+            common["hidden"] = bool(spec.later)
+            options[entry.name] = (bool, typer.Option(None, f"{flag}/--no-{flag[2:]}", **common))
+        else:
+            common["hidden"] = not spec.landed
+            metavar = "|".join(spec.choices) or {int: "N", float: "X", str: "TEXT"}[spec.kind]
+            options[entry.name] = (str, typer.Option(None, flag, metavar=metavar, **common))
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind | None)
+        for name, (kind, default) in options.items()
+    ]
+    as_json = typer.Option(False, "--json", help="Print result.json alone.")
+    return [*parameters, inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=as_json, annotation=bool)]
+
+
+_train.__signature__ = inspect.Signature(_train_parameters())  # type: ignore[attr-defined]
+_train.__annotations__ = {name: p.annotation for name, p in inspect.signature(_train).parameters.items()}
+app.command("train")(_train)

@@ -1,0 +1,298 @@
+"""The command line without a trainer: options to settings, messages, exit codes, what is shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from nugnn import cli
+from nugnn.config import TrainConfig, flag_of, option_spec
+from nugnn.launch import WorkerFailed
+from nugnn.options import ConfigError
+from nugnn.progress import RunProgress
+
+RESULT: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "gcn",
+    "workers": 2,
+    "device": "cpu",
+    "shares": [0.7, 0.3],
+    "metric": "accuracy",
+    "best_epoch": 173,
+    "val": 0.9722,
+    "test": 0.9694,
+    "epoch_seconds": 0.00421,
+    "peak_memory_bytes": [400 * 2**20, 390 * 2**20],
+}
+
+
+class Runs:
+    """Stands where nugnn.fit does: notes the settings it is called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.configs: list[TrainConfig] = []
+        self.raises: BaseException | None = None
+        module = types.ModuleType("nugnn.fit")
+        module.run_from_config = self.run_from_config  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "nugnn.fit", module)
+
+    def run_from_config(self, config: TrainConfig, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        self.configs.append(config)
+        on_event({"kind": "stage", "text": "splitting the graph into 2 parts"})
+        on_event({"kind": "epoch", "epoch": 1, "loss": 2.3, "val": 0.1})
+        if self.raises is not None:
+            raise self.raises
+        return RESULT
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.delenv("NUGNN_DATA", raising=False)
+    monkeypatch.delenv("NUGNN_TRACEBACK", raising=False)
+    return Runs(monkeypatch)
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_options_reach_the_run(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("train", "--dataset", "digits", "--workers", "2", "--shares", "0.7,0.3", "--lr", "5e-3") == 0
+    assert runs.configs == [TrainConfig(dataset="digits", workers=2, shares="0.7,0.3", lr=0.005)]
+    out = capsys.readouterr().out
+    assert "settings: --dataset digits --lr 0.005 --workers 2 --shares 0.7,0.3" in out
+    assert "97.22%" in out and "4.2 ms" in out and "400 MiB, 390 MiB" in out and "173" in out
+    assert "splitting the graph into 2 parts" in out and "epoch   1/200  loss 2.3000  val 0.1000" in out
+    assert "weight-decay 0.0005" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json_prints_the_result_alone(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("train", "--dataset", "digits", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == RESULT
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("entry", fields(TrainConfig), ids=lambda entry: entry.name)
+def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option takes effect or is refused by its own name; none is accepted and ignored."""
+    spec, flag = option_spec(entry), flag_of(entry.name)
+    value = {int: "3", float: "0.25", str: spec.choices[-1] if spec.choices else "text"}.get(spec.kind)
+    value = {"shares": "0.5,0.5", "model": "gin"}.get(entry.name, value)
+    extra = [] if entry.name == "dataset" else ["--dataset", "d"]
+    extra += {
+        "shares": ["--workers", "2"],
+        "heads": ["--model", "gat"],
+        "attention_dropout": ["--model", "gat"],
+        "aggregator": ["--model", "sage"],
+    }.get(entry.name, [])
+    code = exit_code("train", *extra, flag, *([] if value is None else [value]))
+    if not spec.landed or (spec.kind is bool and spec.later):
+        assert code == 2 and runs.configs == []
+        assert f"nugnn: error: {flag}" in capsys.readouterr().err
+        return
+    expected: Any = True if value is None else (0.5, 0.5) if entry.name == "shares" else spec.kind(value)
+    assert code == 0 and getattr(runs.configs[0], entry.name) == expected
+
+
+def test_recipe_then_file_then_options(runs: Runs, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("hidden: 32\nepochs: 7\nresidual: true\n")
+    exit_code("train", "--recipe", "cora-gcn", "--config", str(file), "--epochs", "9", "--no-residual")
+    config = runs.configs[0]
+    assert (config.dataset, config.hidden, config.epochs, config.residual) == ("cora", 32, 9, False)
+
+
+def test_saved_settings_run_again(runs: Runs, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    config = TrainConfig(dataset="digits", workers=3, shares="0.2,0.3,0.5", undirected=True, patience=4)
+    file.write_text(config.to_yaml())
+    exit_code("train", "--config", str(file))
+    assert runs.configs == [config]
+
+
+def test_data_folder_from_the_environment(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUGNN_DATA", "from-environment")
+    exit_code("train", "--dataset", "d")
+    exit_code("train", "--dataset", "d", "--data-dir", "from-option")
+    assert [config.data_dir for config in runs.configs] == ["from-environment", "from-option"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--undirected"], True),
+        (["--undirected", "True"], True),
+        (["--undirected=1"], True),
+        (["--undirected", "False"], False),
+        (["--undirected=false"], False),
+        (["--no-undirected"], False),
+        (["--undirected", "0"], False),
+        (["--undirected=off", "--seed", "1"], False),
+        ([], False),
+    ],
+)
+def test_every_spelling_of_a_flag_means_what_it_says(runs: Runs, words: list[str], expected: bool) -> None:
+    """cli-01."""
+    assert exit_code("train", "--dataset", "d", *words) == 0
+    assert runs.configs[0].undirected is expected
+
+
+@pytest.mark.parametrize(
+    "words", [["--undirected", "maybe"], ["--undirected=maybe"], ["--undirected="], ["--no-undirected", "false"]]
+)
+def test_other_values_of_a_flag_are_refused_with_the_right_spelling(
+    runs: Runs, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("train", "--dataset", "d", *words) == 2
+    assert "write --undirected or --no-undirected, without a value" in capsys.readouterr().err
+    assert runs.configs == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train"], "--dataset is missing"),
+        (["train", "--dataset", "d", "--lr", "x"], "--lr x is not allowed; allowed: a number above 0"),
+        (["train", "--dataset", "d", "--precision", "bf16"], "--precision bf16: mixed precision has not landed yet"),
+        (["train", "--dataset", "d", "--model", "none.py:Net"], "none.py: no such file"),
+        (["train", "--dataset", "d", "--epoch", "3"], "--epoch"),
+        (["train", "--recipe", "nothing"], "known: citeseer-gat"),
+        (["train", "--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["train", "--dataset", "d", "stray"], "stray"),
+        (["check", "gcn"], "FILE.py:Class"),
+        (["check", "none.py:Net"], "none.py: no such file"),
+        (["plan"], "plan"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_2(
+    runs: Runs, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err
+    assert captured.out == "" and runs.configs == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (WorkerFailed(2, "labels.csv, row 7: class 12 of 10"), 2, "labels.csv, row 7: class 12 of 10"),
+        (WorkerFailed(3, "worker 1 of 3 died"), 3, "worker 1 of 3 died"),
+        (ValueError("no such data set"), 2, "no such data set"),
+        (FileNotFoundError(2, "No such file or directory", "a.npz"), 2, "a.npz"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_of_a_run(
+    runs: Runs, error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.raises = error
+    assert exit_code("train", "--dataset", "d") == code
+    captured = capsys.readouterr()
+    assert captured.err.strip().splitlines()[-1].startswith("nugnn: ") and words in captured.err
+
+
+def test_an_error_of_ours_keeps_its_traceback(runs: Runs) -> None:
+    runs.raises = AssertionError("3 rows, planned 4")
+    with pytest.raises(AssertionError):
+        cli.main(["train", "--dataset", "d"])
+
+
+def test_tracebacks_on_request(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUGNN_TRACEBACK", "1")
+    with pytest.raises(ConfigError):
+        cli.main(["train", "--dataset", "d", "--lr", "x"])
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 2)])
+def test_check_shows_the_report(
+    ok: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "net.py"
+    file.touch()
+    module = types.ModuleType("nugnn.check")
+    module.run_check = lambda path, name: types.SimpleNamespace(ok=ok, text=f"{path.name} {name}")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nugnn.check", module)
+    assert exit_code("check", f"{file}:Net") == code
+    assert capsys.readouterr().out == "net.py Net\n"
+
+
+def run_fresh(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], ["train", "--lr", "x"]])
+def test_help_version_and_wrong_options_load_no_heavy_package_and_no_network(arguments: list[str]) -> None:
+    """cli-03; what makes them quick is what they do not import, which unlike a time does not depend on the machine."""
+    result = run_fresh(f"""
+import sys, socket
+def refuse(*_, **__): raise SystemExit("network")
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+from nugnn.cli import main
+try:
+    main({arguments!r})
+except SystemExit as leave:
+    assert leave.code in (0, None, 2), leave.code
+heavy = {{"torch", "dgl", "numpy", "scipy", "numba", "pandas", "sklearn", "ogb"}} & set(sys.modules)
+assert not heavy, heavy
+""")
+    assert result.returncode == 0, result.stderr
+
+
+def test_version_names_torch_and_dgl(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["nugnn", "torch", "dgl"]
+
+
+def test_table_fits_80_columns_with_many_workers() -> None:
+    many = {**RESULT, "workers": 32, "shares": [1 / 32] * 32, "peak_memory_bytes": [2**30] * 32, "test": None}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(cli.result_table(many))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("1024 MiB") == 32 and "none" in text
+
+
+def epoch(number: int) -> dict[str, Any]:
+    return {"kind": "epoch", "epoch": number, "loss": 1.0, "val": None}
+
+
+def test_without_a_terminal_a_line_every_few_seconds_and_the_last_epoch() -> None:
+    now = 0.0
+    console = Console(file=io.StringIO(), width=80)
+    with RunProgress(console, 100, seconds_between_lines=5.0, clock=lambda: now) as progress:
+        for number in range(1, 101):
+            progress.on_event(epoch(number))
+            progress.on_event({"kind": "other"})
+            now += 0.1
+    shown = [line.split()[1].split("/")[0] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    # 10 s at a line every 5 s; 0.1 is not exact in binary, so the second line may fall on epoch 51 or 52.
+    assert shown in (["1", "51", "100"], ["1", "52", "100"])
+
+
+def test_in_a_terminal_a_bar_that_leaves_nothing_behind() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with RunProgress(console, 3) as progress:
+        progress.on_event({"kind": "stage", "text": "loading"})
+        for number in (1, 2, 3):
+            progress.on_event(epoch(number))
+    written = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "epoch 3/3" in written
+    assert written.endswith("\x1b[2K")  # the bar's line is erased
