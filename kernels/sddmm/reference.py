@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nugnn.kernels.spmm.broadcast import align
+from nugnn.kernels.broadcast import align
 from nugnn.kernels.structure import Structure
 
 

@@ -8,7 +8,7 @@ import logging
 import torch
 from torch import Tensor
 
-from nugnn.kernels.spmm.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_features, check_pair, check_rows
+from nugnn.kernels.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_features, check_pair, check_rows
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 

@@ -13,8 +13,7 @@ _indices: WeakKeyDictionary[Structure, Any] = WeakKeyDictionary()
 
 
 def index_dtype(structure: Structure) -> torch.dtype:
-    """int32 while every row number, edge number and offset fits, else int64: offsets and indices share one type in
-    DGL."""
+    """int32 while all row numbers and offsets fit, else int64: DGL wants one type for offsets and indices."""
     return torch.int32 if max(structure.num_src, structure.num_dst, structure.num_edges) < 2**31 else torch.int64
 
 
