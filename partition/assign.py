@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nugnn.partition.balance import Balance, Ints, normalise_shares, reachable_shares, repair, split_in_order
+from nugnn.partition.balance import Balance, Ints, normalise_shares, reachable_shares, settle, split_in_order
 from nugnn.partition.metis import check_index_width, metis_parts, symmetric_graph
 
 Method: TypeAlias = Literal["metis", "random", "given"]
@@ -176,7 +176,7 @@ def _make_parts(
         return np.zeros(num_nodes, np.int64)
     if method == "random":
         order = np.random.default_rng(seed).permutation(num_nodes)
-        return repair(split_in_order(order, balance), balance, None)[0]
+        return settle(split_in_order(order, balance), balance, None, notes)
     graph = symmetric_graph(num_nodes, src, dst, weights)
     if graph.num_merged:
         notes.append(f"Merged {graph.num_merged} parallel edges into weights for partitioning only.")
@@ -184,7 +184,7 @@ def _make_parts(
         notes.append(f"Left {graph.num_self_loops} self-loops out for partitioning only.")
     if graph.adjacency.nnz == 0:
         notes.append("There is no edge between two nodes; split in order of node ids by share alone.")
-        return repair(split_in_order(np.arange(num_nodes), balance), balance, None)[0]
+        return settle(split_in_order(np.arange(num_nodes), balance), balance, None, notes)
     return metis_parts(graph, balance, seed, notes)
 
 
@@ -253,7 +253,7 @@ def _checked_node_weights(values: NodeWeights, num_nodes: int, dst: Ints) -> npt
         if values == "unit":
             return np.ones((num_nodes, 1))
         if values == "degree":
-            return 1.0 + np.bincount(dst, minlength=num_nodes)[:, None]
+            return 1.0 + np.bincount(dst, minlength=num_nodes)[:, None].astype(np.float64)
         raise ValueError(f"unknown node_weights {values!r}; give 'unit', 'degree' or an array")
     weights = _array(values)
     if weights.dtype.kind not in "iuf" or weights.ndim not in (1, 2) or len(weights) != num_nodes:

@@ -5,6 +5,7 @@ Axes: N nodes, P parts, K node-weight columns (constraints). Loads are float64.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Balance:
 
     A part is within tolerance when, for every weight column,
     ``|load - target| <= max(tolerance * target, heaviest single node)``: nodes are indivisible, so the second term is
-    what a greedy split can always reach for one column.
+    what ``heaviest_first`` reaches for one column.
 
     Args:
         node_weights: ``(N, K)`` non-negative; every column has a positive sum.
@@ -134,6 +135,42 @@ def split_in_order(order_N: Ints, balance: Balance) -> Ints:
     part_N = np.empty(num_nodes, np.int64)
     part_N[order_N] = np.repeat(np.arange(num_parts), np.diff(bounds))
     return part_N
+
+
+def heaviest_first(balance: Balance) -> Ints:
+    """Give each node, heaviest first, to the part that is furthest below its target; no part stays empty.
+
+    With one column every load ends within the heaviest node of its target, unless the lightest nodes had to be spent
+    on parts that would have stayed empty. Ignores edges.
+    """
+    combined_N, num_parts = balance.combined_N, balance.num_parts
+    part_N = np.empty(len(combined_N), np.int64)
+    total = float(combined_N.sum())
+    deficits = [(-share * total, rank) for rank, share in enumerate(balance.shares)]
+    heapq.heapify(deficits)
+    empty = set(range(num_parts))
+    for num_given, node in enumerate(np.argsort(-combined_N, kind="stable").tolist()):
+        if len(combined_N) - num_given == len(empty):  # one node left for each part without any
+            deficits = [entry for entry in deficits if entry[1] in empty]
+            heapq.heapify(deficits)
+        deficit, rank = heapq.heappop(deficits)
+        part_N[node] = rank
+        empty.discard(rank)
+        heapq.heappush(deficits, (deficit + float(combined_N[node]), rank))
+    return part_N
+
+
+def settle(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None, notes: list[str]) -> Ints:
+    """The assignment itself if within tolerance, else repaired, else made anew heaviest first; says so in ``notes``."""
+    violations = balance.violations(part_N)
+    if not violations:
+        return part_N
+    repaired_N, num_moved = repair(part_N, balance, adjacency)
+    if not balance.violations(repaired_N):
+        notes.append(f"Repaired by moving {num_moved} nodes: {violations[0]}.")
+        return repaired_N
+    notes.append(f"Could not be repaired ({violations[0]}); gave out the nodes heaviest first.")
+    return repair(heaviest_first(balance), balance, adjacency)[0]
 
 
 def repair(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -> tuple[Ints, int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +15,11 @@ import torch
 from scipy import sparse
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from nugnn.partition.balance import Balance, Ints, repair, split_in_order
+from nugnn.partition.balance import Balance, Ints, repair, settle, split_in_order
 
 _LOG = logging.getLogger(__name__)
 _INT32_LIMIT = 2**31 - 1
+_MIN_NODES_PER_PART = 4  # below, METIS often leaves parts empty and prints complaints
 
 
 def index_dtype(num_nodes: int, num_edges: int) -> torch.dtype:
@@ -87,16 +92,36 @@ def call_metis(
     if not recursive:
         # k-way aims at the edge of its tolerance (3 % by default); unit: 1/1000. Recursive bisection keeps its 0.1 %.
         options.ufactor = max(1, int(1000 * tolerance / 2))
-    result = pymetis.part_graph(
-        len(shares),
-        pymetis.CSRAdjacency(adjacency.indptr.astype(width, copy=False), adjacency.indices.astype(width, copy=False)),
-        vweights=None if node_weights is None else node_weights.astype(width, copy=False),
-        eweights=None if edge_weights is None else edge_weights.astype(width, copy=False),
-        tpwgts=list(shares),
-        recursive=recursive,
-        options=options,
-    )
+    csr = pymetis.CSRAdjacency(adjacency.indptr.astype(width, copy=False), adjacency.indices.astype(width, copy=False))
+    with _native_stdout_to_stderr():
+        result = pymetis.part_graph(
+            len(shares),
+            csr,
+            vweights=None if node_weights is None else node_weights.astype(width, copy=False),
+            eweights=None if edge_weights is None else edge_weights.astype(width, copy=False),
+            tpwgts=list(shares),
+            recursive=recursive,
+            options=options,
+        )
     return np.array(result.vertex_part)
+
+
+@contextlib.contextmanager
+def _native_stdout_to_stderr() -> Iterator[None]:
+    """METIS prints complaints with C's printf; standard output belongs to results, so they go to standard error."""
+    libc = ctypes.CDLL(None)
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # no standard output or error in this process: nothing to protect, or nowhere to send it
+        yield
+        return
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def check_index_width(num_nodes: int, num_edges: int) -> None:
@@ -129,10 +154,13 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
     """
     num_nodes, num_parts = len(balance.node_weights), balance.num_parts
     adjacency = graph.adjacency
+    if num_nodes < _MIN_NODES_PER_PART * num_parts:
+        _note(notes, f"{num_nodes} nodes are too few for METIS to fill {num_parts} parts; cut a breadth-first order.")
+        return breadth_first_parts(adjacency, balance, notes)
     limit = 2**40 if _metis_index_bytes() == 8 else 2**30  # leaves METIS room to add and compare sums
-    edge_weights: Ints | None = integer_weights(adjacency.data, max(limit, adjacency.nnz))
-    if (edge_weights == edge_weights[0]).all():
-        edge_weights = None
+    edge_weights: Ints | None = None
+    if (adjacency.data != adjacency.data[0]).any():
+        edge_weights = integer_weights(adjacency.data, max(limit, adjacency.nnz))
     node_weights: Ints | None = None
     if (balance.node_weights != balance.node_weights[0]).any():
         node_weights = integer_weights(balance.combined_N, limit)
@@ -167,13 +195,13 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
             return part_N
         _note(notes, f"{name} missed its targets ({violations[0]}) and could not be repaired; retried.")
     _note(notes, "No METIS attempt was usable; fell back to cutting a breadth-first order into runs.")
-    return breadth_first_parts(adjacency, balance)
+    return breadth_first_parts(adjacency, balance, notes)
 
 
-def breadth_first_parts(adjacency: sparse.csr_array, balance: Balance) -> Ints:
+def breadth_first_parts(adjacency: sparse.csr_array, balance: Balance, notes: list[str]) -> Ints:
     """The deterministic fallback: runs of a reverse Cuthill-McKee order, which is breadth-first in each component."""
     order_N = reverse_cuthill_mckee(sparse.csr_matrix(adjacency), symmetric_mode=True).astype(np.int64)
-    return repair(split_in_order(order_N, balance), balance, adjacency)[0]
+    return settle(split_in_order(order_N, balance), balance, adjacency, notes)
 
 
 def _metis_index_bytes() -> int:

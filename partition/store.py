@@ -6,6 +6,7 @@ without it is unfinished and never read. Nothing is pickled, and everything read
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -133,7 +134,7 @@ def write_shards(
             )
         check_shard(shard)
         path = folder / shard_file_name(rank, num_parts)
-        _replace(path, lambda temporary, shard=shard: _save(shard, temporary, key))
+        _replace(path, functools.partial(_save, shard, key))
         parts.append(
             PartMeta(
                 num_nodes=shard.num_inner,
@@ -230,7 +231,7 @@ def load_shard(folder: str | os.PathLike[str], rank: int) -> Shard:
     return shard
 
 
-def _save(shard: Shard, path: Path, key: str) -> None:
+def _save(shard: Shard, key: str, path: Path) -> None:
     """One shard as safetensors; sparse tensors become three, and the header's JSON says which and how wide."""
     tensors = {name: getattr(shard, name) for name in _TENSORS}
     layouts: dict[str, dict[str, list[int] | None]] = {}
@@ -268,7 +269,8 @@ def _load(path: Path) -> tuple[Shard, str]:
             **{name: _typed(header, name, kind) for name, kind in _SCALARS.items()},
             send_splits=_counts(_typed(header, "send_splits", list), "send_splits"),
             recv_splits=_counts(_typed(header, "recv_splits", list), "recv_splits"),
-            **data,
+            node_data=data["node_data"],
+            edge_data=data["edge_data"],
         )
     return shard, _typed(header, "key", str)
 
@@ -286,9 +288,13 @@ def _owns_storage(tensor: Tensor) -> bool:
 def _part_meta(raw: object) -> PartMeta:
     if not isinstance(raw, dict):
         raise ValueError("an entry of parts is not an object")
-    splits = {name: _counts(_typed(raw, name, list), name) for name in ("send_splits", "recv_splits")}
     names = ("num_nodes", "num_halo", "num_edges", "num_train", "num_val", "num_test", "file_bytes")
-    return PartMeta(**splits, **{name: _typed(raw, name, int) for name in names}, sha256=_typed(raw, "sha256", str))
+    return PartMeta(
+        **{name: _typed(raw, name, int) for name in names},
+        send_splits=_counts(_typed(raw, "send_splits", list), "send_splits"),
+        recv_splits=_counts(_typed(raw, "recv_splits", list), "recv_splits"),
+        sha256=_typed(raw, "sha256", str),
+    )
 
 
 def _check_meta(meta: StoreMeta) -> None:

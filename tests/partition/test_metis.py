@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,24 @@ def test_an_answer_off_target_is_repaired_near_its_cut(monkeypatch, stray):
     # A straight cut is 60 arcs, both ways. Moved layer by layer it stays below twice that; 81 nodes moved from
     # anywhere would add about 81 * 8.
     assert result.edge_cut <= 120
+
+
+def test_native_complaints_stay_out_of_standard_output(capfd):
+    libc = ctypes.CDLL(None)
+    with metis._native_stdout_to_stderr():
+        libc.puts(b"***Cannot bisect a graph with 0 vertices!")
+    libc.puts(b"result")
+    libc.fflush(None)
+    output = capfd.readouterr()
+    assert output.out == "result\n"
+    assert "Cannot bisect" in output.err
+
+
+def test_tiny_graphs_do_without_metis(monkeypatch):
+    monkeypatch.setattr(metis, "call_metis", lambda *args, **options: pytest.fail("METIS was called"))
+    result = partition_nodes(9, *grid(3), [1, 1, 1])
+    assert result.node_counts == (3, 3, 3)
+    assert "9 nodes are too few for METIS" in result.notes[0]
 
 
 def test_everything_in_one_part_is_repaired(monkeypatch):

@@ -14,6 +14,9 @@ from nugnn.partition.check import check_shards
 from nugnn.partition.shard import build_shard, build_shards, select_rows
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+
+
 def make_data(num_nodes: int, src, dst, **options) -> GraphData:
     src, dst = torch.as_tensor(src, dtype=torch.int64), torch.as_tensor(dst, dtype=torch.int64)
     return GraphData(name="made", num_nodes=num_nodes, src=src, dst=dst, **options)
