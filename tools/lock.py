@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 _HEADER = """\
 # Exact versions for development and CI, Linux x86_64, Python 3.11; written by `make lock`, not by hand.
-# Python 3.12: the same file works where each package has a wheel for it (DGL 2.1.0 has).
+# Python 3.12: pip resolves the same versions, all from wheels.
 # torch carries no build tag: pip takes a CPU or a CUDA build, whichever its index offers. The libraries that a CUDA
 # build needs are pinned by torch itself.
 """
