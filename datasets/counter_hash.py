@@ -45,10 +45,15 @@ def counter_hash(seed: int, stream: str, counters: np.ndarray) -> np.ndarray:
     Returns:
         uint64 of the same shape.
     """
+    return splitmix(stream_key(seed, stream), counters)
+
+
+def splitmix(key: int, counters: np.ndarray) -> np.ndarray:
+    """Entries ``counters`` of the SplitMix64 sequence whose state starts at ``key``; uint64 of the same shape."""
     bits = counters.astype(np.uint64)
     bits += np.uint64(1)
     bits *= np.uint64(_GOLDEN)
-    bits += np.uint64(stream_key(seed, stream))
+    bits += np.uint64(key)
     for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2)):
         bits ^= bits >> np.uint64(shift)
         bits *= np.uint64(multiplier)

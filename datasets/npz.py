@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,11 @@ def write_npz(data: GraphData, path: str | os.PathLike[str]) -> None:
 
 def is_graph_npz(path: Path) -> bool:
     """Whether the file is a zip that holds this format's adjacency; False only for a readable zip that does not."""
-    if not zipfile.is_zipfile(path):
-        return True  # broken: read_npz says how
-    with zipfile.ZipFile(path) as archive:
-        return "adj_indptr.npy" in archive.namelist()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "adj_indptr.npy" in archive.namelist()
+    except Exception:  # broken, in any of many ways: read_npz says how
+        return True
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -135,13 +136,27 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is not a complete .npz archive: {_guess_content(path)}. Get the file again")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+            _check_member_count(path, archive.zip)
+            arrays = {key: archive[key] for key in archive.files}
+    except Exception as error:  # one damaged byte can raise nearly anything in zipfile, zlib and numpy
+        if "allow_pickle" in str(error):
+            raise ValueError(
+                f"{path} holds pickled objects, not plain arrays ({error}); reading would run code"
+            ) from error
         raise ValueError(f"{path} is damaged ({error}). Get the file again") from error
-    except ValueError as error:  # numpy: pickled objects, or a header that is none
-        raise ValueError(
-            f"{path} holds something other than plain arrays ({error}); it is not read, because unpickling runs code"
-        ) from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{path}: {key!r} is not an array; an .npz file holds only .npy members")
+    return arrays
+
+
+def _check_member_count(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse a zip whose directory lists fewer members than its end record counts: zipfile would not notice."""
+    with path.open("rb") as file:
+        file.seek(-22 - len(archive.comment), os.SEEK_END)  # the end record: 22 bytes, then the comment
+        (count,) = struct.unpack("<H", file.read(22)[10:12])
+    if count != len(archive.infolist()) % 2**16:
+        raise zipfile.BadZipFile(f"it lists {len(archive.infolist())} of {count} members")
 
 
 def _guess_content(path: Path) -> str:

@@ -60,7 +60,8 @@ def load(name_or_path: str | os.PathLike[str], data_dir: str | os.PathLike[str] 
         return _synthetic(name, text, arguments)
     if name == "digits" and not arguments:
         return digits()
-    raise ValueError(_not_found(text, name, data_dir, list(in_folder)))
+    graphs = [found for found, file in in_folder.items() if is_graph_npz(file)]
+    raise ValueError(_not_found(text, name, data_dir, graphs))
 
 
 def _existing_path(text: str) -> Path | None:
@@ -122,6 +123,8 @@ def _not_found(text: str, name: str, data_dir: str | os.PathLike[str] | None, in
         looked = f"looked for {folder / file} and {folder / file[:-4] / file}"
         if not folder.is_dir():
             looked = f"the data folder {folder} does not exist"
+        elif other := [entry for entry in folder.iterdir() if entry.is_dir() and _normalised(entry.name) == name]:
+            looked += f"; the folder {other[0]} is there, but other layouts than .npz (OGB, CSV) are not read yet"
     if name in _PUBLIC:
         return (
             f"dataset {text!r} is not on this machine: {looked}. Downloading is not built yet: put the graph as {file} "

@@ -13,9 +13,9 @@ graph on every machine, and a GPU twin can reproduce it bit for bit. The recipe,
 3. Node id of p: its rank by ``(bits("id", p), p)``. Arcs, both directions, are ordered by (src, dst).
 4. Label of p in community c: class ``c % num_classes`` if ``bits("label", p) >> 32 < floor(0.7 * 2^32)``, else one of
    three classes ``below(bits("side class", 3c + j), num_classes)``, ``j = below(bits("side", p), 3)``.
-5. Feature f of node id v with label y: ``(noise(bits("noise", v * F + f)) + noise(bits("mean", y * F + f)) * 48 // 256)
+5. Feature f of node id v with label y: ``(noise(bits("noise", v * F + f)) + noise(bits("mean", y * F + f)) * S // 256)
    / 2^15``, where ``noise`` is the sum of the four 16-bit fields minus 131070: bell-shaped, standard deviation 37837;
-   ``//`` rounds down.
+   ``//`` rounds down, S is 56 for products-like and 80 for mixed-like.
 6. Split by rank of ``(bits("split", v), v)``: 8 % train, 2 % val, the rest test, as ogbn-products has it.
 
 A node's own features and its neighbours' are each partial evidence of its label, so accuracy stays below 100 %, where
@@ -37,14 +37,29 @@ FULL_NODES = 2_449_029
 FULL_ARCS = 123_718_280
 _FULL_COMMUNITIES = 1_880
 _FEWEST_COMMUNITIES = 16
+_FEWEST_NODES = 4 * _FEWEST_COMMUNITIES
+_MOST_NODES = 2**28
+"""The stubs, about 13 for each node, are picked with 32 bits."""
 _LARGEST_WEIGHT = 3_000
 _MAIN_CLASS_SHARE = 0.7
 _SIDE_CLASSES = 3
-_SIGNAL = 48
-"""Spread of the class means in 256ths of the noise's."""
-_ROUNDS = 12
+_MOST_DRAWS_PER_EDGE = 16
+"""More than a graph that its communities can well hold needs, about 1.5."""
 _CHUNK = 1 << 18
 """Hashes at a time where there are many: fits the cache."""
+
+
+@dataclass(frozen=True)
+class _Family:
+    name: str
+    inside_share: float
+    """Of the edges, how many join nodes of one community."""
+    signal: int
+    """Spread of the class means in 256ths of the noise's."""
+
+
+_PRODUCTS = _Family("products-like", inside_share=0.8, signal=56)
+_MIXED = _Family("mixed-like", inside_share=0.3, signal=80)
 
 
 def products_like(
@@ -66,14 +81,14 @@ def products_like(
     Raises:
         ValueError: counts out of range, or more arcs than the communities can hold.
     """
-    return _generate("products-like", 0.8, num_nodes, num_arcs, seed, num_features, num_classes)
+    return _generate(_PRODUCTS, num_nodes, num_arcs, seed, num_features, num_classes)
 
 
 def mixed_like(
     num_nodes: int, num_arcs: int | None = None, seed: int = 0, *, num_features: int = 100, num_classes: int = 47
 ) -> GraphData:
     """The less kind benchmark graph: as :func:`products_like`, but 30 % of the edges inside communities."""
-    return _generate("mixed-like", 0.3, num_nodes, num_arcs, seed, num_features, num_classes)
+    return _generate(_MIXED, num_nodes, num_arcs, seed, num_features, num_classes)
 
 
 def planted_communities(num_nodes: int, seed: int = 0) -> torch.Tensor:
@@ -111,24 +126,23 @@ class _Layout:
 
 
 def _generate(
-    name: str,
-    inside_share: float,
+    family: _Family,
     num_nodes: int,
     num_arcs: int | None,
     seed: int,
     num_features: int,
     num_classes: int,
 ) -> GraphData:
-    layout = _Layout(num_nodes)
-    if num_nodes < 4 * _FEWEST_COMMUNITIES:
-        raise ValueError(f"{name}: {num_nodes} nodes; it takes at least {4 * _FEWEST_COMMUNITIES}")
+    name, layout = family.name, _Layout(num_nodes)
+    if not _FEWEST_NODES <= num_nodes <= _MOST_NODES:
+        raise ValueError(f"{name}: {num_nodes} nodes; it takes {_FEWEST_NODES} to {_MOST_NODES}")
     if num_features < 1 or num_classes < 1:
         raise ValueError(f"{name}: {num_features} features and {num_classes} classes; both have to be at least 1")
     num_pairs = _default_pairs(layout) if num_arcs is None else num_arcs // 2
     if num_arcs is not None and (num_arcs < 2 or num_arcs % 2):
         raise ValueError(f"{name}: {num_arcs} arcs; each edge is two arcs, so the number has to be even and positive")
-    num_inside = round(inside_share * num_pairs)
-    stubs = _Stubs(layout, seed)
+    num_inside = round(family.inside_share * num_pairs)
+    stubs = _Stubs(name, layout, seed)
     u, v = (
         np.concatenate(both)
         for both in zip(
@@ -147,7 +161,7 @@ def _generate(
         num_nodes=num_nodes,
         src=torch.from_numpy(src),
         dst=torch.from_numpy(dst),
-        features=torch.from_numpy(_features(seed, labels, num_features, num_classes)),
+        features=torch.from_numpy(_features(seed, labels, num_features, num_classes, family.signal)),
         labels=torch.from_numpy(labels),
         num_classes=num_classes,
         train_nodes=torch.from_numpy(train),
@@ -157,16 +171,17 @@ def _generate(
 
 
 def _default_pairs(layout: _Layout) -> int:
-    """Edges in the proportion of ogbn-products; at most as many as an eighth of the pairs inside communities."""
+    """Edges in the proportion of ogbn-products; at most as many as a sixteenth of the pairs inside communities."""
     size = layout.num_nodes // layout.num_communities
-    most = layout.num_communities * size * (size - 1) // 2 // 8
+    most = layout.num_communities * size * (size - 1) // 2 // 16
     return int(min(FULL_ARCS / 2 / FULL_NODES * layout.num_nodes, most))
 
 
 class _Stubs:
     """Each position as often as its weight, in order of position, so a community's stubs are contiguous."""
 
-    def __init__(self, layout: _Layout, seed: int) -> None:
+    def __init__(self, name: str, layout: _Layout, seed: int) -> None:
+        self._name = name
         self._layout = layout
         self._seed = seed
         positions = np.arange(layout.num_nodes, dtype=np.int64)
@@ -180,18 +195,22 @@ class _Stubs:
         num_nodes = self._layout.num_nodes
         keys = np.empty(0, dtype=np.int64)
         drawn = 0
-        for _ in range(_ROUNDS):
-            # as many as are still missing, and more with each round that many repeat
-            step = wanted - len(keys) + wanted // 8 + 64
-            keys = np.concatenate([keys, self._draw(stream, drawn, drawn + step)])
+        while drawn < _MOST_DRAWS_PER_EDGE * wanted + 64 and wanted <= self._num_possible(stream):
+            # as many as are missing and some to spare, more where many repeat: the result does not depend on it
+            step = max(wanted - len(keys) + wanted // 8 + 64, drawn // 2)
+            keys = _first_occurrences(np.concatenate([keys, self._draw(stream, drawn, drawn + step)]))
             drawn += step
-            keys = _first_occurrences(keys)
             if len(keys) >= wanted:
                 return keys[:wanted] // num_nodes, keys[:wanted] % num_nodes
         raise ValueError(
-            f"{num_nodes} nodes in {self._layout.num_communities} communities cannot hold {wanted} edges {stream} "
-            f"communities: {drawn} draws gave {len(keys)} different ones; ask for fewer arcs or more nodes"
+            f"{self._name}: {num_nodes} nodes in {self._layout.num_communities} communities cannot hold {wanted} edges "
+            f"{stream} communities: {drawn} draws gave {len(keys)} different ones; ask for fewer arcs or more nodes"
         )
+
+    def _num_possible(self, stream: str) -> int:
+        num_nodes = self._layout.num_nodes
+        inside = int(sum(size * (size - 1) // 2 for size in np.diff(self._layout.starts).tolist()))
+        return inside if stream == "inside" else num_nodes * (num_nodes - 1) // 2 - inside
 
     def _draw(self, stream: str, start: int, stop: int) -> np.ndarray:
         """Keys ``min * N + max`` of the draws ``[start, stop)`` that are allowed."""
@@ -258,8 +277,8 @@ def _labels(layout: _Layout, seed: int, num_classes: int) -> np.ndarray:
     return np.where(is_main, community % num_classes, side_class)
 
 
-def _features(seed: int, labels: np.ndarray, num_features: int, num_classes: int) -> np.ndarray:
-    means = _noise(counter_hash(seed, "mean", np.arange(num_classes * num_features))) * _SIGNAL // 256
+def _features(seed: int, labels: np.ndarray, num_features: int, num_classes: int, signal: int) -> np.ndarray:
+    means = _noise(counter_hash(seed, "mean", np.arange(num_classes * num_features))) * signal // 256
     means = means.reshape(num_classes, num_features)
     features = np.empty((len(labels), num_features), dtype=np.float32)
     rows = max(1, _CHUNK // num_features)
