@@ -13,7 +13,6 @@ from nugnn.partition.assign import partition_nodes
 from nugnn.partition.check import check_shards
 from nugnn.partition.shard import build_shard, build_shards, select_rows
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
 
