@@ -7,6 +7,7 @@ Events are plain dictionaries, as `nugnn.launch` delivers them from rank 0:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -86,6 +87,7 @@ def epoch_text(event: dict[str, Any], num_epochs: int) -> str:
     """One epoch in one line, its number right-aligned so that lines stand under each other."""
     text = f"epoch {event['epoch']:>{len(str(num_epochs))}}/{num_epochs}"
     for name in ("loss", "val"):
-        if event.get(name) is not None:
-            text += f"  {name} {event[name]:.4f}"
+        value = event.get(name)
+        if value is not None and not math.isnan(value):  # NaN: not evaluated in this epoch
+            text += f"  {name} {value:.4f}"
     return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def test_other_values_of_a_flag_are_refused_with_the_right_spelling(
         (["train", "--recipe", "nothing"], "known: citeseer-gat"),
         (["train", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["train", "--dataset", "d", "stray"], "stray"),
-        (["check", "gcn"], "FILE.py:Class"),
+        (["check", "mlp"], "FILE.py:Class"),
         (["check", "none.py:Net"], "none.py: no such file"),
         (["plan"], "plan"),
     ],
@@ -219,17 +220,27 @@ def test_tracebacks_on_request(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> N
         cli.main(["train", "--dataset", "d", "--lr", "x"])
 
 
-@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 2)])
-def test_check_shows_the_report(
-    ok: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("differs", [False, True])
+def test_check_shows_the_report_or_what_differs(
+    differs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "net.py"
     file.touch()
+
+    def run_check(spec: str) -> types.SimpleNamespace:
+        if differs:
+            raise ValueError(f"{spec}: layers.1 differs")
+        return types.SimpleNamespace(num_nodes=240, num_parts=3, num_modules=5, largest_difference=2e-15)
+
     module = types.ModuleType("nugnn.check")
-    module.run_check = lambda path, name: types.SimpleNamespace(ok=ok, text=f"{path.name} {name}")  # type: ignore[attr-defined]
+    module.run_check = run_check  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "nugnn.check", module)
-    assert exit_code("check", f"{file}:Net") == code
-    assert capsys.readouterr().out == "net.py Net\n"
+    assert exit_code("check", f"{file}:Net") == (2 if differs else 0)
+    captured = capsys.readouterr()
+    if differs:
+        assert captured.err == f"nugnn: error: {file}:Net: layers.1 differs\n"
+    else:
+        assert "3 unequal parts equal one part on a graph of 240 nodes" in captured.out and "2.0e-15" in captured.out
 
 
 def run_fresh(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -271,7 +282,7 @@ def test_table_fits_80_columns_with_many_workers() -> None:
 
 
 def epoch(number: int) -> dict[str, Any]:
-    return {"kind": "epoch", "epoch": number, "loss": 1.0, "val": None}
+    return {"kind": "epoch", "epoch": number, "loss": 1.0, "val": math.nan}
 
 
 def test_without_a_terminal_a_line_every_few_seconds_and_the_last_epoch() -> None:
@@ -283,6 +294,7 @@ def test_without_a_terminal_a_line_every_few_seconds_and_the_last_epoch() -> Non
             progress.on_event({"kind": "other"})
             now += 0.1
     shown = [line.split()[1].split("/")[0] for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "val" not in console.file.getvalue()  # type: ignore[attr-defined]
     # 10 s at a line every 5 s; 0.1 is not exact in binary, so the second line may fall on epoch 51 or 52.
     assert shown in (["1", "51", "100"], ["1", "52", "100"])
 
