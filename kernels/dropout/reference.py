@@ -10,8 +10,7 @@ from nugnn.kernels.philox.reference import block_words_reference, random_words_r
 
 
 def keep_threshold(p: float) -> int:
-    """An entry is kept iff its word is at least this: ``round(p * 2**32)``, so it is dropped with that count in
-    2**32."""
+    """An entry is kept iff its word is at least this: ``round(p * 2**32)``, of 2**32 possible words."""
     return min(max(round(p * 2**32), 0), 2**32)
 
 

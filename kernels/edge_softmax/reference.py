@@ -9,8 +9,7 @@ from nugnn.kernels.structure import Structure
 
 
 def edge_softmax_reference(structure: Structure, scores: Tensor) -> Tensor:
-    """``exp(s[e] - m[v]) / sum over in-edges of exp(s - m[v])``; zeros where every score of a destination is
-    ``-inf``."""
+    """``exp(s[e] - m[v]) / sum over in-edges of exp(s - m[v])``; zeros if all scores are ``-inf``."""
     dst = structure.dst.to(torch.int64)
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     shape = (structure.num_dst, *scores.shape[1:])

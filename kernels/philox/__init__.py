@@ -8,6 +8,7 @@ derived key.
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -69,6 +70,10 @@ def random_words(key: RandomKey, row_ids: Tensor, num_columns: int) -> Tensor:
     if not 0 <= num_columns <= 1 << 34:
         raise ValueError(f"random_words: num_columns is {num_columns}, must lie in [0, 2**34]")
     words = derived_key(key)
+    if row_ids.device.type == "cuda" and importlib.util.find_spec("triton"):
+        from nugnn.kernels.philox.gpu import random_words_triton
+
+        return random_words_triton(words, row_ids, num_columns)
     if row_ids.device.type != "cpu" or row_ids.numel() * num_columns == 0:
         return random_words_reference(words, row_ids, num_columns)
     from nugnn.kernels.philox import cpu

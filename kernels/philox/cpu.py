@@ -31,8 +31,7 @@ def _round(c0, c1, c2, c3, k0, k1):  # type: ignore[no-untyped-def]
 
 @jit()
 def fill_words(rows, blocks, count, k0, k1, words):  # type: ignore[no-untyped-def]
-    """``words[4 i : 4 i + 4]`` = block ``blocks[i]`` of row ``rows[i]`` for ``i < count``; keys are uint64 below
-    2**32."""
+    """``words[4 i : 4 i + 4]`` = block ``blocks[i]`` of row ``rows[i]``, ``i < count``; keys are uint64 below 2**32."""
     for i in range(count):
         row = np.uint64(rows[i])
         c0, c1, c2, c3 = row & _LOW, row >> _32, np.uint64(blocks[i]), np.uint64(0)
