@@ -247,10 +247,10 @@ def _read_splits(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Split, .
             splits.append((train, val, test))
     if "train_idx" in arrays:
         train, val, test = (torch.from_numpy(_integers(where, arrays, key, 1)) for key in _SPLIT_KEYS)
-        given = (train, val, test)
-        if splits and not all(torch.equal(a.sort().values, b) for a, b in zip(given, splits[0], strict=True)):
+        listed = (train, val, test)
+        if splits and not all(torch.equal(a.sort().values, b) for a, b in zip(listed, splits[0], strict=True)):
             raise ValueError(f"{where}: train_idx, val_idx and test_idx differ from row 0 of the split masks")
-        splits = splits or [given]
+        splits = splits or [listed]
     empty = torch.empty(0, dtype=torch.int64)
     return tuple(splits) or ((empty, empty, empty),)
 

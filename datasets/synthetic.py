@@ -248,8 +248,17 @@ def _threshold(k: int) -> int:
 
 
 def _first_occurrences(keys: np.ndarray) -> np.ndarray:
-    _, first = np.unique(keys, return_index=True)
-    return keys[np.sort(first)]
+    """The distinct keys in order of their first place."""
+    place_bits = len(keys).bit_length()
+    if not len(keys) or int(keys.max()).bit_length() + place_bits > 63:
+        _, first = np.unique(keys, return_index=True)
+        return keys[np.sort(first)]
+    # key and place in one word: numpy sorts those ten times as fast as it finds a sorting order
+    packed = (keys << place_bits) | np.arange(len(keys))
+    packed.sort()
+    is_first = np.ones(len(keys), dtype=bool)
+    is_first[1:] = (packed[1:] >> place_bits) != (packed[:-1] >> place_bits)
+    return keys[np.sort(packed[is_first] & ((1 << place_bits) - 1))]
 
 
 def _node_ids(num_nodes: int, seed: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nugnn.datasets import mixed_like, planted_communities, products_like
 from nugnn.datasets.counter_hash import counter_hash
-from nugnn.datasets.synthetic import _threshold
+from nugnn.datasets.synthetic import _first_occurrences, _threshold
 
 FAMILIES = {"products-like": (products_like, 0.8, 56), "mixed-like": (mixed_like, 0.3, 80)}
 
@@ -132,6 +132,12 @@ def test_ids_are_shuffled_and_communities_are_nowhere_in_the_graph():
 def test_weight_thresholds_are_exact(k):
     t = _threshold(k)
     assert t**10 * k**9 <= 2**320 < (t + 1) ** 10 * k**9
+
+
+@given(st.lists(st.integers(0, 5)), st.sampled_from([1, 2**50, 2**62 // 5]))
+def test_first_occurrences_are_those_of_a_dictionary_for_small_and_large_keys(keys, factor):
+    keys = [key * factor for key in keys]
+    assert _first_occurrences(np.array(keys, dtype=np.int64)).tolist() == list(dict.fromkeys(keys))
 
 
 def test_degrees_are_heavy_tailed():
