@@ -61,7 +61,7 @@ class Ranks:
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``x`` with the values of rank ``source``."""
         if self.is_split:
-            dist.broadcast(x, src=source, group=self.control)
+            dist.broadcast(x, group_src=source, group=self.control)
         return x
 
     def gather_rows(self, x: Tensor) -> list[Tensor]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
@@ -76,13 +75,14 @@ def _all_to_all_rows(
     if row_bytes == 0:
         return
     begin = time.perf_counter()
-    dist.all_to_all_single(
+    assert plan.ranks.halo is not None
+    work = plan.ranks.halo.alltoall_base(
         out.view(torch.uint8).view(-1) if out.numel() else out.new_empty(0, dtype=torch.uint8),
         rows.contiguous().view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8),
         [n * row_bytes for n in out_splits],
         [n * row_bytes for n in splits],
-        group=plan.ranks.halo,
     )
+    work.wait()
     plan.ranks.clock.halo_seconds += time.perf_counter() - begin
 
 

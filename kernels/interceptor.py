@@ -166,15 +166,24 @@ class Interceptor(TorchFunctionMode):
         finally:
             self._scope, self._counters = outer_scope, outer_counters
 
+    @property
+    def in_scope(self) -> bool:
+        """Whether user code that runs a rank-dependent number of times is running."""
+        return bool(self._scope)
+
     # -- names --------------------------------------------------------------------------------------------------
 
     def _watch_modules(self) -> list[RemovableHandle]:
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if current_interceptor() is not self:
+                return  # another thread's step
             path = self._paths.get(id(module), f"{self._path_stack[-1]}.{type(module).__name__}".lstrip("."))
             self._path_stack.append(path)
             self._begin_module_call(path, args)
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if current_interceptor() is not self:
+                return
             if len(self._path_stack) <= self._anchor_depth:
                 self._anchor_depth = 0
             if len(self._path_stack) > 1:

@@ -47,8 +47,10 @@ class GlobalMean:
             if labels.dim() != 1:
                 raise ValueError("class_weights need one class per row; multi-label targets have a column per class")
             self._weights = class_weights[labels]
-        mass = torch.tensor([float(len(labels)) if self._weights is None else float(self._weights.double().sum())])
-        self.normalizer = float(ranks.sum_(mass.double()))
+        mass = torch.tensor(
+            [len(labels) if self._weights is None else self._weights.double().sum()], dtype=torch.float64
+        )
+        self.normalizer = float(ranks.sum_(mass))
         if self.normalizer <= 0:
             raise ValueError("no training rows on any rank: nothing to learn from")
 

@@ -1,0 +1,195 @@
+"""The built-in models: plain DGL layers between the usual norm, activation, dropout and residual."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from dgl import nn as dgl_nn
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from nugnn.embedding import NodeEmbedding
+
+ModelName = Literal["gcn", "sage", "gat", "gatv2", "gin"]
+MODEL_NAMES: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "gin")
+SAGE_AGGREGATORS = ("mean", "gcn", "pool", "lstm")
+GIN_AGGREGATORS = ("sum", "mean", "max")
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "leaky_relu": F.leaky_relu,
+    "tanh": torch.tanh,
+    "none": lambda x: x,
+}
+ACTIVATIONS: tuple[str, ...] = tuple(_ACTIVATIONS)
+
+
+class GNN(nn.Module):
+    """Layers of one kind; the same code runs on a plain `dgl.DGLGraph` and on a shard.
+
+    Args:
+        kind: ``gcn``, ``sage``, ``gat``, ``gatv2`` or ``gin``.
+        in_features: Width of the input.
+        num_classes: Width of the output.
+        layers: Number of graph layers, at least 1.
+        hidden: Width of a hidden layer (of one head for ``gat`` and ``gatv2``).
+        heads: Attention heads of hidden layers; their outputs are concatenated.
+        out_heads: Attention heads of the last layer; their outputs are averaged.
+        aggregator: ``sage``: mean, gcn, pool, lstm. ``gin``: sum, mean, max. None for the usual one.
+        norm: ``none``, ``layer`` or ``batch``, after each hidden layer.
+        residual: Add a hidden layer's input to its output (through a linear map where widths differ).
+        activation: After each hidden layer.
+        dropout: Before each layer but the first.
+        input_dropout: Before the first layer.
+        attention_dropout: On attention scores.
+
+    Raises:
+        ValueError: An option does not fit the kind.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        in_features: int,
+        num_classes: int,
+        *,
+        layers: int = 2,
+        hidden: int = 64,
+        heads: int = 1,
+        out_heads: int = 1,
+        aggregator: str | None = None,
+        norm: str = "none",
+        residual: bool = False,
+        activation: str = "relu",
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if kind not in MODEL_NAMES:
+            raise ValueError(f"model {kind!r} is not known; choose one of {', '.join(MODEL_NAMES)} or FILE.py:Class")
+        if layers < 1:
+            raise ValueError(f"layers has to be at least 1, got {layers}")
+        attends = kind in ("gat", "gatv2")
+        if heads != 1 and not attends:
+            raise ValueError(f"heads={heads} has no meaning for {kind}; use gat or gatv2")
+        if attention_dropout and not attends:
+            raise ValueError(f"attention_dropout={attention_dropout} has no meaning for {kind}; use gat or gatv2")
+        self.activation = _ACTIVATIONS[activation]
+        self.input_dropout, self.dropout = nn.Dropout(input_dropout), nn.Dropout(dropout)
+        self.layers, self.norms, self.residuals = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        width = in_features
+        for number in range(layers):
+            is_last = number == layers - 1
+            out = num_classes if is_last else hidden
+            num_heads = (out_heads if is_last else heads) if attends else 1
+            self.layers.append(_layer(kind, width, out, num_heads, aggregator, attention_dropout))
+            if is_last:
+                break
+            out_width = out * num_heads
+            self.norms.append(_norm(norm, out_width))
+            same = nn.Identity() if width == out_width else nn.Linear(width, out_width, bias=False)
+            self.residuals.append(same if residual else _Nothing())
+            width = out_width
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        """``(N, num_classes)`` logits from features ``(N, in_features)``."""
+        h = self.input_dropout(x)
+        for layer, norm, residual in zip(self.layers[:-1], self.norms, self.residuals, strict=True):
+            out = layer(graph, h)
+            out = out.flatten(1) if out.dim() == 3 else out
+            out = norm(out)
+            added = residual(h)
+            h = self.dropout(self.activation(out if added is None else out + added))
+        out = self.layers[-1](graph, h)
+        return out.mean(1) if out.dim() == 3 else out  # type: ignore[no-any-return]
+
+
+class _Nothing(nn.Module):
+    """No residual."""
+
+    def forward(self, x: Tensor) -> None:
+        return None
+
+
+def _norm(norm: str, width: int) -> nn.Module:
+    kinds: dict[str, Callable[[int], nn.Module]] = {
+        "none": lambda _: nn.Identity(),
+        "layer": nn.LayerNorm,
+        "batch": nn.BatchNorm1d,
+    }
+    if norm not in kinds:
+        raise ValueError(f"norm {norm!r} is not known; choose one of {', '.join(kinds)}")
+    return kinds[norm](width)
+
+
+def _layer(kind: str, width: int, out: int, heads: int, aggregator: str | None, attention_dropout: float) -> nn.Module:
+    """One DGL layer. Nodes without in-edges get an empty aggregate (zeros) instead of an error."""
+    if kind == "gcn":
+        _only(kind, aggregator, ())
+        return dgl_nn.GraphConv(width, out, allow_zero_in_degree=True)  # type: ignore[no-any-return]
+    if kind == "sage":
+        _only(kind, aggregator, SAGE_AGGREGATORS)
+        return dgl_nn.SAGEConv(width, out, aggregator or "mean")  # type: ignore[no-any-return]
+    if kind == "gin":
+        _only(kind, aggregator, GIN_AGGREGATORS)
+        mlp = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out))
+        return dgl_nn.GINConv(mlp, aggregator or "sum", learn_eps=True)  # type: ignore[no-any-return]
+    _only(kind, aggregator, ())
+    layer = dgl_nn.GATConv if kind == "gat" else dgl_nn.GATv2Conv
+    return layer(width, out, heads, attn_drop=attention_dropout, allow_zero_in_degree=True)  # type: ignore[no-any-return]
+
+
+def _only(kind: str, aggregator: str | None, allowed: tuple[str, ...]) -> None:
+    if aggregator is not None and aggregator not in allowed:
+        choices = f"choose one of {', '.join(allowed)}" if allowed else "it has one aggregator only"
+        raise ValueError(f"aggregator {aggregator!r} does not fit {kind}; {choices}")
+
+
+class WithNodeEmbedding(nn.Module):
+    """A model on learnable node rows instead of features.
+
+    Args:
+        num_nodes: Nodes of the whole graph.
+        dim: Width of a row: the input width of ``model``.
+        model: Called as ``model(graph, rows)``.
+        seed: Of the initial rows.
+    """
+
+    def __init__(self, num_nodes: int, dim: int, model: nn.Module, *, seed: int = 0) -> None:
+        super().__init__()
+        self.embedding = NodeEmbedding(num_nodes, dim, seed=seed)
+        self.model = model
+
+    def forward(self, graph: Any) -> Tensor:
+        return self.model(graph, self.embedding(graph))  # type: ignore[no-any-return]
+
+
+def load_user_class(spec: str) -> type[nn.Module]:
+    """The class named by ``FILE.py:Class``.
+
+    Raises:
+        ValueError: No such file or class, or it is not a `torch.nn.Module`.
+    """
+    path_text, _, class_name = spec.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise ValueError(f"model file {path_text} does not exist")
+    module_spec = importlib.util.spec_from_file_location(f"nugnn_user_{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    module_spec.loader.exec_module(module)
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
+        raise ValueError(f"{path_text} has no class {class_name!r}; it defines: {', '.join(classes) or 'none'}")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ValueError(f"{spec} is not a torch.nn.Module")
+    return found

@@ -1,0 +1,130 @@
+"""P unequal parts train the same model as one device: the law of the whole project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nugnn.comm.groups import Ranks
+from nugnn.models import GNN, WithNodeEmbedding
+from exactness import NUM_CLASSES, NUM_FEATURES, largest_difference, make_graph, make_parts, run_steps
+
+# Five steps through at most three layers and a batch norm: each sum over at most 61 terms in another order is off by
+# 61 eps relative, amplified by conditioning of norm and softmax; 1e-10 leaves 4 orders of magnitude above 1e-14.
+FLOAT64_BOUND = 1e-10
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gcn": dict(kind="gcn", norm="batch", dropout=0.4, input_dropout=0.3),
+    "gcn-layer-norm-residual": dict(kind="gcn", norm="layer", residual=True, dropout=0.4),
+    "sage-mean": dict(kind="sage", norm="batch", dropout=0.4, residual=True),
+    "sage-gcn": dict(kind="sage", aggregator="gcn", dropout=0.4),
+    "sage-pool": dict(kind="sage", aggregator="pool", norm="batch", dropout=0.4),
+    "sage-lstm": dict(kind="sage", aggregator="lstm", dropout=0.4),
+    "gat": dict(kind="gat", heads=2, out_heads=3, norm="batch", dropout=0.4, attention_dropout=0.3, residual=True),
+    "gatv2": dict(kind="gatv2", heads=2, norm="batch", dropout=0.4, attention_dropout=0.3, activation="elu"),
+    "gin": dict(kind="gin", norm="batch", dropout=0.4, input_dropout=0.2),
+    "gin-max": dict(kind="gin", aggregator="max", norm="layer", dropout=0.4),
+}
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    # eps: a bias before a batch norm has a gradient of rounding noise, about 1e-17, which the default 1e-8 would turn
+    # into steps of 1e-9
+    return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-3, eps=1e-5)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+class WithUserFunctions(nn.Module):
+    """Message, reduce and apply functions of the user's own, with edge weights, dropout inside, max and std."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(2 * NUM_FEATURES + 1, 8), nn.Linear(24, NUM_CLASSES)
+        self.drop_message, self.drop_mail = nn.Dropout(0.3), nn.Dropout(0.2)
+        self.norm = nn.BatchNorm1d(8)
+
+    def message(self, edges: Any) -> dict[str, torch.Tensor]:
+        joined = torch.cat([edges.src["h"], edges.dst["h"], edges.data["weight"][:, None]], 1)
+        return {"m": self.drop_message(self.norm(self.inner(joined)).relu())}
+
+    def reduce(self, nodes: Any) -> dict[str, torch.Tensor]:
+        mail = self.drop_mail(nodes.mailbox["m"])
+        return {"a": torch.cat([mail.max(1).values, mail.mean(1), mail.var(1, unbiased=False)], 1)}
+
+    def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.update_all(self.message, self.reduce, lambda nodes: {"a": nodes.data["a"].tanh()})
+            return self.outer(graph.ndata["a"])
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "user-functions":
+        return WithUserFunctions().double()
+    options = dict(MODELS[name])
+    return GNN(options.pop("kind"), NUM_FEATURES, NUM_CLASSES, hidden=5, layers=3, **options).double()
+
+
+@pytest.mark.parametrize("name", [*MODELS, "user-functions"])
+@pytest.mark.parametrize(("num_parts", "how"), [(2, "no_train"), (3, "unequal"), (3, "metis"), (5, "random")])
+def test_parts_equal_one_device(ranks: Any, name: str, num_parts: int, how: str) -> None:
+    directed = how != "metis"
+    data = make_graph(directed=directed)
+    model = build(name)
+    optimizer = sgd if how == "random" else adam
+    alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, optimizer)
+    runs = ranks.run(num_parts, run_steps, data, make_parts(data, num_parts, how), model, optimizer)
+    for run in runs:
+        worst, where = largest_difference(alone, run)
+        assert worst <= FLOAT64_BOUND, where
+        assert run.metrics == alone.metrics
+    for run in runs[1:]:
+        for key, value in runs[0].parameters.items():
+            assert torch.equal(value, run.parameters[key]), f"replicas differ in {key}"
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_node_embeddings_and_multilabel(ranks: Any, directed: bool) -> None:
+    data = make_graph(directed=directed, multilabel=True, features=False)
+    torch.manual_seed(0)
+    model = WithNodeEmbedding(data.num_nodes, 6, GNN("sage", 6, NUM_CLASSES, hidden=5, norm="batch")).double()
+    alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, adam)
+    for run in ranks.run(3, run_steps, data, make_parts(data, 3, "unequal"), model, adam):
+        worst, where = largest_difference(alone, run)
+        assert worst <= FLOAT64_BOUND, where
+        assert run.metrics == alone.metrics
+
+
+def _penalty(model: nn.Module) -> torch.Tensor:
+    return 0.01 * sum(p.square().sum() for p in model.parameters())  # type: ignore[return-value]
+
+
+def test_class_weights_and_regularizer(ranks: Any) -> None:
+    data = make_graph()
+    options: dict[str, Any] = dict(class_weights=torch.tensor([1.0, 2.0, 0.5, 3.0]), regularizer=_penalty)
+    model = build("gcn")
+    alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, adam, **options)
+    for run in ranks.run(3, run_steps, data, make_parts(data, 3, "no_train"), model, adam, **options):
+        worst, where = largest_difference(alone, run)
+        assert worst <= FLOAT64_BOUND, where
+
+
+def test_float32_stays_within_its_bound(ranks: Any) -> None:
+    # SGD without momentum, lr 0.1, five steps: errors of one step are at most about 61 * eps32 * (condition of a 3-layer
+    # net with batch norm, measured below 50) = 4e-4 relative, and add up over five steps.
+    bound = 5 * 61 * torch.finfo(torch.float32).eps * 50
+
+    data = make_graph(dtype=torch.float32)
+    for name in ("gcn", "sage-mean", "gat", "gin-max"):
+        model = build(name).float()
+        alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, sgd)
+        for run in ranks.run(3, run_steps, data, make_parts(data, 3, "unequal"), model, sgd):
+            worst, where = largest_difference(alone, run)
+            assert worst <= bound, f"{name}: {where}"
