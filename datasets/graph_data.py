@@ -227,7 +227,7 @@ def _feed(digest: hashlib._Hash, key: str, value: object) -> None:
             _feed(digest, "col", value.col_indices())
             _feed(digest, "values", value.values())
         elif value.numel():
-            digest.update(memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+            digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, Mapping):
         digest.update(f"\0{key}\0dict\0{len(value)}\0".encode())
         for name in sorted(value):
