@@ -35,10 +35,13 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
     results: dict[int, T] = {}
     errors: list[tuple[int, BaseException]] = []
     settled = threading.Semaphore(0)
+    groups: list[dist.ProcessGroup] = []
 
     def group(name: str, rank: int) -> dist.ProcessGroup:
         prefix = dist.PrefixStore(name, store)
-        return dist.ProcessGroupGloo(prefix, rank, num_ranks, timedelta(seconds=timeout_seconds))
+        made = dist.ProcessGroupGloo(prefix, rank, num_ranks, timedelta(seconds=timeout_seconds))
+        groups.append(made)
+        return made
 
     def run(rank: int) -> None:
         try:
@@ -59,6 +62,8 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
             if errors:
                 raise errors[0][1]
     finally:
+        for made in groups:  # also frees peers that still wait, and lets the process end in order
+            made.abort() if errors else made.shutdown()
         if interface is None:
             del os.environ["GLOO_SOCKET_IFNAME"]
         else:

@@ -15,16 +15,82 @@ from typing import TYPE_CHECKING, Any
 from nugnn import _dgl_compat
 
 if TYPE_CHECKING:
+    from nugnn.check import ModelDiffers as ModelDiffers
+    from nugnn.check import check_model as check_model
     from nugnn.config import TrainConfig as TrainConfig
+    from nugnn.datasets.graph_data import GraphData as GraphData
+    from nugnn.embedding import NodeEmbedding as NodeEmbedding
+    from nugnn.fit import FitOptions as FitOptions
+    from nugnn.fit import FitResult as FitResult
+    from nugnn.fit import fit as fit
+    from nugnn.models import GNN as GNN
+    from nugnn.session import as_edge_rows as as_edge_rows
+    from nugnn.session import as_node_rows as as_node_rows
+    from nugnn.session import as_replicated as as_replicated
+    from nugnn.session import global_mean as global_mean
+    from nugnn.session import global_sum as global_sum
+    from nugnn.session import halo as halo
+    from nugnn.session import init as init
+    from nugnn.session import intercept as intercept
+    from nugnn.session import local_edges as local_edges
+    from nugnn.session import shard as shard
+    from nugnn.shard_graph import ShardGraph as ShardGraph
+    from nugnn.trainer import Epoch as Epoch
+    from nugnn.trainer import Trainer as Trainer
 
 _dgl_compat.install()
 
 _EXPORTS = {
+    "Epoch": "nugnn.trainer",
+    "FitOptions": "nugnn.fit",
+    "FitResult": "nugnn.fit",
+    "GNN": "nugnn.models",
+    "GraphData": "nugnn.datasets.graph_data",
+    "ModelDiffers": "nugnn.check",
+    "NodeEmbedding": "nugnn.embedding",
+    "ShardGraph": "nugnn.shard_graph",
     "TrainConfig": "nugnn.config",
+    "Trainer": "nugnn.trainer",
+    "as_edge_rows": "nugnn.session",
+    "as_node_rows": "nugnn.session",
+    "as_replicated": "nugnn.session",
+    "check_model": "nugnn.check",
+    "fit": "nugnn.fit",
+    "global_mean": "nugnn.session",
+    "global_sum": "nugnn.session",
+    "halo": "nugnn.session",
+    "init": "nugnn.session",
+    "intercept": "nugnn.session",
+    "local_edges": "nugnn.session",
+    "shard": "nugnn.session",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["TrainConfig", "__version__"]
+__all__ = [
+    "GNN",
+    "Epoch",
+    "FitOptions",
+    "FitResult",
+    "GraphData",
+    "ModelDiffers",
+    "NodeEmbedding",
+    "ShardGraph",
+    "TrainConfig",
+    "Trainer",
+    "__version__",
+    "as_edge_rows",
+    "as_node_rows",
+    "as_replicated",
+    "check_model",
+    "fit",
+    "global_mean",
+    "global_sum",
+    "halo",
+    "init",
+    "intercept",
+    "local_edges",
+    "shard",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -277,31 +275,6 @@ def _compare(alone: _Trace, split: _Trace, num_nodes: int, num_parts: int) -> Ch
     return CheckReport(num_nodes, num_parts, len(alone.calls), largest)
 
 
-def build_for_check(make: Callable[..., nn.Module], in_features: int, num_classes: int, **options: Any) -> nn.Module:
-    """Call a user's class with what it accepts.
-
-    The first two positional parameters are the input width and the number of classes; of ``options`` it gets those it
-    names.
-
-    Raises:
-        ValueError: It needs something else; says what.
-    """
-    parameters = inspect.signature(make).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {k: v for k, v in options.items() if k in parameters or takes_any}
-    known = {"in_features", "num_classes"}
-    if known <= set(parameters):
-        return make(in_features=in_features, num_classes=num_classes, **named)
-    try:
-        inspect.signature(make).bind(in_features, num_classes, **named)
-    except TypeError as error:
-        raise ValueError(
-            f"{getattr(make, '__name__', make)}{inspect.signature(make)}: a model class is made as "
-            f"Class(in_features, num_classes), with options it names ({', '.join(options)}): {error}"
-        ) from error
-    return make(in_features, num_classes, **named)
-
-
 def run_check(spec: str, data: GraphData | None = None, **options: Any) -> CheckReport:
     """`check_model` for ``FILE.py:Class`` or a built-in model, on a random graph when there is no data.
 
@@ -310,7 +283,7 @@ def run_check(spec: str, data: GraphData | None = None, **options: Any) -> Check
         data: Graph to take a piece of.
         **options: For the model, as far as it names them.
     """
-    from nugnn.models import GNN, MODEL_NAMES, load_user_class
+    from nugnn.models import GNN, MODEL_NAMES, load_user_class, make_user_model
 
     data = data if data is not None else random_graph()
     assert data.features is not None
@@ -319,7 +292,7 @@ def run_check(spec: str, data: GraphData | None = None, **options: Any) -> Check
     if spec in MODEL_NAMES:
         model: nn.Module = GNN(spec, width, data.num_classes, **options)
     elif ":" in spec and Path(spec.rpartition(":")[0]).suffix == ".py":
-        model = build_for_check(load_user_class(spec), width, data.num_classes, **options)
+        model = make_user_model(load_user_class(spec), width, data.num_classes, **options)
     else:
         raise ValueError(f"{spec!r} is neither FILE.py:Class nor one of {', '.join(MODEL_NAMES)}")
     return check_model(model, data)

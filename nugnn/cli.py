@@ -94,7 +94,7 @@ def _train(**given: Any) -> None:
     with _errors_reported():
         as_json = given.pop("as_json")
         config = gather_settings(given, os.environ)
-        from nugnn.fit import run_from_config
+        from nugnn.run import run_from_config
 
         console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
         console.print(settings_text(config), markup=False, highlight=False)

@@ -213,9 +213,9 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage: Callable[[str], Any]) -> None:
-    if event["event"] == "epoch" and on_epoch is not None:
+    if event["kind"] == "epoch" and on_epoch is not None:
         on_epoch(Epoch(**event["epoch"]))
-    elif event["event"] == "stage":
+    elif event["kind"] == "stage":
         stage(event["name"])
 
 

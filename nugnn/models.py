@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -193,3 +194,28 @@ def load_user_class(spec: str) -> type[nn.Module]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{spec} is not a torch.nn.Module")
     return found
+
+
+def make_user_model(make: Callable[..., nn.Module], in_features: int, num_classes: int, **options: Any) -> nn.Module:
+    """Call a user's class with what it accepts.
+
+    The first two positional parameters are the input width and the number of classes; of ``options`` it gets those it
+    names.
+
+    Raises:
+        ValueError: It needs something else; says what.
+    """
+    parameters = inspect.signature(make).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {k: v for k, v in options.items() if k in parameters or takes_any}
+    known = {"in_features", "num_classes"}
+    if known <= set(parameters):
+        return make(in_features=in_features, num_classes=num_classes, **named)
+    try:
+        inspect.signature(make).bind(in_features, num_classes, **named)
+    except TypeError as error:
+        raise ValueError(
+            f"{getattr(make, '__name__', make)}{inspect.signature(make)}: a model class is made as "
+            f"Class(in_features, num_classes), with options it names ({', '.join(options)}): {error}"
+        ) from error
+    return make(in_features, num_classes, **named)

@@ -22,13 +22,13 @@ def main(context: WorkerContext) -> None:
     ranks = join_ranks(context.timeout)
     shard = load_shard(work["shards"], context.rank)
     options: FitOptions = work["options"]
-    context.emit(event="stage", name="train")
+    context.emit(kind="stage", name="train")
     outcome = train_shard(
         shard,
         ranks,
         work["model"],
         options,
-        on_epoch=lambda epoch: context.emit(event="epoch", epoch=asdict(epoch)),
+        on_epoch=lambda epoch: context.emit(kind="epoch", epoch=asdict(epoch)),
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()

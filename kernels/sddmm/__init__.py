@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nugnn.kernels.sddmm.reference import combine, sddmm_reference
 from nugnn.kernels.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_features, check_pair, check_rows
+from nugnn.kernels.sddmm.reference import combine, sddmm_reference
 from nugnn.kernels.structure import Structure
 
 __all__ = ["sddmm"]

@@ -107,11 +107,12 @@ def _penalty(model: nn.Module) -> torch.Tensor:
 
 
 def test_class_weights_and_regularizer(ranks: Any) -> None:
+    # SGD: with the penalty, biases before a batch norm have gradients of 1e-9 that Adam would blow up to full steps
     data = make_graph()
     options: dict[str, Any] = dict(class_weights=torch.tensor([1.0, 2.0, 0.5, 3.0]), regularizer=_penalty)
     model = build("gcn")
-    alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, adam, **options)
-    for run in ranks.run(3, run_steps, data, make_parts(data, 3, "no_train"), model, adam, **options):
+    alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, sgd, **options)
+    for run in ranks.run(3, run_steps, data, make_parts(data, 3, "no_train"), model, sgd, **options):
         worst, where = largest_difference(alone, run)
         assert worst <= FLOAT64_BOUND, where
 

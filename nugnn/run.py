@@ -1,0 +1,157 @@
+"""A run from settings to a folder of results: what ``nugnn train`` does."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from nugnn.config import TrainConfig
+from nugnn.datasets import load
+from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
+from nugnn.fit import FitResult, fit
+from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
+from nugnn.trainer import Epoch
+
+_STAGES = {
+    "check": "comparing one part with three on a piece of the graph",
+    "partition": "splitting the graph into {workers} parts",
+    "start": "starting {workers} workers",
+    "train": "training",
+}
+
+
+def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """Load, prepare, train, and write ``config.out_dir``.
+
+    The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
+    ``model.safetensors`` (best validation epoch) and ``logs/`` when there were workers. Results of an earlier run in it
+    are replaced.
+
+    Args:
+        config: The settings.
+        on_event: Gets ``{"kind": "stage", "text": ...}`` and ``{"kind": "epoch", "epoch": ..., "loss": ...,
+            "val": ...}``.
+
+    Returns:
+        What ``result.json`` holds.
+    """
+    emit = on_event or (lambda _: None)
+    emit({"kind": "stage", "text": f"reading {config.dataset}"})
+    data = prepare(config)
+    torch.manual_seed(config.seed)
+    model = build_model(config, data)
+    out = config.out_dir
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in ("result.json", "metrics.jsonl", "model.safetensors"):
+        (out / stale).unlink(missing_ok=True)
+    (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
+
+        def note(epoch: Epoch) -> None:
+            metrics.write(json.dumps(asdict(epoch)) + "\n")
+            metrics.flush()
+            event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
+            emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
+
+        result = fit(
+            model,
+            data,
+            workers=config.workers,
+            shares=config.fractions,
+            partitioner=config.partitioner,
+            timeout=config.timeout,
+            on_epoch=note,
+            on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
+            log_folder=out / "logs" if config.workers > 1 else None,
+            epochs=config.epochs,
+            patience=config.patience,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            weight_decay_first_layer_only=config.weight_decay_first_layer_only,
+            seed=config.seed,
+        )
+    save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
+    summary = summarise(config, data, result)
+    _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def prepare(config: TrainConfig) -> GraphData:
+    """The graph as ``config`` asks for it: split, direction, self-loops, feature scaling, in this order."""
+    data = load(config.dataset or "", config.data_dir)
+    data = data.with_split(config.split) if config.split else data
+    data = make_undirected(data) if config.undirected else data
+    data = self_loops(data, config.self_loops)  # type: ignore[arg-type]
+    return normalize_features(data, config.feature_norm) if data.features is not None else data  # type: ignore[arg-type]
+
+
+def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
+    """The model of ``config``; learnable node rows as wide as a hidden layer stand in for missing features."""
+    width = config.hidden if data.features is None else data.features.shape[1]
+    options: dict[str, Any] = {
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "norm": config.norm,
+        "residual": config.residual,
+        "activation": config.activation,
+        "dropout": config.dropout,
+        "input_dropout": config.input_dropout,
+    }
+    if config.model in ("gat", "gatv2") or config.model_file is not None:
+        options |= {"heads": config.heads, "attention_dropout": config.attention_dropout}
+    if config.model == "sage" or config.model_file is not None:
+        options["aggregator"] = config.aggregator
+    if config.model_file is not None:
+        model = make_user_model(load_user_class(config.model), width, data.num_classes, **options)
+    else:
+        model = GNN(config.model, width, data.num_classes, **options)
+    if data.features is None:
+        model = WithNodeEmbedding(data.num_nodes, width, model, seed=config.seed)
+    return model
+
+
+def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[str, Any]:
+    """``result.json``: plain types; a metric without rows is null."""
+    best, last = result.best, result.history[-1]
+    return {
+        "dataset": data.name,
+        "model": config.model,
+        "workers": config.workers,
+        "shares": [report["nodes"] / data.num_nodes for report in result.rank_reports],
+        "device": "cpu",
+        "metric": data.metric,
+        "best_epoch": best.number,
+        "val": _number(best.val),
+        "test": _number(best.test),
+        "last_test": _number(last.test),
+        "epoch_seconds": result.epoch_seconds,
+        "time_to_best_seconds": result.time_to_best_seconds,
+        "peak_memory_bytes": [report["peak_memory_bytes"] for report in result.rank_reports],
+        "ranks": result.rank_reports,
+        "notes": list(result.notes),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("nugnn", "torch", "dgl", "numpy", "pymetis")},
+        },
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
