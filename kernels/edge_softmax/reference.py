@@ -10,7 +10,7 @@ from nugnn.kernels.structure import Structure
 
 def edge_softmax_reference(structure: Structure, scores: Tensor) -> Tensor:
     """``exp(s[e] - m[v]) / sum over in-edges of exp(s - m[v])``; zeros if all scores are ``-inf``."""
-    dst = structure.dst.to(torch.int64)
+    dst = structure.dst.to(scores.device, torch.int64)
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     shape = (structure.num_dst, *scores.shape[1:])
     where = dst.view(-1, *[1] * (scores.dim() - 1)).expand(scores.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_row_tasks_cover_every_row_once_and_split_the_work(num_threads: int) -> 
     indptr = np.concatenate([[0], degrees.cumsum()])
     bounds = row_tasks(indptr, num_threads)
     assert bounds[0] == 0 and bounds[-1] == len(degrees) and (np.diff(bounds) >= 0).all()
-    work = [int((degrees[a:b] + 1).sum()) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    work = [int((degrees[a:b] + 1).sum()) for a, b in pairwise(bounds)]
     # A task can exceed its share by less than the row at its end: rows are not split.
     assert max(work) <= (degrees + 1).sum() / len(work) + degrees.max() + 1
 
