@@ -31,7 +31,7 @@ class DropoutHandler:
 
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
         arguments = dict(zip(("input", "p", "training", "inplace"), call.inputs, strict=False)) | call.attrs
-        x: Tensor = arguments.get("input", arguments.get("x"))
+        x: Tensor = arguments["input"] if "input" in arguments else arguments["x"]
         p = float(arguments.get("p", 0.5))
         training = arguments.get("training", arguments.get("train", True))
         if not training or p == 0:

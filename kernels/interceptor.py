@@ -52,8 +52,9 @@ class OperatorCall:
 class Handler(Protocol):
     """A link of the chain: may change the call, answer it, or look at it; ``proceed`` runs the rest."""
 
-    kinds: frozenset[str] | None
-    """Kinds of operator this handler wants to see; None for all."""
+    @property
+    def kinds(self) -> frozenset[str] | None:
+        """Kinds of operator this handler wants to see; None for all."""
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any: ...
 
@@ -196,7 +197,7 @@ class Interceptor(TorchFunctionMode):
 
     def _begin_module_call(self, path: str, args: tuple[Any, ...]) -> None:
         """Note the counts at which a module call begins; when autograd recomputes the call, count from there again."""
-        pointer = next((x.data_ptr() for x in args if isinstance(x, Tensor)), 0)
+        pointer = next((_address(x) for x in args if isinstance(x, Tensor)), 0)
         starts = self._counters.starts.setdefault(path, [])
         if not _in_backward():
             starts.append((pointer, dict(self._counters.calls)))
@@ -281,6 +282,13 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
         if isinstance(x, (tuple, list)) and any(isinstance(y, Tensor) and y.layout is not torch.strided for y in x):
             return True
     return False
+
+
+def _address(x: Tensor) -> int:
+    """Where the values of ``x`` lie; a sparse tensor has no storage of its own."""
+    if x.layout is torch.strided:
+        return x.data_ptr()
+    return x.values().data_ptr() if x.layout is torch.sparse_csr else id(x)
 
 
 def _in_backward() -> bool:

@@ -264,8 +264,11 @@ def _compare(alone: _Trace, split: _Trace, num_nodes: int, num_parts: int) -> Ch
             f"the model ran {len(alone.calls)} modules on one part and {len(split.calls)} on a part of it"
         )
     for name in alone.gradients.keys() | split.gradients.keys():
-        one, many = alone.gradients.get(name), split.gradients.get(name)
-        difference = float("inf") if one is None or many is None else _difference(one, many)
+        alone_grad, split_grad = alone.gradients.get(name), split.gradients.get(name)
+        if alone_grad is None or split_grad is None:
+            difference = float("inf")
+        else:
+            difference = _difference(alone_grad, split_grad)
         largest = max(largest, difference)
         if difference > _TOLERANCE:
             raise ModelDiffers(

@@ -29,7 +29,7 @@ class OptionSpec:
         optional: None is allowed and means "not set".
     """
 
-    kind: type
+    kind: type[Any]
     help: str
     choices: tuple[str, ...] = ()
     later: tuple[Any, ...] = ()
@@ -100,7 +100,7 @@ def _number(flag: str, value: Any, spec: OptionSpec) -> int | float:
             raise ValueError
     except (ValueError, OverflowError):
         raise ConfigError(refusal(flag, value, _range_text(spec))) from None
-    return number
+    return number  # type: ignore[no-any-return]
 
 
 def _range_text(spec: OptionSpec) -> str:

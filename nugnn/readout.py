@@ -101,7 +101,7 @@ def _topk(
     ids = torch.cat(graph.ranks.gather_rows(rows.ids)).sort().values
     missing = max(k - len(everything), 0)
     keys = everything if sortby is None else everything[:, sortby]
-    order = torch.argsort(keys, 0, descending=descending, stable=True)[:k]
+    order = torch.argsort(keys, dim=0, descending=descending, stable=True)[:k]
     if sortby is None:
         values, places = everything.gather(0, order), ids[order]
     else:

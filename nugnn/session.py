@@ -44,7 +44,7 @@ def shard(
     ranks: Ranks | None = None,
     *,
     shares: Sequence[float] | None = None,
-    method: str = "metis",
+    method: partition_assign.Method = "metis",
     seed: int = 0,
 ) -> ShardGraph:
     """Cut the part of this rank out of a graph; every rank has to call.

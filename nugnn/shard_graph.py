@@ -69,6 +69,9 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     `nugnn.shard_lists` says which methods are exact, which are local by meaning and which are refused.
     """
 
+    _node_frames: list[Frame]
+    _edge_frames: list[Frame]
+
     def __init__(self, shard: Shard, ranks: Ranks | None = None) -> None:
         """Args:
         shard: What this rank owns.
@@ -292,7 +295,8 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             raise dgl.DGLError("a shard graph has one edge type, so multi_update_all takes one entry")
         ((etype, functions),) = etype_dict.items()
         functions = functions if isinstance(functions, tuple) else (functions,)
-        self.update_all(*functions, etype=etype)
+        message_func, reduce_func, *applied = functions
+        self.update_all(message_func, reduce_func, applied[0] if applied else None, etype=etype)
         if apply_node_func is not None:
             self.apply_nodes(apply_node_func)
 
@@ -392,14 +396,24 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         ids = torch.arange(self.num_nodes()) if is_all(nodes) else self._row_ids(nodes)
         frame = self._node_frames[0]
         held: list[Tensor] = []
-        run_node_function(self, lambda b: held.append(predicate(b)) or {}, {k: frame[k] for k in frame}, ids)
+
+        def keep(batch: Any) -> dict[str, Tensor]:
+            held.append(predicate(batch))
+            return {}
+
+        run_node_function(self, keep, {k: frame[k] for k in frame}, ids)
         return ids[held[0].bool()].to(self.idtype)
 
     def filter_edges(self, predicate: Any, edges: Any = ALL, etype: Any = None) -> Tensor:
         """Local edge rows for which ``predicate`` holds."""
         ids = torch.arange(self.num_edges()) if is_all(edges) else self._row_ids(edges, self.num_edges())
         held: list[Tensor] = []
-        run_edge_function(self, ids.to(self.idtype), lambda batch: held.append(predicate(batch)) or {})
+
+        def keep(batch: Any) -> dict[str, Tensor]:
+            held.append(predicate(batch))
+            return {}
+
+        run_edge_function(self, ids.to(self.idtype), keep)
         return ids[held[0].bool()].to(self.idtype)
 
     # -- other graphs on the same nodes -------------------------------------------------------------------------
@@ -558,7 +572,7 @@ def _close_remaining_methods() -> None:
             continue
         method = _refusing(name, REFUSED_METHODS.get(name, "the whole graph, before nugnn.fit or nugnn.shard"))
         is_property = isinstance(getattr(dgl.DGLGraph, name), property)
-        setattr(ShardGraph, name, property(lambda self, m=method: m(self)) if is_property else method)
+        setattr(ShardGraph, name, property(method) if is_property else method)
 
 
 _close_remaining_methods()

@@ -165,9 +165,11 @@ def run_reduce_function(
                 key: tag(m.index_select(0, edges).view(len(nodes), max(degree, 1), *m.shape[1:]), rows)
                 for key, m in messages.items()
             }
-            data = _Columns(
-                lambda: list(frame.keys()), lambda key, nodes=nodes, rows=rows: tag(frame[key][nodes], rows)
-            )
+
+            def column(key: str, nodes: Tensor = nodes, rows: Rows = rows) -> Tensor:
+                return tag(frame[key][nodes], rows)
+
+            data = _Columns(lambda: list(frame.keys()), column)
             batch = NodeBatch(graph, nodes.to(graph.idtype), graph.ntypes[0], data, msgs=mailbox)
             results.append(func(batch))
             buckets.append(nodes)

@@ -10,8 +10,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
-import nugnn  # noqa: E402, F401
-from rank_pool import RankPool  # noqa: E402
+import nugnn  # noqa: F401
+from rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")

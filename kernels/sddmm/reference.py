@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from nugnn.kernels.broadcast import align
 from nugnn.kernels.structure import Structure
+
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
 
 
 def sddmm_reference(
@@ -30,8 +39,7 @@ def combine(op: str, lhs: Tensor, rhs: Tensor) -> Tensor:
         products = lhs * rhs
         # dtype: torch would widen a sum of small integers
         return products.sum(-1, keepdim=True, dtype=products.dtype) if products.dim() > 1 else products
-    function = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[op]
-    return function(lhs, rhs)
+    return _COMBINE[op](lhs, rhs)
 
 
 def _on_edges(structure: Structure, x: Tensor, target: str) -> Tensor:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from exactness import NUM_CLASSES, NUM_FEATURES, largest_difference, make_graph, make_parts, run_steps
 from nugnn.comm.groups import Ranks
 from nugnn.models import GNN, WithNodeEmbedding
-from exactness import NUM_CLASSES, NUM_FEATURES, largest_difference, make_graph, make_parts, run_steps
 
 # Five steps through at most three layers and a batch norm: each sum over at most 61 terms in another order is off by
 # 61 eps relative, amplified by conditioning of norm and softmax; 1e-10 leaves 4 orders of magnitude above 1e-14.
@@ -118,8 +118,8 @@ def test_class_weights_and_regularizer(ranks: Any) -> None:
 
 
 def test_float32_stays_within_its_bound(ranks: Any) -> None:
-    # SGD without momentum, lr 0.1, five steps: errors of one step are at most about 61 * eps32 * (condition of a 3-layer
-    # net with batch norm, measured below 50) = 4e-4 relative, and add up over five steps.
+    # SGD without momentum, lr 0.1, five steps: errors of one step are at most about 61 * eps32 * (condition of a
+    # 3-layer net with batch norm, measured below 50) = 4e-4 relative, and add up over five steps.
     bound = 5 * 61 * torch.finfo(torch.float32).eps * 50
 
     data = make_graph(dtype=torch.float32)
