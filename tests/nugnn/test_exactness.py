@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from exactness import NUM_CLASSES, NUM_FEATURES, largest_difference, make_graph, make_parts, run_steps
+from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_graph, make_parts, run_steps
 from nugnn.comm.groups import Ranks
+from nugnn.datasets.graph_data import GraphData
 from nugnn.models import GNN, WithNodeEmbedding
 
 # Five steps through at most three layers and a batch norm: each sum over at most 61 terms in another order is off by
@@ -73,7 +75,9 @@ def build(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "user-functions"])
-@pytest.mark.parametrize(("num_parts", "how"), [(2, "no_train"), (3, "unequal"), (3, "metis"), (5, "random")])
+@pytest.mark.parametrize(
+    ("num_parts", "how"), [(2, "no_train"), (3, "unequal"), (3, "metis"), (5, "random"), (5, "unequal")]
+)
 def test_parts_equal_one_device(ranks: Any, name: str, num_parts: int, how: str) -> None:
     directed = how != "metis"
     data = make_graph(directed=directed)
@@ -100,6 +104,43 @@ def test_node_embeddings_and_multilabel(ranks: Any, directed: bool) -> None:
         worst, where = largest_difference(alone, run)
         assert worst <= FLOAT64_BOUND, where
         assert run.metrics == alone.metrics
+
+
+def plain_dgl_steps(data: GraphData, model: nn.Module, num_steps: int = 5) -> Run:
+    """The same training as anyone writes it with DGL and torch: no shard, no interceptor."""
+    model = copy.deepcopy(model).train()
+    graph = data.to_dgl()
+    optimizer = adam(model)
+    features, train = graph.ndata["feat"], data.train_nodes
+    assert data.labels is not None
+    losses, gradients = [], {}
+    for step in range(num_steps):
+        loss = nn.functional.cross_entropy(model(graph, features)[train], data.labels[train])
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        logits = model(graph, features)
+    return Run(logits, losses, gradients, {k: v.clone() for k, v in model.state_dict().items()}, {})
+
+
+@pytest.mark.parametrize("name", [*MODELS, "user-functions"])
+def test_without_dropout_it_is_plain_dgl(ranks: Any, name: str) -> None:
+    data = make_graph()
+    model = build(name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    plain = plain_dgl_steps(data, model)
+    worst, where = largest_difference(plain, run_steps(Ranks(), data, make_parts(data, 1, "random"), model, adam))
+    assert worst <= FLOAT64_BOUND, where
+    for run in ranks.run(3, run_steps, data, make_parts(data, 3, "unequal"), model, adam):
+        worst, where = largest_difference(plain, run)
+        assert worst <= FLOAT64_BOUND, where
 
 
 def _penalty(model: nn.Module) -> torch.Tensor:

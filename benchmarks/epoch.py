@@ -1,0 +1,187 @@
+"""One worker of nuGNN against plain DGL: seconds of an epoch and peak memory, same model, same graph.
+
+    python benchmarks/epoch.py                     # 300,000 nodes / 12 M arcs, 2 layers, hidden 64
+    python benchmarks/epoch.py --graph cora        # needs NUGNN_DATA or --data-dir
+
+Each measurement is a process of its own, the two in turn; a row is the median over processes of the median epoch, with
+the smallest and largest process. DGL runs at its best known use: CSC and CSR only, both made before the clock starts,
+int32 ids where that is faster (both are tried). Before any timing, the losses of both without dropout have to agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+MODELS = ("sage", "gcn")
+
+
+def load_graph(name: str, data_dir: str | None, num_nodes: int, num_arcs: int) -> Any:
+    from nugnn.datasets import load
+    from nugnn.datasets.transforms import normalize_features, self_loops
+
+    if name == "products-like":
+        return load(f"products-like:{num_nodes}:{num_arcs}:0")
+    return normalize_features(self_loops(load(name, data_dir), "add"), "row")
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Hidden 64 and dropout between layers; Cora as published: hidden 16 and dropout of the input as well."""
+    if name == "products-like":
+        return {"hidden": 64, "dropout": 0.5, "input_dropout": 0.0}
+    return {"hidden": 16, "dropout": 0.5, "input_dropout": 0.5}
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run_nugnn(data: Any, model_name: str, epochs: int, **settings: Any) -> dict[str, Any]:
+    import torch
+
+    import nugnn
+    from nugnn.partition import assign, shard
+
+    torch.manual_seed(0)
+    width = data.features.shape[1]
+    model = nugnn.GNN(model_name, width, data.num_classes, layers=2, **settings)
+    assignment = assign.partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
+    part = shard.build_shard(data, assignment, 0)
+    from nugnn.seam import install
+
+    install()
+    graph = nugnn.ShardGraph(part)
+    del data
+    rows = {"train": part.train_rows, "val": part.val_rows, "test": part.test_rows}
+    trainer = nugnn.Trainer(model, graph, rows)
+    seconds, losses = [], []
+    for _ in range(epochs):
+        begin = time.perf_counter()
+        losses.append(trainer.train_epoch())
+        seconds.append(time.perf_counter() - begin)
+    return {"seconds": seconds, "losses": losses, "peak_bytes": peak_bytes()}
+
+
+def run_dgl(data: Any, model_name: str, epochs: int, idtype: str, **settings: Any) -> dict[str, Any]:
+    import dgl
+    import torch
+    from dgl import nn as dgl_nn
+    from torch import nn
+    from torch.nn import functional as F  # noqa: N812
+
+    class Plain(nn.Module):
+        """The same two layers in plain DGL and torch."""
+
+        def __init__(self, width: int, num_classes: int, hidden: int, dropout: float, input_dropout: float) -> None:
+            super().__init__()
+            kind = {"gcn": lambda i, o: dgl_nn.GraphConv(i, o, allow_zero_in_degree=True), "sage": lambda i, o: dgl_nn.SAGEConv(i, o, "mean")}[model_name]
+            self.layers = nn.ModuleList([kind(width, hidden), kind(hidden, num_classes)])
+            self.dropout, self.input_dropout = dropout, input_dropout
+
+        def forward(self, graph: Any, x: Any) -> Any:
+            h = F.dropout(x, self.input_dropout, self.training) if self.input_dropout else x
+            h = F.dropout(F.relu(self.layers[0](graph, h)), self.dropout, self.training)
+            return self.layers[1](graph, h)
+
+    torch.manual_seed(0)
+    ids = torch.int32 if idtype == "int32" else torch.int64
+    graph = dgl.graph((data.src.to(ids), data.dst.to(ids)), num_nodes=data.num_nodes).formats(["csr", "csc"])
+    graph.create_formats_()
+    dense = data.features if data.features.layout is torch.strided else data.features.to_dense()
+    features, labels, train, classes = dense, data.labels, data.train_nodes, data.num_classes
+    del data
+    model = Plain(features.shape[1], classes, **settings)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    seconds, losses = [], []
+    for _ in range(epochs):
+        begin = time.perf_counter()
+        loss = F.cross_entropy(model(graph, features)[train], labels[train])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+    return {"seconds": seconds, "losses": losses, "peak_bytes": peak_bytes()}
+
+
+def child(arguments: argparse.Namespace) -> None:
+    import nugnn  # noqa: F401  (lets DGL import)
+
+    data = load_graph(arguments.graph, arguments.data_dir, arguments.nodes, arguments.arcs)
+    settings = settings_of(arguments.graph)
+    if arguments.without_dropout:
+        settings |= {"dropout": 0.0, "input_dropout": 0.0}
+    if arguments.run == "nugnn":
+        answer = run_nugnn(data, arguments.model, arguments.epochs, **settings)
+    else:
+        answer = run_dgl(data, arguments.model, arguments.epochs, arguments.run.removeprefix("dgl-"), **settings)
+    print(json.dumps(answer))
+
+
+def spawn(arguments: argparse.Namespace, run: str, model: str, *extra: str) -> dict[str, Any]:
+    command = [sys.executable, os.path.abspath(__file__), "--run", run, "--graph", arguments.graph, "--model", model]
+    command += ["--nodes", str(arguments.nodes), "--arcs", str(arguments.arcs), "--epochs", str(arguments.epochs)]
+    command += ["--data-dir", arguments.data_dir] if arguments.data_dir else []
+    done = subprocess.run([*command, *extra], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{run} failed:\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graph", default="products-like")
+    parser.add_argument("--data-dir", default=os.environ.get("NUGNN_DATA"))
+    parser.add_argument("--nodes", type=int, default=300_000)
+    parser.add_argument("--arcs", type=int, default=12_000_000)
+    parser.add_argument("--epochs", type=int, default=None, help="epochs in a process; the first 2 are not counted")
+    parser.add_argument("--repeats", type=int, default=5, help="processes of each kind")
+    parser.add_argument("--model", choices=MODELS, help="default: both")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--without-dropout", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.epochs = arguments.epochs or (8 if arguments.graph == "products-like" else 60)
+    if arguments.run:
+        child(arguments)
+        return
+    import torch
+
+    print(f"graph {arguments.graph}, {torch.get_num_threads()} threads, torch {torch.__version__}, no evaluation")
+    print(f"{'model':6}{'':14}{'epoch ms':>10}{'min':>9}{'max':>9}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}")
+    for model in [arguments.model] if arguments.model else MODELS:
+        report(arguments, model)
+
+
+def report(arguments: argparse.Namespace, model: str) -> None:
+    ours, theirs = (spawn(arguments, run, model, "--without-dropout")["losses"] for run in ("nugnn", "dgl-int64"))
+    # float32 sums in another order: the two losses may differ by rounding, and by its growth over a few Adam steps
+    worst = max(abs(a - b) / abs(b) for a, b in zip(ours[:3], theirs[:3], strict=True))
+    if worst > 1e-3:
+        raise SystemExit(f"{model}: losses without dropout differ by {worst:.1e}; no timing of a wrong result")
+    runs: dict[str, list[dict[str, Any]]] = {"nugnn": [], "dgl-int64": [], "dgl-int32": []}
+    for _ in range(arguments.repeats):
+        for run, rows in runs.items():
+            rows.append(spawn(arguments, run, model))
+    medians = {run: [statistics.median(row["seconds"][2:]) for row in rows] for run, rows in runs.items()}
+    best = min(("dgl-int64", "dgl-int32"), key=lambda run: statistics.median(medians[run]))
+    baseline = statistics.median(medians[best])
+    baseline_bytes = statistics.median(row["peak_bytes"] for row in runs[best])
+    for run, rows in runs.items():
+        epoch, peak = statistics.median(medians[run]), statistics.median(row["peak_bytes"] for row in rows)
+        print(
+            f"{model:6}{run + (' (baseline)' if run == best else ''):20}"[:20]
+            + f"{epoch * 1e3:10.1f}{min(medians[run]) * 1e3:9.1f}{max(medians[run]) * 1e3:9.1f}{epoch / baseline:8.2f}"
+            f"{peak / 2**20:10.0f}{peak / baseline_bytes:8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
