@@ -39,14 +39,14 @@ RESULT: dict[str, Any] = {
 
 
 class Runs:
-    """Stands where nugnn.fit does: notes the settings it is called with."""
+    """Stands where nugnn.run does: notes the settings it is called with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.configs: list[TrainConfig] = []
         self.raises: BaseException | None = None
-        module = types.ModuleType("nugnn.fit")
+        module = types.ModuleType("nugnn.run")
         module.run_from_config = self.run_from_config  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "nugnn.fit", module)
+        monkeypatch.setitem(sys.modules, "nugnn.run", module)
 
     def run_from_config(self, config: TrainConfig, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         self.configs.append(config)
