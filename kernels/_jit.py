@@ -63,15 +63,17 @@ def _with_torch_threads(dispatcher: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(dispatcher)
     def call(*args: Any) -> Any:
+        threads = torch.get_num_threads()  # before numba is asked anything: see below
         before = numba.get_num_threads()
-        wanted = min(torch.get_num_threads(), most)
-        if wanted == before:
-            return dispatcher(*args)
-        numba.set_num_threads(wanted)
+        numba.set_num_threads(min(threads, most))
         try:
             return dispatcher(*args)
         finally:
             numba.set_num_threads(before)
+            # numba's thread pool, once started, sets OpenMP, which torch and DGL use too, to every core. On a machine
+            # that workers share, each operator then waits for threads without a core, ten times as long.
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
 
     return call
 

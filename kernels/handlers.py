@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,9 @@ class SparseRowsHandler:
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
         first = call.inputs[0] if call.inputs else None
         if not _is_csr(first):
+            if getattr(call.run, "__name__", "") in ("to", "type_as") and _is_csr(call.inputs[1]):
+                like = call.inputs[1]  # names a type and a place only: no values are read
+                return proceed(call.with_inputs(first, torch.empty(0, dtype=like.dtype, device=like.device)))
             if call.kind == "other" or any(_is_csr(x) for x in call.inputs):
                 return self._on_dense(call, proceed)
             return proceed(call)
@@ -99,6 +103,10 @@ class SparseRowsHandler:
                 return csr_matmul(first, other)
         if call.kind == "other" and function_name in _KEEPS_SPARSE:
             return proceed(call)
+        if function_name in _SCALINGS and len(call.inputs) == 2 and not call.attrs:
+            scaled = _scaled_rows(first, call.inputs[1], call.run)
+            if scaled is not None:
+                return scaled
         return self._on_dense(call, proceed)
 
     @staticmethod
@@ -121,6 +129,19 @@ _KEEPS_SPARSE = frozenset(
     storage is_contiguous clone _nnz get_device data_ptr type_as retain_grad __format__
     """.split()
 )
+
+
+_SCALINGS = frozenset(("mul", "multiply", "div", "divide", "true_divide", "__mul__", "__truediv__"))
+
+
+def _scaled_rows(x_csr: Tensor, factor: Any, operation: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
+    """``x * factor`` or ``x / factor`` on the stored entries, for a number or ``(N, 1)``; None for other factors."""
+    if isinstance(factor, (int, float)):
+        return with_values(x_csr, operation(x_csr.values(), factor)) if math.isfinite(factor) and factor else None
+    if not isinstance(factor, Tensor) or factor.shape != (x_csr.shape[0], 1) or factor.dtype != x_csr.dtype:
+        return None
+    lengths = x_csr.crow_indices().diff()
+    return with_values(x_csr, operation(x_csr.values(), torch.repeat_interleave(factor[:, 0], lengths)))
 
 
 def _is_csr(x: Any) -> bool:
