@@ -65,6 +65,7 @@ class TrainConfig:
     patience: int | None = option(
         None, int, "Stop after so many epochs without a better validation metric.", least=1, optional=True
     )
+    evaluate_every: int = option(1, int, "Epochs between evaluations; the last is always evaluated.", least=1)
     seed: int = option(0, int, "Seed of weights and dropout.", least=0, below=2**63)
 
     workers: int = option(1, int, "Number of worker processes.", least=1)

@@ -40,6 +40,7 @@ class FitOptions:
     Args:
         epochs: Upper bound of epochs.
         patience: Stop after so many epochs without a better validation metric; None to train all.
+        evaluate_every: Epochs between evaluations; the last one is always evaluated.
         lr: Learning rate of Adam.
         weight_decay: L2 penalty of Adam.
         weight_decay_first_layer_only: Apply it to the parameters of ``model.layers[0]`` (or of the first child that
@@ -54,6 +55,7 @@ class FitOptions:
 
     epochs: int = 200
     patience: int | None = None
+    evaluate_every: int = 1
     lr: float = 0.01
     weight_decay: float = 5e-4
     weight_decay_first_layer_only: bool = False
@@ -253,7 +255,9 @@ def train_shard(
         if on_epoch is not None:
             on_epoch(epoch)
 
-    history = trainer.fit(options.epochs, patience=options.patience, on_epoch=note)
+    history = trainer.fit(
+        options.epochs, patience=options.patience, evaluate_every=options.evaluate_every, on_epoch=note
+    )
     assert history.best is not None
     model.load_state_dict(history.best_state)
     logits = trainer.predict_all()

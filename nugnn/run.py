@@ -76,6 +76,7 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
             log_folder=out / "logs" if config.workers > 1 else None,
             epochs=config.epochs,
             patience=config.patience,
+            evaluate_every=config.evaluate_every,
             lr=config.lr,
             weight_decay=config.weight_decay,
             weight_decay_first_layer_only=config.weight_decay_first_layer_only,

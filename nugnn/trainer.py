@@ -189,7 +189,8 @@ class Trainer:
             epoch_seconds = time.perf_counter() - begin
             halo_seconds, sync_seconds = self.ranks.clock.take()
             scores = dict.fromkeys(("train", "val", "test"), math.nan)
-            if number % evaluate_every == 0 or number == epochs:
+            is_evaluated = number % evaluate_every == 0 or number == epochs
+            if is_evaluated:
                 scores |= self.evaluate()
             seconds = {
                 "epoch": epoch_seconds,
@@ -200,7 +201,8 @@ class Trainer:
             }
             epoch = Epoch(number, loss, scores["train"], scores["val"], scores["test"], seconds)
             history.epochs.append(epoch)
-            self._keep_best(history, epoch)
+            if is_evaluated:
+                self._keep_best(history, epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
             if not math.isfinite(loss):
@@ -210,6 +212,7 @@ class Trainer:
         return history
 
     def _keep_best(self, history: History, epoch: Epoch) -> None:
+        """By validation metric; by training loss where there are no validation rows."""
         score = epoch.val if not math.isnan(epoch.val) else -epoch.loss
         known = history.best
         if known is not None and score <= (known.val if not math.isnan(epoch.val) else -known.loss):
