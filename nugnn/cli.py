@@ -24,7 +24,7 @@ from nugnn.config import TrainConfig, flag_of, option_default, option_spec, read
 from nugnn.launch import WorkerFailed
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
-from nugnn.worker_process import USER_ERRORS
+from nugnn.worker_process import is_user_error
 
 _WIDTH = 80
 _BOOLEAN_FLAGS = {flag_of(entry.name) for entry in fields(TrainConfig) if option_spec(entry).kind is bool}
@@ -225,8 +225,8 @@ def _errors_reported() -> Iterator[None]:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise
-    except (WorkerFailed, *USER_ERRORS) as error:
-        if os.environ.get("NUGNN_TRACEBACK"):
+    except Exception as error:
+        if os.environ.get("NUGNN_TRACEBACK") or not (isinstance(error, WorkerFailed) or is_user_error(error)):
             raise
         print(f"nugnn: error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code if isinstance(error, WorkerFailed) else 2) from None

@@ -148,7 +148,7 @@ def fit(
         check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
-        on_stage: Gets the name of each stage: ``check``, ``partition``, ``start``, ``train``.
+        on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``.
         log_folder: Where the workers' logs go; they are dropped when None.
         cache_folder: Keep and reuse partitions here.
         **options: See `FitOptions`.
@@ -172,16 +172,20 @@ def fit(
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
         outcome = train_shard(build_shard(data, assignment, 0), Ranks(), _copy(model), fit_options, on_epoch)
         return _result(model, data, [outcome], assignment.notes)
-    if check:
-        from nugnn.check import check_model
-
-        stage("check")
-        check_model(model, data)
+    notes: list[str] = []
     with job.private_job_folder() as folder:
-        stage("partition")
-        shards, notes = _shards_on_disk(data, weights, partitioner, cache_folder or folder)
-        payload = {"model": model, "options": fit_options, "shards": shards}
-        job.write_job(folder, payload)
+
+        def prepare() -> None:
+            if check:
+                from nugnn.check import check_model
+
+                stage("check")
+                check_model(model, data)
+            stage("partition")
+            shards, said = _shards_on_disk(data, weights, partitioner, cache_folder or folder)
+            notes.extend(said)
+            job.write_job(folder, {"model": model, "options": fit_options, "shards": shards})
+
         stage("start")
         launch(
             folder,
@@ -189,6 +193,7 @@ def fit(
             timeout=timeout,
             on_event=lambda event: _relay(event, on_epoch, stage),
             log_folder=log_folder,
+            prepare=prepare,
         )
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     return _result(model, data, outcomes, notes)

@@ -12,12 +12,14 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 ErrorKind = Literal["user", "internal", "peer"]
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +61,13 @@ def write_job(folder: Path, payload: dict[str, Any]) -> None:
             cloudpickle.dumps(value)
         except Exception as error:
             raise ValueError(f"{name} cannot be handed to the worker processes: {error}") from error
-    (folder / "job.pickle").write_bytes(cloudpickle.dumps(payload))
+    draft = folder / "job.pickle.new"  # appears in one piece: workers may be waiting for it
+    draft.write_bytes(cloudpickle.dumps(payload))
+    draft.replace(folder / "job.pickle")
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """What `write_job` stored.
+    """What `write_job` stored; waits for it (the end of the launching process ends a waiting worker).
 
     Raises:
         PermissionError: Others may write to the folder, or it belongs to another user: unpickling would run their code.
@@ -73,6 +77,8 @@ def read_job(folder: Path) -> dict[str, Any]:
     found = os.stat(folder)
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(f"job folder {folder} is not private to this user (mode {stat.S_IMODE(found.st_mode):o})")
+    while not (folder / "job.pickle").exists():
+        time.sleep(_POLL_SECONDS)
     payload: dict[str, Any] = cloudpickle.loads((folder / "job.pickle").read_bytes())
     return payload
 

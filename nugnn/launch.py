@@ -57,6 +57,7 @@ def launch(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     log_folder: Path | None = None,
     port: int = 0,
+    prepare: Callable[[], None] | None = None,
 ) -> None:
     """Run ``main(context)`` of ``module`` in ``num_workers`` processes and return when all have finished.
 
@@ -71,6 +72,8 @@ def launch(
         on_event: Called in this thread with each event that rank 0 sends.
         log_folder: Where ``worker-RANK.log`` goes, standard output and error together; default: in ``job_folder``.
         port: Port on the loopback address for the workers to meet on; 0 lets the system choose a free one.
+        prepare: Called once the workers were started, to put the job into the folder while they import what they need
+            (`nugnn.job.read_job` waits for it); None when it is there already. What it raises ends the workers.
 
     Raises:
         WorkerFailed: A worker reported an error, died, or did not finish in time.
@@ -103,6 +106,8 @@ def launch(
                         start_new_session=True,  # Ctrl-C reaches this process only, which then ends them in order
                     )
                 )
+        if prepare is not None:
+            prepare()
         os.set_blocking(events_read, False)
         events = _EventReader(events_read, on_event)
         stack.callback(events.close)

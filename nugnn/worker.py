@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import asdict
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from nugnn.comm.groups import join_ranks
 from nugnn.fit import FitOptions, train_shard
 from nugnn.job import read_job
+from nugnn.kernels.dropout import dropout_rows
+from nugnn.kernels.philox import RandomKey
 from nugnn.partition.store import load_shard
 from nugnn.seam import install
 from nugnn.worker_process import WorkerContext
@@ -17,6 +20,7 @@ from nugnn.worker_process import WorkerContext
 def main(context: WorkerContext) -> None:
     """Entry point; `nugnn.worker_process` calls it with who this worker is."""
     install()
+    _warm_up()
     work = read_job(context.job_folder)
     context.init_process_group()
     ranks = join_ranks(context.timeout)
@@ -33,3 +37,9 @@ def main(context: WorkerContext) -> None:
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def _warm_up() -> None:
+    """Spend the time in which the launching process prepares the job on what the first epoch would wait for."""
+    dropout_rows(torch.ones(1, 1), 0.5, RandomKey(0, 0, 0), torch.zeros(1, dtype=torch.int64))  # loads numba
+    importlib.import_module("torch._dynamo")  # an optimizer imports it in its first step, 1 s

@@ -5,6 +5,7 @@ Started as ``python -m nugnn.worker_process MODULE JOB_FOLDER``.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -19,8 +20,9 @@ from typing import Any
 
 from nugnn.job import ErrorKind, WorkerError, write_done, write_error
 
-USER_ERRORS = (ValueError, OSError, ImportError)
-"""What a user's input raises: wrong values, files that are missing or unreadable, packages that are not installed."""
+USER_ERRORS = (ValueError, OSError, ImportError, NotImplementedError, FloatingPointError)
+"""What a user's input raises: wrong values, files that are missing or unreadable, packages that are not installed,
+what a split graph refuses, a loss that diverges."""
 
 _PEER_PHRASES = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")
 
@@ -81,7 +83,13 @@ def classify(error: BaseException) -> ErrorKind:
         return "peer"
     if isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PEER_PHRASES):
         return "peer"
-    return "user" if isinstance(error, USER_ERRORS) else "internal"
+    return "user" if is_user_error(error) else "internal"
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether ``error`` is for the user as it is: one of `USER_ERRORS`, or what DGL says about the graph."""
+    dgl = sys.modules.get("dgl")
+    return isinstance(error, USER_ERRORS) or (dgl is not None and isinstance(error, dgl.DGLError))
 
 
 def context_from_environment(job_folder: Path) -> WorkerContext:
@@ -137,4 +145,8 @@ def main(module: str, job_folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    exit_code = main(sys.argv[1], Path(sys.argv[2]))
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # without the interpreter's own end, which spends a second on freeing what goes anyway
