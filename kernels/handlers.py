@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
+from nugnn.kernels.dropout import dropout_csr_values, dropout_rows, relu_dropout_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
@@ -58,6 +58,8 @@ class DropoutHandler:
         if x.layout is torch.sparse_csr:
             crow, col = x.crow_indices(), x.col_indices()
             return tag(with_values(x, dropout_csr_values(x.values(), crow, col, p, key, ids)), rows)
+        if arguments.get("relu", False):
+            return tag(relu_dropout_rows(x, p, key, ids), rows)
         out = dropout_rows(x, p, key, ids) if x.dim() else dropout_rows(x[None], p, key, ids)[0]
         if arguments.get("inplace", False):
             return x.copy_(out)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nugnn.embedding import NodeEmbedding
+from nugnn.kernels.interceptor import current_interceptor
 
 ModelName = Literal["gcn", "sage", "gat", "gatv2", "gin"]
 MODEL_NAMES: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "gin")
@@ -83,7 +84,7 @@ class GNN(nn.Module):
         if attention_dropout and not attends:
             raise ValueError(f"attention_dropout={attention_dropout} has no meaning for {kind}; use gat or gatv2")
         self.activation = _ACTIVATIONS[activation]
-        self.input_dropout, self.dropout = nn.Dropout(input_dropout), nn.Dropout(dropout)
+        self.input_dropout, self.dropout = nn.Dropout(input_dropout), ActivationDropout(self.activation, dropout)
         self.layers, self.norms, self.residuals = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         width = in_features
         for number in range(layers):
@@ -107,9 +108,33 @@ class GNN(nn.Module):
             out = out.flatten(1) if out.dim() == 3 else out
             out = norm(out)
             added = residual(h)
-            h = self.dropout(self.activation(out if added is None else out + added))
+            h = self.dropout(out if added is None else out + added)
         out = self.layers[-1](graph, h)
         return out.mean(1) if out.dim() == 3 else out  # type: ignore[no-any-return]
+
+
+class ActivationDropout(nn.Dropout):
+    """An activation, then dropout; relu and dropout in one pass where row identity is known.
+
+    Args:
+        activation: Element-wise.
+        p: Probability of dropping.
+    """
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], p: float) -> None:
+        super().__init__(p)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        interceptor = current_interceptor()
+        fused = self.activation is F.relu and self.training and self.p > 0 and x.dtype in (torch.float32, torch.float64)
+        if interceptor is None or not fused:
+            return super().forward(self.activation(x))
+        return interceptor.call("dropout", None, (x, self.p), {"relu": True}, _refuse_unhandled)  # type: ignore[no-any-return]
+
+
+def _refuse_unhandled(*_: object, **__: object) -> Tensor:
+    raise RuntimeError("relu and dropout in one pass need an interceptor with a DropoutHandler")
 
 
 class _Nothing(nn.Module):

@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import nugnn  # noqa: F401
 from rank_pool import RankPool
+
+
+# the first call of a kernel compiles it; and a suite that draws other examples every time is not one that can be trusted
+settings.register_profile("nugnn", deadline=None, derandomize=True)
+settings.load_profile("nugnn")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from nugnn.kernels.dropout.reference import (
 )
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 
-__all__ = ["dropout_csr_values", "dropout_rows"]
+__all__ = ["dropout_csr_values", "dropout_rows", "relu_dropout_rows"]
 
 _WIDE = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
@@ -55,6 +55,32 @@ def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor
     if p == 0:
         return x
     result: Tensor = _DropoutRows.apply(x, p, key, row_ids)
+    return result
+
+
+def relu_dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
+    """``dropout_rows(relu(x), ...)`` in one pass that keeps its result alone for the backward pass.
+
+    A positive result was active and kept; anything else lets no gradient through, so neither the input, the output of
+    the relu nor a mask is needed. The bits of result and gradient are those of the two steps.
+
+    Args:
+        x: ``(n, ...)`` float32 or float64. Not modified.
+        p: Probability of dropping, in ``[0, 1)``.
+        key: Seed, step and stream.
+        row_ids: ``(n,)`` int64 global ids of the rows.
+
+    Raises:
+        ValueError: As for :func:`dropout_rows`.
+    """
+    _check("relu_dropout_rows", x, p)
+    check_row_ids(row_ids)
+    if x.dtype not in _WIDE or x.dim() == 0 or len(x) != len(row_ids):
+        raise ValueError(
+            f"relu_dropout_rows: needs float32 or float64 with one id per row, got {x.dtype} of shape {tuple(x.shape)} "
+            f"and {len(row_ids)} row_ids"
+        )
+    result: Tensor = _ReluDropoutRows.apply(x, p, key, row_ids)
     return result
 
 
@@ -106,6 +132,23 @@ class _DropoutRows(torch.autograd.Function):
         return _apply_mask(grad, ctx.p, ctx.key, row_ids), None, None, None
 
 
+class _ReluDropoutRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
+        y = torch.relu(x).contiguous()
+        y = _apply_mask(y, p, key, row_ids, in_place=True)
+        ctx.scale = torch.tensor(keep_scale(p), dtype=x.dtype)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (y,) = ctx.saved_tensors
+        passed: Tensor = torch.ops.aten.threshold_backward(grad, y, 0)
+        return passed.mul_(ctx.scale), None, None, None
+
+
 class _DropoutCsrValues(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -122,7 +165,7 @@ class _DropoutCsrValues(torch.autograd.Function):
         return _apply_csr_mask(grad, indptr, indices, ctx.p, ctx.key, row_ids), None, None, None, None, None
 
 
-def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
+def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor, *, in_place: bool = False) -> Tensor:
     if x.numel() == 0 or p == 1:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     if x.device.type != "cpu":
@@ -132,7 +175,7 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
     flat = x.reshape(len(x), -1).contiguous()
     ids, threshold, k0, k1 = _kernel_arguments(p, key, row_ids)
     if x.dtype in _WIDE:
-        out = torch.empty_like(flat)
+        out = flat if in_place else torch.empty_like(flat)
         scale = np.asarray(keep_scale(p), dtype=flat.numpy().dtype)[()]
         cpu.scale_or_zero(flat.numpy(), ids, threshold, scale, k0, k1, out.numpy())
     else:
