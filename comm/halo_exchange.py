@@ -223,8 +223,10 @@ class HaloHandler:
         return x_L
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        plan: HaloPlan = call.attrs["plan"]
+        plan: HaloPlan | None = call.attrs["plan"]
         attrs = {key: value for key, value in call.attrs.items() if key != "plan"}
+        if plan is None:  # over out-edges: the result goes home instead
+            return proceed(OperatorCall(call.name, call.kind, call.structure, call.inputs, attrs, call.run))
         targets = ("u", "e") if call.kind == "spmm" else (attrs["lhs_target"], attrs["rhs_target"])
         inputs = tuple(
             self.local(x, plan) if target == "u" and x is not None else x

@@ -173,3 +173,10 @@ def mean_edges(graph: ShardGraph, feat: str, weight: str | None = None, *, etype
 def max_edges(graph: ShardGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
     """`dgl.max_edges`."""
     return readout_edges(graph, feat, weight, op="max")
+
+
+def norm_by_dst(graph: ShardGraph, etype: Any = None) -> Tensor:
+    """`dgl.norm_by_dst`: one over the in-degree of each edge's destination, float32 ``(E,)``."""
+    graph.get_etype_id(etype)
+    degrees = tag(graph.in_degrees().float(), graph.index.node_rows)
+    return tag(1 / graph.index.sddmm("copy_rhs", None, degrees, "u", "v"), graph.index.edge_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import dgl
@@ -14,8 +14,14 @@ from dgl.base import is_all
 
 from nugnn import adapters, readout
 from nugnn.graph_index import ShardIndex
+from nugnn.kernels.rows import tag
 from nugnn.shard_graph import ShardGraph
-from nugnn.shard_lists import EXACT_FUNCTIONS, LOCAL_FUNCTIONS, REFUSED_FUNCTIONS
+from nugnn.shard_lists import (
+    EXACT_FUNCTIONS,
+    LOCAL_FUNCTIONS,
+    NEVER_ANSWERED_FUNCTIONS,
+    REFUSED_FUNCTIONS,
+)
 
 _installed = False
 
@@ -58,6 +64,20 @@ def _route_operators() -> None:
         everywhere = logits.new_full((gidx.num_edges(), *logits.shape[1:]), float("-inf"))
         return gidx.edge_softmax(everywhere.index_copy(0, eids.long(), logits), norm_by)[eids.long()]
 
+    plain_gspmm = spmm_module.gspmm
+
+    @functools.wraps(plain_gspmm)
+    def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
+        if not (isinstance(g, ShardGraph) and reduce_op == "mean"):
+            return plain_gspmm(g, op, reduce_op, lhs_data, rhs_data)
+        # DGL caps degrees at the number of edges, which a part of a reversed graph has fewer of
+        total = plain_gspmm(g, op, "sum", lhs_data, rhs_data)
+        if not total.is_floating_point():
+            raise dgl.DGLError(f"a mean of {total.dtype} is not defined; convert the messages to float")
+        degrees = g.in_degrees().clamp(min=1).to(total.dtype)
+        return tag(total / degrees.view(-1, *([1] * (total.dim() - 1))), g.index.node_rows)
+
+    spmm_module.gspmm = dgl.ops.gspmm = gspmm  # type: ignore[attr-defined]
     spmm_module.gspmm_internal = gspmm_internal  # type: ignore[attr-defined]
     sddmm_module.gsddmm_internal = gsddmm_internal  # type: ignore[attr-defined]
     softmax_module.edge_softmax_internal = edge_softmax_internal  # type: ignore[attr-defined]
@@ -66,24 +86,36 @@ def _route_operators() -> None:
 def _on_shard(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     """What ``dgl.name`` does when its graph is a shard."""
     if name in ("add_self_loop", "remove_self_loop", "reverse"):
-        return getattr(ShardGraph, name)  # type: ignore[no-any-return]
+        return lambda g, *args, **kwargs: getattr(g, name)(*args, **kwargs)
     if (exact := getattr(readout, name, None)) is not None and name in EXACT_FUNCTIONS:
         return exact  # type: ignore[no-any-return]
     if name in EXACT_FUNCTIONS or name in LOCAL_FUNCTIONS:
         return plain  # made of exact or local pieces
     instead = REFUSED_FUNCTIONS.get(name, "the whole graph, before nugnn.fit or nugnn.shard")
 
-    def refuse_when_split(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        shard = graph if isinstance(graph, ShardGraph) else next(g for g in graph if isinstance(g, ShardGraph))
-        if shard.is_split or not isinstance(graph, ShardGraph):
-            shard.refuse(f"dgl.{name}", instead)
-        return plain(graph._whole(), *args, **kwargs)
+    def refuse_when_split(*args: Any, **kwargs: Any) -> Any:
+        for shard in _shards_in((*args, *kwargs.values())):
+            if shard.is_split or name in NEVER_ANSWERED_FUNCTIONS:
+                shard.refuse(f"dgl.{name}", instead)
+        return plain(*(_with_whole(x) for x in args), **{key: _with_whole(x) for key, x in kwargs.items()})
 
     return refuse_when_split
 
 
-def _holds_shard(x: Any) -> bool:
-    return isinstance(x, ShardGraph) or (isinstance(x, (list, tuple)) and any(isinstance(y, ShardGraph) for y in x))
+def _shards_in(arguments: Iterable[Any]) -> Iterator[ShardGraph]:
+    """Shard graphs among the arguments of a call and in lists of graphs."""
+    for x in arguments:
+        if isinstance(x, ShardGraph):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from (y for y in x if isinstance(y, ShardGraph))
+
+
+def _with_whole(x: Any) -> Any:
+    """``x`` with plain graphs in place of shard graphs of one rank."""
+    if isinstance(x, (list, tuple)) and any(isinstance(y, ShardGraph) for y in x):
+        return [_with_whole(y) for y in x]
+    return x._whole() if isinstance(x, ShardGraph) else x
 
 
 def _dispatch(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,8 +123,8 @@ def _dispatch(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else next(iter(kwargs.values()), None)
-        return (on_shard if _holds_shard(first) else plain)(*args, **kwargs)
+        has_shard = next(_shards_in((*args, *kwargs.values())), None) is not None
+        return (on_shard if has_shard else plain)(*args, **kwargs)
 
     return dispatch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from dgl import function as fn
 from dgl import ops as dgl_ops
 from dgl.base import ALL, is_all
 from dgl.frame import Frame
+from dgl.utils.checks import prepare_tensor
 from dgl.view import EdgeSpace, HeteroEdgeDataView, HeteroEdgeView, HeteroNodeDataView, HeteroNodeView, NodeSpace
 from torch import Tensor
 
@@ -24,7 +26,7 @@ from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import Rows, tag
 from nugnn.kernels.structure import Structure
 from nugnn.partition.shard import Shard
-from nugnn.shard_lists import EXACT_METHODS, LOCAL_METHODS, REFUSED_METHODS
+from nugnn.shard_lists import EXACT_METHODS, LOCAL_METHODS, NEVER_ANSWERED, REFUSED_METHODS
 from nugnn.udf import run_edge_function, run_node_function, run_reduce_function, tie_exchanges
 
 
@@ -32,14 +34,14 @@ class _NodeData(HeteroNodeDataView):  # type: ignore[misc]
     def __getitem__(self, key: str) -> Tensor:
         rows = self._graph.index.node_rows
         value: Tensor = super().__getitem__(key)
-        return tag(value, rows if is_all(self._nodes) else _subset(rows, self._nodes))
+        return tag(value, rows if is_all(self._nodes) else _subset(rows, self._graph._row_ids(self._nodes)))
 
 
 class _EdgeData(HeteroEdgeDataView):  # type: ignore[misc]
     def __getitem__(self, key: str) -> Tensor:
         rows = self._graph.index.edge_rows
         value: Tensor = super().__getitem__(key)
-        return tag(value, rows if is_all(self._edges) else _subset(rows, self._edges))
+        return tag(value, rows if is_all(self._edges) else _subset(rows, self._graph._edge_row_ids(self._edges)))
 
 
 class _NodeView(HeteroNodeView):  # type: ignore[misc]
@@ -54,9 +56,9 @@ class _EdgeView(HeteroEdgeView):  # type: ignore[misc]
         return EdgeSpace(data=_EdgeData(self._graph, None, data._edges))
 
 
-def _subset(rows: Rows, picked: Any) -> Rows:
+def _subset(rows: Rows, picked: Tensor) -> Rows:
     assert rows.ids is not None
-    return Rows(rows.kind, rows.ids[torch.as_tensor(picked).long()], 1, rows.split)
+    return Rows(rows.kind, rows.ids[picked], 1, rows.split)
 
 
 class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
@@ -244,17 +246,23 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return False
 
     def has_nodes(self, vid: Any, ntype: str | None = None) -> Any:
-        ids = torch.as_tensor(vid)
-        found = (ids >= 0) & (ids < self.num_nodes())
-        return bool(found) if ids.dim() == 0 else found
+        """Whether there are local rows of these numbers."""
+        self.get_ntype_id(ntype)
+        ids = prepare_tensor(self, vid, "vid")
+        if len(ids) and int(ids.min()) < 0:
+            raise dgl.DGLError("All IDs must be non-negative integers.")
+        found = ids < self.num_nodes()
+        return bool(found) if isinstance(vid, numbers.Integral) else found
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
         """Degrees in the whole graph; all in-edges of inner nodes are here."""
+        self.get_etype_id(etype)
         index = self.index
         return self._degrees(self._out_degrees if index.is_reversed else index.structure.in_degrees, v)
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         """Degrees in the whole graph, kept with the shard."""
+        self.get_etype_id(etype)
         index = self.index
         return self._degrees(index.structure.in_degrees if index.is_reversed else self._out_degrees, u)
 
@@ -262,41 +270,60 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         degrees = degrees.to(self.idtype)
         if is_all(rows):
             return tag(degrees, self.index.node_rows)
-        if isinstance(rows, int):
+        if isinstance(rows, numbers.Integral):
             return int(degrees[self._row_ids(rows)])
         picked = self._row_ids(rows)
         return tag(degrees[picked], _subset(self.index.node_rows, picked))
 
     def _row_ids(self, rows: Any, num_rows: int | None = None) -> Tensor:
-        """Ids as int64 rows, checked against the range; a bool mask picks rows."""
+        """Ids as int64 rows; type and range are checked as DGL does, and more strictly where its answer is garbage."""
         num_rows = self.num_nodes() if num_rows is None else num_rows
-        ids = torch.as_tensor(rows)
-        if ids.dtype is torch.bool:
-            if len(ids) != num_rows:
-                raise dgl.DGLError(f"mask has {len(ids)} entries for {num_rows} rows")
-            return ids.nonzero().view(-1)
-        if ids.numel() and ids.is_floating_point():
-            raise dgl.DGLError(f"ids have to be integers, got {ids.dtype}")
-        ids = ids.long()
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_rows):
-            raise dgl.DGLError(
-                f"id {int(ids.max() if ids.max() >= num_rows else ids.min())} is out of range for {num_rows} local rows"
-            )
+        ids: Tensor = prepare_tensor(self, rows, "ids").long()
+        wrong = ids[(ids < 0) | (ids >= num_rows)]
+        if len(wrong):
+            raise dgl.DGLError(f"id {int(wrong[0])} is out of range for {num_rows} local rows")
+        return ids
+
+    def _edge_row_ids(self, edges: Any) -> Tensor:
+        """Rows of ``edata`` for edge ids; for (source, destination) pairs on one rank only."""
+        if isinstance(edges, tuple):
+            if self.is_split:
+                self.refuse("naming edges by (source, destination) pairs", "edge rows of graph.edata")
+            edges = self._whole().edge_ids(*edges)
+        return self._row_ids(edges, self.num_edges())
+
+    def _distinct(self, ids: Tensor, what: str) -> Tensor:
+        if len(torch.unique(ids)) != len(ids):
+            raise dgl.DGLError(f"{what}: an id is given twice, so its messages would count twice; give each once")
         return ids
 
     # -- message passing ----------------------------------------------------------------------------------------
 
     def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
-        self[etype]
-        self._set_n_repr(0, ALL, self._pass_messages(message_func, reduce_func, apply_node_func))
+        self.get_etype_id(etype)
+        columns = self._pass_messages(message_func, reduce_func, apply_node_func)
+        if _is_extreme(reduce_func) and columns:
+            key = next(
+                iter(columns)
+            )  # like DGL: nodes without in-edges show zero, after the apply function saw infinity
+            columns[key] = _zero_where_infinite(columns[key])
+        self._set_n_repr(0, ALL, columns)
 
-    def multi_update_all(self, etype_dict: Any, cross_reducer: str, apply_node_func: Any = None) -> None:
+    def multi_update_all(self, etype_dict: Any, cross_reducer: Any, apply_node_func: Any = None) -> None:
         if len(etype_dict) != 1:
             raise dgl.DGLError("a shard graph has one edge type, so multi_update_all takes one entry")
         ((etype, functions),) = etype_dict.items()
+        self.get_etype_id(etype)
         functions = functions if isinstance(functions, tuple) else (functions,)
+        if not 2 <= len(functions) <= 3:
+            raise dgl.DGLError(f"edge type {etype!r} needs (message, reduce[, apply]), got {len(functions)} functions")
         message_func, reduce_func, *applied = functions
-        self.update_all(message_func, reduce_func, applied[0] if applied else None, etype=etype)
+        columns = self._pass_messages(message_func, reduce_func, applied[0] if applied else None)
+        if cross_reducer == "stack":
+            columns = {key: tag(value[:, None], self.index.node_rows) for key, value in columns.items()}
+        if _is_extreme(reduce_func):
+            columns = {key: _zero_where_infinite(value) for key, value in columns.items()}
+        self._set_n_repr(0, ALL, columns)
         if apply_node_func is not None:
             self.apply_nodes(apply_node_func)
 
@@ -316,9 +343,6 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
                 columns = dict(core.invoke_gspmm(self, fn.copy_e(field, field), reduce_func, edata=messages))
             else:
                 columns = run_reduce_function(self, reduce_func, messages)
-        if is_builtin(reduce_func) and reduce_func.name in ("min", "max"):
-            for key, value in columns.items():
-                columns[key] = _zero_where_infinite(value)
         columns = tie_exchanges(self, columns)
         if apply_func is not None:
             known = {key: self._node_frames[0][key] for key in self._node_frames[0]} | columns
@@ -326,8 +350,8 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return {key: tag(value, self.index.node_rows) for key, value in columns.items()}
 
     def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
-        self[etype]
-        picked = None if is_all(edges) else self._row_ids(edges, self.num_edges())
+        self.get_etype_id(etype)
+        picked = None if is_all(edges) else self._edge_row_ids(edges)
         if core.is_builtin(func):
             columns = dict(core.invoke_gsddmm(self, func))
             if picked is not None:
@@ -335,9 +359,10 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         else:
             ids = None if picked is None else picked.to(self.idtype)
             columns = run_edge_function(self, ids, func)
-        self._set_e_repr(0, edges if picked is None else picked.to(self.idtype), columns)
+        self._set_e_repr(0, ALL if picked is None else picked.to(self.idtype), columns)
 
     def apply_nodes(self, func: Any, v: Any = ALL, ntype: str | None = None) -> None:
+        self.get_ntype_id(ntype)
         nodes = None if is_all(v) else self._row_ids(v).to(self.idtype)
         frame = self._node_frames[0]
         columns = run_node_function(self, func, {key: frame[key] for key in frame}, nodes)
@@ -346,24 +371,37 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     def send_and_recv(
         self, edges: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
     ) -> None:
-        """Messages along the given local edge rows; every rank has to call, with its own edges (or none)."""
-        if isinstance(edges, tuple):
-            self.refuse("send_and_recv with (source, destination) pairs", "edge rows of graph.edata")
-        picked = self._row_ids(edges, self.num_edges())
+        """Messages along the given local edge rows; every rank has to call, with its own edges (or none).
+
+        Whatever the order of ``edges``, a node's mailbox is in global edge-id order.
+        """
+        self.get_etype_id(etype)
+        picked = self._distinct(self._edge_row_ids(edges), "send_and_recv")
+        if not self.is_split and len(picked) == 0:
+            return
         mask = torch.zeros(self.num_edges(), dtype=torch.bool)
         mask[picked] = True
         self._pass_along(mask, None, message_func, reduce_func, apply_node_func)
 
     def push(self, u: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
-        """Messages from the given inner nodes to their successors on any rank; every rank has to call."""
+        """Messages from the given inner nodes to their successors on any rank; every rank has to call.
+
+        Whatever the order of ``u``, a node's mailbox is in global edge-id order.
+        """
+        self.get_etype_id(etype)
         chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8)
-        chosen[self._row_ids(u)] = 1
+        chosen[self._distinct(self._row_ids(u), "push")] = 1
         mask = self.index.sddmm("copy_lhs", chosen, None, "u", "v").bool()
+        if not self.is_split and not mask.any():
+            return
         self._pass_along(mask, None, message_func, reduce_func, apply_node_func)
 
     def pull(self, v: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
         """Messages along all in-edges of the given inner nodes; every rank calls, with its own nodes (or none)."""
-        nodes = self._row_ids(v)
+        self.get_etype_id(etype)
+        nodes = self._distinct(self._row_ids(v), "pull")
+        if not self.is_split and len(nodes) == 0:
+            return
         chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8)
         chosen[nodes] = 1
         mask = self.index.sddmm("copy_rhs", None, chosen, "u", "v").bool()
@@ -393,6 +431,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
 
     def filter_nodes(self, predicate: Any, nodes: Any = ALL, ntype: str | None = None) -> Tensor:
         """Local ids of inner nodes for which ``predicate`` holds."""
+        self.get_ntype_id(ntype)
         ids = torch.arange(self.num_nodes()) if is_all(nodes) else self._row_ids(nodes)
         frame = self._node_frames[0]
         held: list[Tensor] = []
@@ -406,7 +445,8 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
 
     def filter_edges(self, predicate: Any, edges: Any = ALL, etype: Any = None) -> Tensor:
         """Local edge rows for which ``predicate`` holds."""
-        ids = torch.arange(self.num_edges()) if is_all(edges) else self._row_ids(edges, self.num_edges())
+        self.get_etype_id(etype)
+        ids = torch.arange(self.num_edges()) if is_all(edges) else self._edge_row_ids(edges)
         held: list[Tensor] = []
 
         def keep(batch: Any) -> dict[str, Tensor]:
@@ -429,6 +469,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
 
     def remove_self_loop(self, etype: Any = None) -> ShardGraph:
         """Without edges from a node to itself; all of them are local."""
+        self.get_etype_id(etype)
         structure = self.index.structure
         loops = structure.indices == structure.dst
         part = self._with_edges(~loops)
@@ -439,10 +480,22 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return part._count_edges()
 
     def add_self_loop(self, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None) -> ShardGraph:
-        """One more edge from each node to itself, after its other in-edges; their data is ``fill_data``.
+        """One more edge from each node to itself, after its other in-edges.
 
-        ``fill_data`` is a number, a tensor of one edge's shape, or a reducer name over the node's in-edges.
+        Args:
+            edge_feat_names: Columns that get ``fill_data``, all when None; the others get zeros.
+            fill_data: A number, or ``sum``, ``mean``, ``max`` or ``min`` over the node's in-edges.
+            etype: The graph's one edge type.
+
+        Raises:
+            DGLError: ``fill_data`` is something else, or a mean of integers.
         """
+        self.get_etype_id(etype)
+        if not isinstance(fill_data, (int, float)) and fill_data not in ("sum", "mean", "max", "min"):
+            raise dgl.DGLError(f"fill_data has to be a number, 'sum', 'mean', 'max' or 'min', got {fill_data!r}")
+        filled = set(self._edge_frames[0]) if edge_feat_names is None else set(edge_feat_names)
+        if unknown := filled - set(self._edge_frames[0]):
+            raise dgl.DGLError(f"edge_feat_names: there is no edge column {sorted(unknown)[0]!r}")
         old, num_nodes = self.index.structure, self.num_nodes()
         kept = torch.arange(old.num_edges) + old.dst
         loops = old.indptr[1:] + torch.arange(num_nodes)
@@ -462,17 +515,20 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         part._edge_frames = [Frame(num_rows=len(indices))]
         part._exchanges = []
         for key in self._edge_frames[0]:
-            if edge_feat_names is not None and key not in edge_feat_names:
-                continue
             column = self._edge_frames[0][key]
-            if isinstance(fill_data, str):
-                fill = getattr(dgl_ops, f"copy_e_{fill_data}")(self, column)
-            else:
-                fill = torch.as_tensor(fill_data, dtype=column.dtype).expand(num_nodes, *column.shape[1:])
+            fill = self._loop_fill(column, fill_data if key in filled else 0)
             merged = column.new_empty((len(indices), *column.shape[1:]))
-            merged = merged.index_copy(0, kept, column).index_copy(0, loops, fill.to(column.dtype))
+            merged = merged.index_copy(0, kept, column).index_copy(0, loops, fill)
             part._edge_frames[0][key] = merged
         return part._count_edges()
+
+    def _loop_fill(self, column: Tensor, fill_data: Any) -> Tensor:
+        """A row for each inner node's new self-loop."""
+        if not isinstance(fill_data, str):
+            return column.new_full((), fill_data).expand(self.num_nodes(), *column.shape[1:])
+        if fill_data == "mean" and not column.is_floating_point():
+            raise dgl.DGLError(f"fill_data 'mean' of {column.dtype} is not defined; convert the column to float")
+        return _zero_where_infinite(getattr(dgl_ops, f"copy_e_{fill_data}")(self, column))
 
     def _count_edges(self) -> ShardGraph:
         """Bring ``num_edges_global`` up to date; every rank has to take part."""
@@ -528,7 +584,12 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return self
 
     def formats(self, formats: Any = None) -> Any:
-        return {"created": ["csc"], "not created": []} if formats is None else self
+        """The structure is kept in one format, which serves every operator; asking for another changes nothing."""
+        if formats is None:
+            return {"created": ["csc"], "not created": []}
+        if unknown := {formats} - _FORMATS if isinstance(formats, str) else set(formats) - _FORMATS:
+            raise dgl.DGLError(f"formats: {sorted(unknown)[0]!r} is none of coo, csr, csc")
+        return self
 
     def create_formats_(self) -> None:
         """Nothing to do: the structure is ready for every operator."""
@@ -544,21 +605,23 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return graph
 
 
-_CHANGES_GRAPH = frozenset(
-    "add_edges add_nodes remove_edges remove_nodes set_batch_num_nodes set_batch_num_edges shared_memory pin_memory_ "
-    "unpin_memory_ record_stream".split()
-)
+_FORMATS = {"coo", "csr", "csc"}
 
 
 def _refusing(name: str, instead: str) -> Callable[..., Any]:
     def method(self: ShardGraph, *args: Any, **kwargs: Any) -> Any:
-        if self.is_split or name in _CHANGES_GRAPH:
+        if self.is_split or name in NEVER_ANSWERED:
             self.refuse(f"DGLGraph.{name}", instead)
-        return getattr(self._whole(), name)(*args, **kwargs)
+        answer = getattr(self._whole(), name)
+        return answer(*args, **kwargs) if callable(answer) else answer
 
     method.__name__ = name
     method.__doc__ = f"Refused when the graph is split; use instead: {instead}."
     return method
+
+
+def _is_extreme(reduce_func: Any) -> bool:
+    return core.is_builtin(reduce_func) and reduce_func.name in ("min", "max")
 
 
 def _zero_where_infinite(x: Tensor) -> Tensor:

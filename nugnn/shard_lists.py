@@ -1,7 +1,7 @@
 """Which graph methods and ``dgl`` functions a shard graph answers exactly, locally, or not at all.
 
 Three lists, and nothing beside them: a public name of ``DGLGraph``, or a ``dgl`` function that takes a graph, that is
-on none of them fails a test, and is refused at run time.
+on none of them fails a test, and is refused at run time. `TAKES_NO_GRAPH` holds the functions that need no list.
 """
 
 from __future__ import annotations
@@ -62,14 +62,27 @@ REFUSED_METHODS: dict[str, str] = {
 }
 """No meaning on one part of a split graph; the value names what to use instead."""
 
-EXACT_FUNCTIONS: frozenset[str] = frozenset(
-    """
-    add_self_loop remove_self_loop reverse laplacian_lambda_max
-    readout_nodes readout_edges sum_nodes sum_edges mean_nodes mean_edges max_nodes max_edges
-    softmax_nodes softmax_edges topk_nodes topk_edges broadcast_nodes broadcast_edges
-    copy_u copy_v u_add_v u_sub_v u_mul_v u_div_v u_dot_v norm_by_dst
-    """.split()
+_REDUCERS = ("sum", "mean", "max", "min")
+_BINARY = ("add", "sub", "mul", "div")
+_SPMM = frozenset(
+    [f"u_{op}_e_{reduce}" for op in _BINARY for reduce in _REDUCERS]
+    + [f"copy_{source}_{reduce}" for source in "ue" for reduce in _REDUCERS]
 )
+_SDDMM = frozenset(f"{a}_{op}_{b}" for a in "uve" for b in "uve" if a != b for op in (*_BINARY, "dot"))
+
+EXACT_FUNCTIONS: frozenset[str] = (
+    _SPMM
+    | _SDDMM
+    | frozenset(
+        """
+        add_self_loop remove_self_loop reverse laplacian_lambda_max norm_by_dst
+        readout_nodes readout_edges sum_nodes sum_edges mean_nodes mean_edges max_nodes max_edges
+        softmax_nodes softmax_edges topk_nodes topk_edges broadcast_nodes broadcast_edges
+        copy_u copy_v copy_e gspmm gsddmm edge_softmax
+        """.split()
+    )
+)
+"""Functions of ``dgl``, ``dgl.ops`` and ``dgl.nn.functional`` (a name in two of them means the same in both)."""
 
 LOCAL_FUNCTIONS: frozenset[str] = frozenset(
     """
@@ -104,3 +117,36 @@ REFUSED_FUNCTIONS: dict[str, str] = {
     ),
     **dict.fromkeys("metis_partition metis_partition_assignment partition_graph_with_halo".split(), "nugnn.partition"),
 }
+"""No meaning on one part of a split graph; the value names what to use instead."""
+
+NEVER_ANSWERED: frozenset[str] = frozenset(
+    """
+    add_edges add_nodes remove_edges remove_nodes set_batch_num_nodes set_batch_num_edges shared_memory
+    pin_memory_ unpin_memory_ record_stream
+    """.split()
+)
+"""Refused methods that change the graph, or its place in memory: refused on one rank too."""
+
+NEVER_ANSWERED_FUNCTIONS: frozenset[str] = frozenset(
+    "metis_partition metis_partition_assignment partition_graph_with_halo".split()
+)
+"""Refused functions that one rank does not hand to DGL either: they end the interpreter for some graphs."""
+
+TAKES_NO_GRAPH: dict[str, str] = {
+    **dict.fromkeys(
+        "graph heterograph create_block rand_graph rand_bipartite knn_graph segmented_knn_graph radius_graph "
+        "from_networkx from_scipy from_cugraph bipartite_from_networkx bipartite_from_scipy load_graphs "
+        "hetero_from_shared_memory".split(),
+        "takes no graph: makes one",
+    ),
+    **dict.fromkeys(
+        "segment_reduce segment_softmax segment_mm gather_mm apply_each".split(),
+        "takes no graph: a function of tensors",
+    ),
+    **dict.fromkeys(
+        "seed use_libxsmm is_libxsmm_enabled enable_verbose_logging dgl_warning load_backend register_func "
+        "get_global_func list_global_func_names extract_ext_funcs".split(),
+        "takes no graph: a setting or registry of DGL",
+    ),
+}
+"""Public functions that need no place on a list, each with the reason."""
