@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nugnn.check_graphs import random_graph, small_piece
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
@@ -27,6 +29,29 @@ from nugnn.shard_graph import ShardGraph
 _TOLERANCE = 1e-8
 """Relative, in float64: sums over a few hundred nodes in another order differ by about 1e-14, amplified by a few layers
 and a batch norm by at most a few orders of magnitude; a wrong count or mask differs by more than 1e-3."""
+_CANCELLED = 1e-6
+"""Values below this part of the largest one so far are compared on that scale, not on their own."""
+
+_EMBEDDING_WIDTH = 16
+_TOP = "the model itself"
+_INSTEAD = (
+    "Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes, torch.nn.Dropout for "
+    "random masks."
+)
+_DIFFERS = {
+    "output": "{module} gives another result on {num_parts} parts than on one (relative difference {difference:.2g}) "
+    "although its input is the same. It mixes nodes in a way that cannot be seen from outside, such as a mean over all "
+    f"rows. {_INSTEAD}",
+    "input": "{caller} gives another result on {num_parts} parts than on one (relative difference {difference:.2g}) "
+    "in its own code, before it calls {module}. It mixes nodes in a way that cannot be seen from outside, such as a "
+    f"mean over all rows. {_INSTEAD}",
+    "gradient": "the gradient of {module} gives another result on {num_parts} parts than on one (relative difference "
+    "{difference:.2g}) although all outputs agree: a custom backward does not account for other ranks.",
+}
+_RANDOM = (
+    "{where} draws random numbers that nothing keeps equal: two runs on one part differ already. Use torch.nn.Dropout "
+    "for random masks, or draw the numbers before training and keep them as node data."
+)
 
 
 class ModelDiffers(ValueError):  # noqa: N818 - a finding about the model
@@ -50,13 +75,35 @@ class CheckReport:
     largest_difference: float
 
 
+@dataclass(frozen=True)
+class _Value:
+    """What went into or came out of a module call.
+
+    Args:
+        module: Path and class of the module.
+        caller: Path and class of the module whose forward made the call; empty for the model itself.
+        role: ``input``, ``output``, or ``gradient`` of a node embedding.
+        x: The tensor.
+        ids: Global id of each row; None where rows are not those of nodes or edges.
+    """
+
+    module: str
+    caller: str
+    role: str
+    x: Tensor
+    ids: Tensor | None
+
+
 @dataclass
 class _Trace:
-    """Outputs of module calls in the order they finished, and the gradients; rows under their global ids."""
+    """Inputs and outputs of module calls in the order they came up, and the gradients."""
 
-    calls: list[tuple[str, str, Tensor]] = field(default_factory=list)
-    ids: list[Tensor | None] = field(default_factory=list)
+    values: list[_Value] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(value.role == "output" for value in self.values)
 
 
 def check_model(model: nn.Module, data: GraphData, *, num_parts: int = 3, max_nodes: int = 240) -> CheckReport:
@@ -84,66 +131,11 @@ def check_model(model: nn.Module, data: GraphData, *, num_parts: int = 3, max_no
         split = _trace(model, piece, shares)
     except Exception as error:
         raise ModelDiffers(f"the model runs on one part but not on {num_parts}: {error}") from error
-    return _compare(alone, split, piece.num_nodes, num_parts)
-
-
-def small_piece(data: GraphData, max_nodes: int) -> GraphData:
-    """A connected piece of ``data`` around a training node, with all nodes in the training split and float64 data."""
-    keep = _ball(data, max_nodes)
-    number = torch.full((data.num_nodes,), -1)
-    number[keep] = torch.arange(len(keep))
-    src, dst = number[data.src.long()], number[data.dst.long()]
-    inside = (src >= 0) & (dst >= 0)
-    generator = torch.Generator().manual_seed(0)
-    labels = None if data.labels is None else data.labels[keep]
-    if labels is None:
-        labels = torch.randint(0, max(data.num_classes, 2), (len(keep),), generator=generator)
-    elif labels.dim() == 1:
-        unknown = labels < 0
-        labels = torch.where(unknown, torch.randint(0, data.num_classes, labels.shape, generator=generator), labels)
-    features = data.features
-    if features is not None:
-        if features.layout is not torch.strided:
-            from nugnn.partition.shard import select_rows
-
-            features = select_rows(features, keep).to_dense()
-        else:
-            features = features[keep]
-        features = features.double()
-    return GraphData(
-        name=f"{data.name} (piece)",
-        num_nodes=len(keep),
-        src=src[inside],
-        dst=dst[inside],
-        features=features,
-        labels=labels,
-        num_classes=data.num_classes,
-        train_nodes=torch.arange(len(keep)),
-        node_data={key: _double(value[keep]) for key, value in data.node_data.items()},
-        edge_data={key: _double(value[inside]) for key, value in data.edge_data.items()},
-    )
-
-
-def _double(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x
-
-
-def _ball(data: GraphData, max_nodes: int) -> Tensor:
-    """Ids of about ``max_nodes`` nodes, breadth first; hubs' neighbours are taken in order of id."""
-    if data.num_nodes <= max_nodes:
-        return torch.arange(data.num_nodes)
-    seed = int(data.train_nodes[0]) if len(data.train_nodes) else 0
-    chosen = torch.zeros(data.num_nodes, dtype=torch.bool)
-    chosen[seed] = True
-    while int(chosen.sum()) < max_nodes:
-        frontier = torch.zeros_like(chosen)
-        frontier[data.dst.long()[chosen[data.src.long()]]] = True
-        frontier[data.src.long()[chosen[data.dst.long()]]] = True
-        fresh = (frontier & ~chosen).nonzero().view(-1)
-        if len(fresh) == 0:
-            fresh = (~chosen).nonzero().view(-1)[:1]
-        chosen[fresh[: max_nodes - int(chosen.sum())]] = True
-    return chosen.nonzero().view(-1)
+    finding, largest = _first_difference(alone, split, num_parts)
+    if finding is not None:
+        again, _ = _first_difference(alone, _trace(model, piece, [1.0]), num_parts)
+        raise ModelDiffers(_RANDOM.format(where=again.split(" gives ")[0]) if again is not None else finding)
+    return CheckReport(piece.num_nodes, num_parts, alone.num_outputs, largest)
 
 
 def _shrink_embeddings(model: nn.Module, num_nodes: int) -> None:
@@ -168,17 +160,33 @@ def _traced_step(model: nn.Module, graph: ShardGraph) -> _Trace:
     trace = _Trace()
     shard_embeddings(model, graph)
     interceptor = intercept(model, graph)
-    paths = {id(module): path for path, module in model.named_modules()}
+    names = {id(m): f"{path} ({type(m).__name__})" if path else _TOP for path, m in model.named_modules()}
+    callers: list[str] = []
 
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if current_interceptor() is not interceptor or id(module) not in paths or interceptor.in_scope:
-            return
-        for x in output if isinstance(output, (tuple, list)) else (output,):
+    def concerns(module: nn.Module) -> bool:
+        """Not another thread's module, and not inside a user's reduce function."""
+        return current_interceptor() is interceptor and id(module) in names and not interceptor.in_scope
+
+    def note(module: nn.Module, role: str, values: Any) -> None:
+        for x in values if isinstance(values, (tuple, list)) else (values,):
             if isinstance(x, Tensor) and x.dim() and x.layout is torch.strided:
-                trace.calls.append((paths[id(module)], type(module).__name__, x.detach().clone()))
-                trace.ids.append(_global_ids(x, graph))
+                caller = callers[-1] if callers else ""
+                trace.values.append(_Value(names[id(module)], caller, role, x.detach().clone(), _global_ids(x, graph)))
 
-    hook = nn.modules.module.register_module_forward_hook(note)
+    def enter(module: nn.Module, args: Any) -> None:
+        if concerns(module):
+            note(module, "input", args)
+            callers.append(names[id(module)])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if concerns(module):
+            callers.pop()
+            note(module, "output", output)
+
+    hooks = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    )
     try:
         with interceptor.step(0):
             inputs = (graph, graph.ndata["feat"]) if "feat" in graph.ndata else (graph,)
@@ -189,16 +197,15 @@ def _traced_step(model: nn.Module, graph: ShardGraph) -> _Trace:
             default = binary_cross_entropy if labels.dim() == 2 else cross_entropy
             GlobalMean(default, labels, graph.ranks)(logits).backward()
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     own = {id(p) for p in sharded_parameters(model)}
     sum_gradients([p for p in model.parameters() if id(p) not in own], graph.ranks)
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
+        if parameter.grad is not None and id(parameter) in own:
+            trace.values.append(_Value(name, "", "gradient", parameter.grad, graph.global_node_ids))
+        elif parameter.grad is not None:
             trace.gradients[name] = parameter.grad
-            if id(parameter) in own:
-                trace.calls.append((name, "gradient of a NodeEmbedding", parameter.grad))
-                trace.ids.append(graph.global_node_ids)
-                del trace.gradients[name]
     return trace
 
 
@@ -218,64 +225,64 @@ def _global_ids(x: Tensor, graph: ShardGraph) -> Tensor | None:
 
 
 def _merged(traces: list[_Trace]) -> _Trace:
+    """All ranks' rows together, in the order of their global ids."""
     merged = _Trace(gradients=traces[0].gradients)
-    if len({len(trace.calls) for trace in traces}) > 1:
+    if len({len(trace.values) for trace in traces}) > 1:
         raise ValueError("ranks called a different number of modules; control flow must not depend on local data")
-    for number, (path, kind, first) in enumerate(traces[0].calls):
-        parts = [trace.calls[number][2] for trace in traces]
-        ids = [trace.ids[number] for trace in traces]
-        if any(i is None for i in ids):
-            merged.calls.append((path, kind, first))
-            merged.ids.append(None)
-            continue
-        order = torch.argsort(torch.cat([i for i in ids if i is not None]))
-        same_width = len({part.shape[1:] for part in parts}) == 1
-        merged.calls.append((path, kind, torch.cat(parts)[order] if same_width else first))
-        merged.ids.append(order)
+    for first, *others in zip(*(trace.values for trace in traces), strict=True):
+        parts = [first.x, *(other.x for other in others)]
+        ids = [i for i in (first.ids, *(other.ids for other in others)) if i is not None]
+        if len(ids) == len(parts) and len({part.shape[1:] for part in parts}) == 1:
+            order = torch.argsort(torch.cat(ids))
+            merged.values.append(replace(first, x=torch.cat(parts)[order], ids=torch.cat(ids)[order]))
+        else:
+            merged.values.append(replace(first, ids=None))
     return merged
 
 
-def _difference(a: Tensor, b: Tensor) -> float:
+def _difference(a: Tensor, b: Tensor, scale: float) -> float:
+    """Largest difference of entries, relative to the largest entry or to ``scale``, whichever is larger."""
     if a.shape != b.shape:
         return float("inf")
-    if a.numel() == 0:
-        return 0.0
     a, b = a.double(), b.double()
-    if torch.equal(a, b):
+    differs = (a != b) & ~(a.isnan() & b.isnan())
+    if not differs.any():
         return 0.0
-    worst = (a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()).clamp_min(1e-30)
-    return float("inf") if not torch.isfinite(worst) else float(worst)
+    worst = float((a - b)[differs].abs().max()) / max(_size(a), _size(b), scale, 1e-300)
+    return worst if math.isfinite(worst) else float("inf")
 
 
-def _compare(alone: _Trace, split: _Trace, num_nodes: int, num_parts: int) -> CheckReport:
-    largest = 0.0
-    for (path, kind, one), (_, _, many) in zip(alone.calls, split.calls, strict=False):
-        difference = _difference(one, many)
+def _size(x: Tensor) -> float:
+    return float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+
+
+def _first_difference(alone: _Trace, split: _Trace, num_parts: int) -> tuple[str | None, float]:
+    """A sentence about the first value or gradient that differs, or None; and the largest difference."""
+    largest = seen = 0.0
+    for one, many in zip(alone.values, split.values, strict=False):
+        if one.module != many.module or one.role != many.role:
+            return f"{one.module} is called on one part where {many.module} is called on {num_parts}.", float("inf")
+        if one.ids is None and one.x.shape != many.x.shape:
+            continue  # rows that are neither nodes nor edges, such as a rank's halo: what they lead to is compared
+        seen = max(seen, _size(one.x))
+        # Values that cancel to nothing are rounding noise of the larger ones they came from.
+        difference = _difference(one.x, many.x, _CANCELLED * seen)
         largest = max(largest, difference)
         if difference > _TOLERANCE:
-            raise ModelDiffers(
-                f"{path or 'the model itself'} ({kind}) gives another result on {num_parts} parts than on one "
-                f"(relative difference {difference:.2g}). It mixes nodes in a way that cannot be seen from outside, "
-                "such as a mean over all rows or a random draw. Use nugnn.global_mean(x, graph) or "
-                "nugnn.global_sum(x, graph) for values over all nodes, torch.nn.Dropout for random masks."
-            )
-    if len(alone.calls) != len(split.calls):
-        raise ModelDiffers(
-            f"the model ran {len(alone.calls)} modules on one part and {len(split.calls)} on a part of it"
-        )
-    for name in alone.gradients.keys() | split.gradients.keys():
-        alone_grad, split_grad = alone.gradients.get(name), split.gradients.get(name)
-        if alone_grad is None or split_grad is None:
-            difference = float("inf")
-        else:
-            difference = _difference(alone_grad, split_grad)
+            return _DIFFERS[one.role].format(
+                module=one.module, caller=one.caller or "nugnn", num_parts=num_parts, difference=difference
+            ), largest
+    if len(alone.values) != len(split.values):
+        return f"the model calls other modules on one part than on {num_parts}.", float("inf")
+    scale = max((_size(gradient) for gradient in alone.gradients.values()), default=0.0)
+    for name in sorted(alone.gradients.keys() | split.gradients.keys()):
+        one_grad, many_grad = alone.gradients.get(name), split.gradients.get(name)
+        missing = one_grad is None or many_grad is None
+        difference = float("inf") if missing else _difference(alone.gradients[name], split.gradients[name], scale)
         largest = max(largest, difference)
         if difference > _TOLERANCE:
-            raise ModelDiffers(
-                f"the gradient of {name} differs between one part and {num_parts} (relative {difference:.2g}) although "
-                "all outputs agree: a custom backward does not account for other ranks."
-            )
-    return CheckReport(num_nodes, num_parts, len(alone.calls), largest)
+            return _DIFFERS["gradient"].format(module=name, num_parts=num_parts, difference=difference), largest
+    return None, largest
 
 
 def run_check(spec: str, data: GraphData | None = None, **options: Any) -> CheckReport:
@@ -283,14 +290,13 @@ def run_check(spec: str, data: GraphData | None = None, **options: Any) -> Check
 
     Args:
         spec: ``FILE.py:Class`` or a name of `nugnn.models.MODEL_NAMES`.
-        data: Graph to take a piece of.
+        data: Graph to take a piece of; learnable rows stand in for missing features.
         **options: For the model, as far as it names them.
     """
-    from nugnn.models import GNN, MODEL_NAMES, load_user_class, make_user_model
+    from nugnn.models import GNN, MODEL_NAMES, WithNodeEmbedding, load_user_class, make_user_model
 
     data = data if data is not None else random_graph()
-    assert data.features is not None
-    width = data.features.shape[1]
+    width = _EMBEDDING_WIDTH if data.features is None else data.features.shape[1]
     torch.manual_seed(0)
     if spec in MODEL_NAMES:
         model: nn.Module = GNN(spec, width, data.num_classes, **options)
@@ -298,22 +304,6 @@ def run_check(spec: str, data: GraphData | None = None, **options: Any) -> Check
         model = make_user_model(load_user_class(spec), width, data.num_classes, **options)
     else:
         raise ValueError(f"{spec!r} is neither FILE.py:Class nor one of {', '.join(MODEL_NAMES)}")
+    if data.features is None:
+        model = WithNodeEmbedding(data.num_nodes, width, model)
     return check_model(model, data)
-
-
-def random_graph(num_nodes: int = 120, num_features: int = 8, num_classes: int = 4) -> GraphData:
-    """A small directed graph with hubs, self-loops and parallel edges; every node has an in-edge."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.arange(num_nodes)
-    hubs = (torch.rand(6 * num_nodes, generator=generator) ** 2 * num_nodes).long()
-    targets = torch.randint(0, num_nodes, (6 * num_nodes,), generator=generator)
-    return GraphData(
-        name="random graph",
-        num_nodes=num_nodes,
-        src=torch.cat([(ids + 1) % num_nodes, hubs, ids]),
-        dst=torch.cat([ids, targets, ids]),
-        features=torch.randn(num_nodes, num_features, generator=generator),
-        labels=torch.randint(0, num_classes, (num_nodes,), generator=generator),
-        num_classes=num_classes,
-        train_nodes=ids,
-    )
