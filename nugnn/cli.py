@@ -199,13 +199,21 @@ def _percent(value: float | None) -> str:
 @app.command()
 def check(
     model: str = typer.Argument(metavar="FILE.py:Class", help="Your model: file and name of the class."),
+    dataset: str | None = typer.Option(None, help="Check on a piece of this data set; a random graph otherwise."),
+    data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
 ) -> None:
     """Compare a model on one part with the same model on three unequal parts, and name the module that differs."""
     with _errors_reported():
-        _check_model_file(TrainConfig(model=model).model_file)
+        config = TrainConfig(model=model, dataset=dataset, data_dir=data_dir or os.environ.get("NUGNN_DATA") or None)
+        _check_model_file(config.model_file)
         from nugnn.check import run_check
 
-        report = run_check(model)  # raises where they differ
+        data = None
+        if dataset is not None:
+            from nugnn.run import prepare
+
+            data = prepare(config)
+        report = run_check(model, data)  # raises where they differ
         print(
             f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
             f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"

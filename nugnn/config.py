@@ -15,7 +15,8 @@ import yaml
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
-_ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage",)}
+_ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
+_AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
 
@@ -48,7 +49,13 @@ class TrainConfig:
     layers: int = option(2, int, "Number of layers.", least=1)
     hidden: int = option(64, int, "Width of the hidden layers (of each head for gat, gatv2).", least=1)
     heads: int = option(8, int, "Attention heads of the hidden layers (gat, gatv2).", least=1)
-    aggregator: str = option("mean", str, "Aggregator of sage.", choices=("mean", "gcn", "pool", "lstm"))
+    aggregator: str | None = option(
+        None,
+        str,
+        "Aggregator: mean (usual), gcn, pool or lstm for sage; sum (usual), mean or max for gin.",
+        choices=("mean", "gcn", "pool", "lstm", "sum", "max"),
+        optional=True,
+    )
     norm: str = option("none", str, "Normalisation after each hidden layer.", choices=("none", "layer", "batch"))
     residual: bool = option(False, bool, "Add a layer's input to its output.")
     activation: str = option(
@@ -124,6 +131,11 @@ class TrainConfig:
         "Folder for results (default: runs/DATASET-MODEL); earlier results in it are replaced.",
         optional=True,
     )
+    predictions: bool = option(
+        False,
+        bool,
+        "Write predictions.npy: the class of every node in input order (multi-label: a row of 0 and 1).",
+    )
     timeout: float = option(300.0, float, "Seconds after which a silent peer counts as lost.", above=0.0)
     plan: str | None = option(None, str, "Plan to run.", landed=False, later_what="running a plan", optional=True)
     resume: bool = option(False, bool, "Go on from a checkpoint.", later=(True,), later_what="resuming")
@@ -145,6 +157,9 @@ class TrainConfig:
                     f"{flag_of(name)} {getattr(self, name)} has no effect on --model {self.model}, only on "
                     f"{', '.join(models)}; leave it out"
                 )
+        aggregators = _AGGREGATORS.get(self.model)
+        if self.aggregator is not None and aggregators is not None and self.aggregator not in aggregators:
+            raise ConfigError(refusal("--aggregator", self.aggregator, f"{', '.join(aggregators)} for {self.model}"))
         object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
 
     @property

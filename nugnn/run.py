@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import json
 import math
 import platform
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from nugnn.config import TrainConfig
+from nugnn.config import TrainConfig, flag_of, option_default
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 from nugnn.fit import FitResult, fit
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
+from nugnn.options import ConfigError
 from nugnn.trainer import Epoch
 
 _STAGES = {
@@ -35,8 +38,8 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
     """Load, prepare, train, and write ``config.out_dir``.
 
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
-    ``model.safetensors`` (best validation epoch) and ``logs/`` when there were workers. Results of an earlier run in it
-    are replaced.
+    ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch) and ``logs/``
+    when there were workers. Results of an earlier run in it are replaced.
 
     Args:
         config: The settings.
@@ -53,7 +56,7 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
     model = build_model(config, data)
     out = config.out_dir
     out.mkdir(parents=True, exist_ok=True)
-    for stale in ("result.json", "metrics.jsonl", "model.safetensors"):
+    for stale in ("result.json", "metrics.jsonl", "model.safetensors", "predictions.npy"):
         (out / stale).unlink(missing_ok=True)
     (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
@@ -70,6 +73,7 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
             workers=config.workers,
             shares=config.fractions,
             partitioner=config.partitioner,
+            check=config.model_file is not None,  # the built-in ones are what the tests run
             timeout=config.timeout,
             on_epoch=note,
             on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
@@ -83,6 +87,8 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
             seed=config.seed,
         )
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
+    if config.predictions:
+        np.save(out / "predictions.npy", predicted_classes(result.logits, data).numpy())
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
@@ -111,15 +117,38 @@ def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
     }
     if config.model in ("gat", "gatv2") or config.model_file is not None:
         options |= {"heads": config.heads, "attention_dropout": config.attention_dropout}
-    if config.model == "sage" or config.model_file is not None:
+    if config.aggregator is not None:
         options["aggregator"] = config.aggregator
     if config.model_file is not None:
-        model = make_user_model(load_user_class(config.model), width, data.num_classes, **options)
+        make = load_user_class(config.model)
+        _refuse_unused(config, make, options)
+        model = make_user_model(make, width, data.num_classes, **options)
     else:
         model = GNN(config.model, width, data.num_classes, **options)
     if data.features is None:
         model = WithNodeEmbedding(data.num_nodes, width, model, seed=config.seed)
     return model
+
+
+def _refuse_unused(config: TrainConfig, make: type[nn.Module], options: dict[str, Any]) -> None:
+    """An option that was set but that the user's class does not take would be ignored."""
+    parameters = inspect.signature(make).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    defaults = {entry.name: option_default(entry) for entry in fields(config)}
+    for name, value in options.items():
+        if name not in parameters and value != defaults[name]:
+            raise ConfigError(
+                f"{flag_of(name)} {value} would have no effect: {make.__name__}{inspect.signature(make)} has no "
+                f"parameter {name!r}; leave the option out, or add the parameter"
+            )
+
+
+def predicted_classes(logits: Tensor, data: GraphData) -> Tensor:
+    """``(n,)`` int64 class of each node; ``(n, C)`` uint8 zeros and ones when a node may have several labels."""
+    if data.labels is not None and data.labels.dim() == 2:
+        return (logits > 0).to(torch.uint8)
+    return logits.argmax(1)
 
 
 def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[str, Any]:

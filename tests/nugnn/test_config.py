@@ -48,6 +48,8 @@ def test_every_option_says_what_it_does() -> None:
         ({"model": "net.py:2Net"}, "FILE.py:Class"),
         ({"heads": 4}, "--heads 4 has no effect on --model gcn, only on gat, gatv2"),
         ({"model": "gat", "aggregator": "pool"}, "--aggregator pool has no effect on --model gat"),
+        ({"model": "gin", "aggregator": "lstm"}, "--aggregator lstm is not allowed; allowed: sum, mean, max for gin"),
+        ({"model": "sage", "aggregator": "sum"}, "--aggregator sum is not allowed; allowed: mean, gcn, pool, lstm"),
         ({"dataset": ""}, "--dataset '' is not allowed"),
     ],
 )
