@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import cloudpickle
 import torch
 from dgl import nn as dgl_nn
 from torch import Tensor, nn
@@ -200,6 +201,8 @@ class WithNodeEmbedding(nn.Module):
 def load_user_class(spec: str) -> type[nn.Module]:
     """The class named by ``FILE.py:Class``.
 
+    The file may import its neighbours. Worker processes get the class by value: they do not know the module's name.
+
     Raises:
         ValueError: No such file or class, or it is not a `torch.nn.Module`.
     """
@@ -211,7 +214,11 @@ def load_user_class(spec: str) -> type[nn.Module]:
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     module_spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)
     found = getattr(module, class_name, None)
     if found is None:
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
