@@ -1,0 +1,160 @@
+"""nugnn check: good models pass, and of others the first module that depends on the split is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import user_models
+from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
+from nugnn import cli
+from nugnn.check import ModelDiffers, check_model, run_check
+from nugnn.check_graphs import random_graph, small_piece
+from nugnn.datasets.graph_data import GraphData
+from nugnn.models import GNN, WithNodeEmbedding
+
+USER_MODELS = Path(user_models.__file__)
+# Float64, 120 nodes, in-degrees up to 120: sums in another order are off by 120 eps = 3e-14 relative, amplified by two
+# layers and a norm. What depends on the split differs by percents.
+ROUNDING = 1e-10
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gcn", {"layers": 3}),
+        *(("sage", {"aggregator": name}) for name in ("mean", "gcn", "pool", "lstm")),
+        ("gat", {"heads": 2, "attention_dropout": 0.3}),
+        ("gatv2", {"heads": 2, "out_heads": 2, "attention_dropout": 0.3}),
+        *(("gin", {"aggregator": name}) for name in ("sum", "mean", "max")),
+    ],
+    ids=str,
+)
+def test_built_in_models_pass(kind: str, options: dict[str, Any], norm: str) -> None:
+    report = run_check(kind, norm=norm, residual=True, dropout=0.5, input_dropout=0.2, **options)
+    assert report.num_parts == 3 and report.num_nodes == 120
+    assert report.num_modules > 4
+    assert report.largest_difference <= ROUNDING
+
+
+@pytest.mark.parametrize("name", ["TwoLayers", "Functions", "Wide"])
+def test_user_models_that_are_exact_pass(name: str) -> None:
+    """Constructors with two parameters, whatever their names, and message, reduce and apply functions."""
+    assert run_check(f"{USER_MODELS}:{name}").largest_difference <= ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("WithPairNorm", r"^norm \(PairNorm\) gives another result on 3 parts than on one"),
+        ("Nested", r"^block\.norm \(PairNorm\) gives another result"),
+        ("CenteredInline", r"^the model itself gives .* in its own code, before it calls layers\.1 \(GraphConv\)"),
+        ("SoftmaxOverNodes", r"^the model itself gives another result .* although its input is the same"),
+        ("WithNoise", r"^norm \(_AddNoise\) draws random numbers that nothing keeps equal"),
+        ("ReadsEdges", "runs on one part but not on 3: .*all_edges"),
+    ],
+)
+def test_the_first_module_that_differs_is_named(name: str, words: str) -> None:
+    with pytest.raises(ModelDiffers, match=words):
+        run_check(f"{USER_MODELS}:{name}")
+
+
+class _WrongBackward(torch.autograd.Function):
+    """Right forward; the backward takes the mean over this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] - grads[0].mean(0)
+
+
+def test_a_gradient_that_differs_is_named_although_outputs_agree() -> None:
+    class Net(user_models.TwoLayers):
+        def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+            return _WrongBackward.apply(super().forward(graph, x))
+
+    with pytest.raises(ModelDiffers, match=r"gradient of \S+ gives another result"):
+        check_model(Net(8, 4), random_graph())
+
+
+@pytest.mark.parametrize("features", [True, False])
+@pytest.mark.parametrize("multilabel", [True, False])
+def test_every_kind_of_data(features: bool, multilabel: bool) -> None:
+    """Parallel edges, isolated nodes, edge data; learnable rows where there are no features."""
+    data = make_graph(features=features, multilabel=multilabel, dtype=torch.float32)
+    model: nn.Module = GNN("sage", NUM_FEATURES, NUM_CLASSES)
+    if not features:
+        model = WithNodeEmbedding(data.num_nodes, NUM_FEATURES, model)
+    assert check_model(model, data, max_nodes=40).largest_difference <= ROUNDING
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = user_models.TwoLayers(8, 4).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    check_model(model, random_graph())
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_piece_keeps_in_edges(seed: int) -> None:
+    """Layers that refuse nodes without in-edges have to run on the piece if they run on the whole."""
+    data = make_graph(seed, num_nodes=200, self_loops=False)
+    piece = small_piece(data, 50)
+    assert piece.num_nodes == 50 and len(piece.train_nodes) == 50
+    # node_data would travel with its rows: find the piece's nodes in the whole by their features
+    assert data.features is not None and piece.features is not None
+    whole_id = (piece.features[:, None, :] == data.features[None]).all(2).nonzero()[:, 1]
+    has_in_edge = torch.bincount(data.dst.long(), minlength=200)[whole_id] > 0
+    assert torch.equal(torch.bincount(piece.dst.long(), minlength=50) > 0, has_in_edge)
+    # edges are edges of the whole, or self-loops that stand for one
+    src, dst = piece.src.long(), piece.dst.long()
+    real = set(zip(data.src.tolist(), data.dst.tolist(), strict=True))
+    pairs = zip(whole_id[src].tolist(), whole_id[dst].tolist(), strict=True)
+    assert all(u == v or (u, v) in real for u, v in pairs)
+
+
+def test_a_piece_of_sparse_features_and_missing_labels() -> None:
+    data = make_graph(num_nodes=100)
+    assert data.features is not None and data.labels is not None
+    labels = data.labels.clone()
+    labels[::7] = -1
+    sparse = GraphData(
+        name="sparse",
+        num_nodes=100,
+        src=data.src,
+        dst=data.dst,
+        features=data.features.relu().to_sparse_csr(),
+        labels=labels,
+        num_classes=NUM_CLASSES,
+        train_nodes=torch.tensor([1, 2]),
+    )
+    piece = small_piece(sparse, 30)
+    assert piece.features is not None and piece.features.layout is torch.strided
+    assert piece.labels is not None and int(piece.labels.min()) >= 0
+    assert check_model(GNN("gcn", NUM_FEATURES, NUM_CLASSES), sparse).num_nodes == 100
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("check", f"{USER_MODELS}:TwoLayers") == 0
+    assert "3 unequal parts equal one part on a graph of 120 nodes" in capsys.readouterr().out
+    assert exit_code("check", f"{USER_MODELS}:TwoLayers", "--dataset", "digits") == 0
+    assert "on a graph of 240 nodes" in capsys.readouterr().out
+    assert exit_code("check", f"{USER_MODELS}:WithPairNorm") == 2
+    assert capsys.readouterr().err.startswith("nugnn: error: norm (PairNorm)")
+    assert exit_code("check", f"{USER_MODELS}:Missing") == 2
+    assert "it defines: TwoLayers, " in capsys.readouterr().err
