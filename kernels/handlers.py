@@ -25,12 +25,14 @@ class DropoutHandler:
             0 otherwise.
     """
 
-    kinds = frozenset({"dropout", "structured_dropout"})
+    kinds = frozenset({"dropout", "structured_dropout", "recurrent"})
 
     def __init__(self, *, is_split: bool) -> None:
         self._is_split = is_split
 
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
+        if call.kind == "recurrent":
+            return self._recurrent(call, proceed)
         arguments = dict(zip(("input", "p", "training", "inplace"), call.inputs, strict=False)) | call.attrs
         x: Tensor = arguments["input"] if "input" in arguments else arguments["x"]
         p = float(arguments.get("p", 0.5))
@@ -64,6 +66,17 @@ class DropoutHandler:
         if arguments.get("inplace", False):
             return x.copy_(out)
         return tag(out, rows)
+
+    def _recurrent(self, call: OperatorCall, proceed: Proceed) -> Any:
+        """``torch.lstm`` and its kin draw masks between their layers, inside one call."""
+        start = 5 if isinstance(call.inputs[3], (list, tuple)) else 4  # packed sequences come with their sizes
+        num_layers, p, training = call.inputs[start : start + 3]
+        if self._is_split and training and p > 0 and num_layers > 1:
+            raise NotImplementedError(
+                f"{call.name}: dropout between the layers of a recurrent network would draw different masks for "
+                "different numbers of parts. Give it dropout=0, or stack one-layer networks with torch.nn.Dropout."
+            )
+        return proceed(call)
 
 
 def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor:

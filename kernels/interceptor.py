@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from nugnn.kernels.philox import RandomKey
-from nugnn.kernels.rows import propagate
+from nugnn.kernels.row_rules import propagate
 from nugnn.kernels.structure import Structure
 
 
@@ -76,6 +76,7 @@ def _kinds() -> dict[Any, str]:
             *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
             *(torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
         ),
+        "recurrent": (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
         "loss": (F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss),
     }
     return {function: kind for kind, functions in table.items() for function in functions}

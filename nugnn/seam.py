@@ -14,8 +14,8 @@ from dgl.base import is_all
 
 from nugnn import adapters, readout
 from nugnn.graph_index import ShardIndex
-from nugnn.kernels.rows import tag
-from nugnn.shard_graph import ShardGraph
+from nugnn.kernels.rows import rows_of, tag
+from nugnn.shard_graph import ShardGraph, check_ids
 from nugnn.shard_lists import (
     EXACT_FUNCTIONS,
     LOCAL_FUNCTIONS,
@@ -97,6 +97,8 @@ def _on_shard(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         for shard in _shards_in((*args, *kwargs.values())):
             if shard.is_split or name in NEVER_ANSWERED_FUNCTIONS:
                 shard.refuse(f"dgl.{name}", instead)
+        only = next(iter(_shards_in((*args, *kwargs.values()))))
+        check_ids(only, plain, args, kwargs)
         return plain(*(_with_whole(x) for x in args), **{key: _with_whole(x) for key, x in kwargs.items()})
 
     return refuse_when_split
@@ -129,6 +131,16 @@ def _dispatch(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return dispatch
 
 
+def _keeping_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``gather_mm`` and ``segment_mm`` multiply each row by the matrix of its type: row identity stays."""
+
+    @functools.wraps(plain)
+    def product(a: Any, *args: Any, **kwargs: Any) -> Any:
+        return tag(plain(a, *args, **kwargs), rows_of(a))
+
+    return product
+
+
 def _route_functions() -> None:
     """Rebind each listed function wherever a loaded DGL module holds it."""
     replacement: dict[int, Callable[..., Any]] = {}
@@ -136,6 +148,9 @@ def _route_functions() -> None:
         plain = getattr(dgl, name, None)
         if plain is not None:
             replacement[id(plain)] = _dispatch(name, plain)
+    for name in ("gather_mm", "segment_mm"):
+        plain = getattr(dgl.ops, name)
+        replacement[id(plain)] = _keeping_rows(plain)
     importlib.import_module("dgl.nn.pytorch")
     for module_name, module in list(sys.modules.items()):
         if module is None or not (module_name == "dgl" or module_name.startswith("dgl.")):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nugnn.kernels.arrays import as_array
 from nugnn.kernels.dropout.reference import (
     dropout_csr_values_reference,
     dropout_rows_reference,
@@ -176,11 +177,11 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor, *, in_plac
     ids, threshold, k0, k1 = _kernel_arguments(p, key, row_ids)
     if x.dtype in _WIDE:
         out = flat if in_place else torch.empty_like(flat)
-        scale = np.asarray(keep_scale(p), dtype=flat.numpy().dtype)[()]
-        cpu.scale_or_zero(flat.numpy(), ids, threshold, scale, k0, k1, out.numpy())
+        scale = np.asarray(keep_scale(p), dtype=as_array(flat).dtype)[()]
+        cpu.scale_or_zero(as_array(flat), ids, threshold, scale, k0, k1, as_array(out))
     else:
         out = _scaled_half(flat, p)
-        cpu.zero_dropped(out.view(torch.int16).numpy(), ids, threshold, k0, k1)
+        cpu.zero_dropped(as_array(out.view(torch.int16)), ids, threshold, k0, k1)
     return out.view(x.shape)
 
 
@@ -200,7 +201,7 @@ def _apply_csr_mask(
     out = torch.empty(len(values), dtype=values.dtype)
     scale = np.asarray(keep_scale(p), dtype=entries.dtype)[()]
     columns, offsets = indices.contiguous().numpy(), indptr.to(torch.int64).contiguous().numpy()
-    cpu.scale_or_zero_csr(entries, offsets, columns, ids, threshold, scale, k0, k1, out.numpy())
+    cpu.scale_or_zero_csr(entries, offsets, columns, ids, threshold, scale, k0, k1, as_array(out))
     return out
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nugnn.kernels._jit import row_tasks
+from nugnn.kernels.arrays import as_array
 from nugnn.kernels.edge_softmax.reference import edge_softmax_reference
 from nugnn.kernels.structure import Structure
 
@@ -59,7 +60,7 @@ class _EdgeSoftmax(torch.autograd.Function):
             from nugnn.kernels.edge_softmax import cpu
 
             rows = scores.detach().reshape(len(scores), -1).contiguous()
-            cpu.softmax(*_rows_of_work(structure), rows.numpy(), weights.view(rows.shape).numpy())
+            cpu.softmax(*_rows_of_work(structure), as_array(rows), as_array(weights.view(rows.shape)))
         ctx.save_for_backward(weights)
         return weights
 
@@ -74,7 +75,7 @@ class _EdgeSoftmax(torch.autograd.Function):
             rows = weights.view(len(weights), -1)
             grad_rows = grad.reshape(rows.shape).contiguous()
             cpu.softmax_backward(
-                *_rows_of_work(ctx.structure), rows.numpy(), grad_rows.numpy(), out.view(rows.shape).numpy()
+                *_rows_of_work(ctx.structure), as_array(rows), as_array(grad_rows), as_array(out.view(rows.shape))
             )
         return None, out
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nugnn.kernels._jit import row_tasks
+from nugnn.kernels.arrays import as_array
 from nugnn.kernels.structure import Structure
 
 _COLUMNS_PER_TASK = 16
@@ -51,8 +52,8 @@ class _Extreme(torch.autograd.Function):
             u_column,
             e_column,
             code,
-            out.numpy().dtype.type(sign),
-            out.numpy(),
+            as_array(out).dtype.type(sign),
+            as_array(out),
             winners.numpy(),
         )
         ctx.structure, ctx.code, ctx.features = structure, code, features
@@ -98,13 +99,13 @@ def _operand_grad(
         np.linspace(0, num_columns, num_tasks + 1).astype(np.int64),
         winners.numpy(),
         ctx.structure.indices.numpy(),
-        rows.numpy(),
-        met.numpy(),
+        as_array(rows),
+        as_array(met),
         own_column,
         other_column,
         to_u,
         ctx.code,
-        flat.numpy(),
+        as_array(flat),
     )
     return out
 
@@ -113,7 +114,7 @@ def _rows_and_columns(x: Tensor | None, features: torch.Size, dtype: torch.dtype
     """Operand as ``(rows, columns)`` and, for each output column, the column it reads."""
     if x is None:
         return torch.empty(0, 0, dtype=dtype).numpy(), np.empty(0, np.int64)
-    return x.detach().reshape(len(x), -1).contiguous().numpy(), _columns(x.shape[1:], features)
+    return as_array(x.detach().reshape(len(x), -1).contiguous()), _columns(x.shape[1:], features)
 
 
 def _columns(own: torch.Size, features: torch.Size) -> np.ndarray:
