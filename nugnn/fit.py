@@ -19,6 +19,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.launch import launch
 from nugnn.loss import RowLoss
+from nugnn.metrics import METRICS
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.cache import cached_shards
 from nugnn.partition.shard import Shard, build_shard, iter_shards
@@ -165,8 +166,7 @@ def fit(
     weights = [1.0] * workers if shares is None else list(shares)
     if workers < 1 or len(weights) != workers:
         raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
-    if data.labels is None:
-        raise ValueError(f"{data.name}: the graph has no labels, so there is nothing to train for")
+    _check_options(fit_options, data)
     if workers == 1:
         stage("train")
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
@@ -197,6 +197,23 @@ def fit(
         )
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     return _result(model, data, outcomes, notes)
+
+
+def _check_options(options: FitOptions, data: GraphData) -> None:
+    """Refuse what does not fit the labels, before anything is started."""
+    if data.labels is None:
+        raise ValueError(f"{data.name}: the graph has no labels, so there is nothing to train for")
+    metric, is_multilabel = options.metric or data.metric, data.labels.dim() == 2
+    if metric not in METRICS:
+        raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")
+    if metric in ("accuracy", "micro_f1") and is_multilabel != (metric == "micro_f1"):
+        raise ValueError(
+            f"metric {metric} does not fit {data.name}, whose nodes have "
+            + ("several labels each; use micro_f1" if is_multilabel else "one label each; use accuracy")
+        )
+    weights = options.class_weights
+    if weights is not None and weights.shape != (data.num_classes,):
+        raise ValueError(f"class_weights has shape {tuple(weights.shape)}, the data {data.num_classes} classes")
 
 
 def _shards_on_disk(
