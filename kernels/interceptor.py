@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.row_rules import propagate
 from nugnn.kernels.structure import Structure
@@ -227,7 +228,16 @@ class Interceptor(TorchFunctionMode):
     # -- calls --------------------------------------------------------------------------------------------------
 
     def random_key(self, name: str) -> RandomKey:
-        """Key of the random numbers of operator ``name`` in this step."""
+        """Key of the random numbers of operator ``name`` in this step.
+
+        Raises:
+            RuntimeError: The operator runs again in backward, outside any module, so its first name is not known.
+        """
+        if _in_backward() and len(self._path_stack) == 1:
+            raise RuntimeError(
+                f"{name} is recomputed in backward by a function, so it cannot be matched with its first run. Give "
+                "torch.utils.checkpoint a module whose forward does this, not a function or method."
+            )
         return RandomKey(self.seed, self.step_number, zlib.crc32(name.encode()))
 
     def call(
@@ -259,10 +269,14 @@ class Interceptor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kind = _KIND_OF.get(func)
+        if func in BACKWARD_FUNCTIONS:
+            return run_backward(self, func, args, kwargs)
+        # the backward of some operator, not a layer that runs again
+        is_gradient = _in_backward() and len(self._path_stack) == 1 and not torch.is_grad_enabled()
+        kind = None if is_gradient else _KIND_OF.get(func)
         if kind is None:
             chain = self._chain("other")
-            if chain and _has_sparse(args):
+            if chain and not is_gradient and _has_sparse(args):
                 out = self.call("other", None, args, kwargs, func)
             else:
                 out = func(*args, **kwargs)
