@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import dgl
 import pytest
 
 from nugnn.job import private_job_folder, read_job, write_job
@@ -141,6 +142,37 @@ def test_a_worker_that_hangs_after_the_others_finished_is_named() -> None:
     assert caught.value.exit_code == 3
 
 
+def test_workers_wait_for_a_job_that_is_prepared_meanwhile() -> None:
+    events: list[dict[str, Any]] = []
+    with private_job_folder() as folder:
+
+        def prepare() -> None:
+            time.sleep(0.5)
+            write_job(folder, {"scenario": "call", "function": abs})
+
+        launch(folder, 1, module="launch_scenarios", on_event=events.append, prepare=prepare)
+    assert [event["value"] for event in events] == [20]
+
+
+def test_an_error_while_preparing_ends_the_workers() -> None:
+    before = set(Path("/proc").glob("[0-9]*"))
+    with private_job_folder() as folder, pytest.raises(ValueError, match="no such graph"):
+
+        def prepare() -> None:
+            raise ValueError("no such graph")
+
+        launch(folder, 2, module="launch_scenarios", prepare=prepare)
+    started = [path for path in set(Path("/proc").glob("[0-9]*")) - before if _command_names(path, str(folder))]
+    assert started == []
+
+
+def _command_names(process: Path, text: str) -> bool:
+    try:
+        return text in (process / "cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_functions_defined_on_the_spot_reach_the_workers() -> None:
     factor = 3
     events = run("call", 1, function=lambda x: x * factor)
@@ -255,6 +287,9 @@ def test_events_split_over_reads_are_put_together() -> None:
         (ValueError("x"), "user"),
         (FileNotFoundError("x"), "user"),
         (ImportError("x"), "user"),
+        (NotImplementedError("DGLGraph.edges has no exact meaning on one part"), "user"),
+        (FloatingPointError("the training loss became nan"), "user"),
+        (dgl.DGLError("0-in-degree nodes"), "user"),
         (ConnectionResetError("x"), "peer"),
         (TimeoutError("x"), "peer"),
         (RuntimeError("[third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "peer"),
