@@ -42,6 +42,7 @@ def readout_nodes(
     graph: ShardGraph, feat: str, weight: str | None = None, *, op: str = "sum", ntype: Any = None
 ) -> Tensor:
     """`dgl.readout_nodes`."""
+    graph.get_ntype_id(ntype)
     return _reduce(graph, _weighted(graph.ndata, feat, weight), graph.index.node_rows, graph.num_nodes_global(), op)
 
 
@@ -49,6 +50,7 @@ def readout_edges(
     graph: ShardGraph, feat: str, weight: str | None = None, *, op: str = "sum", etype: Any = None
 ) -> Tensor:
     """`dgl.readout_edges`."""
+    graph.get_etype_id(etype)
     return _reduce(graph, _weighted(graph.edata, feat, weight), graph.index.edge_rows, graph.num_edges_global(), op)
 
 
@@ -62,22 +64,26 @@ def _softmax(graph: ShardGraph, x: Tensor, rows: Rows) -> Tensor:
 
 def softmax_nodes(graph: ShardGraph, feat: str, *, ntype: Any = None) -> Tensor:
     """`dgl.softmax_nodes`."""
+    graph.get_ntype_id(ntype)
     return _softmax(graph, graph.ndata[feat], graph.index.node_rows)
 
 
 def softmax_edges(graph: ShardGraph, feat: str, *, etype: Any = None) -> Tensor:
     """`dgl.softmax_edges`."""
+    graph.get_etype_id(etype)
     return _softmax(graph, graph.edata[feat], graph.index.edge_rows)
 
 
 def broadcast_nodes(graph: ShardGraph, graph_feat: Tensor, *, ntype: Any = None) -> Tensor:
     """`dgl.broadcast_nodes`: one row for each inner node."""
+    graph.get_ntype_id(ntype)
     row = graph_feat if graph_feat.dim() > 1 and graph_feat.shape[0] == 1 else graph_feat[None]
     return tag(row.expand(graph.num_nodes(), *row.shape[1:]), graph.index.node_rows)
 
 
 def broadcast_edges(graph: ShardGraph, graph_feat: Tensor, *, etype: Any = None) -> Tensor:
     """`dgl.broadcast_edges`: one row for each local edge."""
+    graph.get_etype_id(etype)
     row = graph_feat if graph_feat.dim() > 1 and graph_feat.shape[0] == 1 else graph_feat[None]
     return tag(row.expand(graph.num_edges(), *row.shape[1:]), graph.index.edge_rows)
 
@@ -115,6 +121,7 @@ def topk_nodes(
     graph: ShardGraph, feat: str, k: int, *, descending: bool = True, sortby: int | None = None, ntype: Any = None
 ) -> tuple[Tensor, Tensor]:
     """`dgl.topk_nodes`; ids are ids in the whole graph."""
+    graph.get_ntype_id(ntype)
     return _topk(graph, graph.ndata[feat], graph.index.node_rows, k, descending, sortby)
 
 
@@ -122,6 +129,7 @@ def topk_edges(
     graph: ShardGraph, feat: str, k: int, *, descending: bool = True, sortby: int | None = None, etype: Any = None
 ) -> tuple[Tensor, Tensor]:
     """`dgl.topk_edges`; ids are ids in the whole graph."""
+    graph.get_etype_id(etype)
     return _topk(graph, graph.edata[feat], graph.index.edge_rows, k, descending, sortby)
 
 
@@ -147,32 +155,32 @@ def laplacian_lambda_max(graph: ShardGraph) -> list[float]:
 
 def sum_nodes(graph: ShardGraph, feat: str, weight: str | None = None, *, ntype: Any = None) -> Tensor:
     """`dgl.sum_nodes`."""
-    return readout_nodes(graph, feat, weight, op="sum")
+    return readout_nodes(graph, feat, weight, op="sum", ntype=ntype)
 
 
 def mean_nodes(graph: ShardGraph, feat: str, weight: str | None = None, *, ntype: Any = None) -> Tensor:
     """`dgl.mean_nodes`."""
-    return readout_nodes(graph, feat, weight, op="mean")
+    return readout_nodes(graph, feat, weight, op="mean", ntype=ntype)
 
 
 def max_nodes(graph: ShardGraph, feat: str, weight: str | None = None, *, ntype: Any = None) -> Tensor:
     """`dgl.max_nodes`."""
-    return readout_nodes(graph, feat, weight, op="max")
+    return readout_nodes(graph, feat, weight, op="max", ntype=ntype)
 
 
 def sum_edges(graph: ShardGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
     """`dgl.sum_edges`."""
-    return readout_edges(graph, feat, weight, op="sum")
+    return readout_edges(graph, feat, weight, op="sum", etype=etype)
 
 
 def mean_edges(graph: ShardGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
     """`dgl.mean_edges`."""
-    return readout_edges(graph, feat, weight, op="mean")
+    return readout_edges(graph, feat, weight, op="mean", etype=etype)
 
 
 def max_edges(graph: ShardGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
     """`dgl.max_edges`."""
-    return readout_edges(graph, feat, weight, op="max")
+    return readout_edges(graph, feat, weight, op="max", etype=etype)
 
 
 def norm_by_dst(graph: ShardGraph, etype: Any = None) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import dgl
 import dgl.ops
+import dgl.transforms
 from dgl.base import is_all
 
 from nugnn import adapters, readout
@@ -21,6 +22,7 @@ from nugnn.shard_lists import (
     LOCAL_FUNCTIONS,
     NEVER_ANSWERED_FUNCTIONS,
     REFUSED_FUNCTIONS,
+    REFUSED_TRANSFORMS,
 )
 
 _installed = False
@@ -34,6 +36,7 @@ def install() -> None:
     _installed = True
     _route_operators()
     _route_functions()
+    _route_transforms()
     adapters.install()
 
 
@@ -139,6 +142,25 @@ def _keeping_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
         return tag(plain(a, *args, **kwargs), rows_of(a))
 
     return product
+
+
+def _route_transforms() -> None:
+    """Transform objects meet a shard graph when they are called."""
+    for name, instead in REFUSED_TRANSFORMS.items():
+        cls = getattr(dgl.transforms, name)
+        cls.__call__ = _transform_on_whole(name, cls.__call__, instead)
+
+
+def _transform_on_whole(name: str, plain: Callable[..., Any], instead: str) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(self: Any, g: Any) -> Any:
+        if not isinstance(g, ShardGraph):
+            return plain(self, g)
+        if g.is_split:
+            g.refuse(f"dgl.transforms.{name}", instead)
+        return plain(self, g._whole())
+
+    return call
 
 
 def _route_functions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import numbers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,16 +32,20 @@ from nugnn.udf import run_edge_function, run_node_function, run_reduce_function,
 
 
 class _NodeData(HeteroNodeDataView):  # type: ignore[misc]
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key: str) -> Any:
         rows = self._graph.index.node_rows
-        value: Tensor = super().__getitem__(key)
+        value: Any = super().__getitem__(key)
+        if not isinstance(value, Tensor):
+            return value  # a column of DGL's that is not loaded
         return tag(value, rows if is_all(self._nodes) else _subset(rows, self._graph._row_ids(self._nodes)))
 
 
 class _EdgeData(HeteroEdgeDataView):  # type: ignore[misc]
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key: str) -> Any:
         rows = self._graph.index.edge_rows
-        value: Tensor = super().__getitem__(key)
+        value: Any = super().__getitem__(key)
+        if not isinstance(value, Tensor):
+            return value
         return tag(value, rows if is_all(self._edges) else _subset(rows, self._graph._edge_row_ids(self._edges)))
 
 
@@ -458,8 +463,20 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
 
     # -- other graphs on the same nodes -------------------------------------------------------------------------
 
-    def reverse(self, copy_ndata: bool = True, copy_edata: bool = False, **_: Any) -> ShardGraph:
-        """Every edge points the other way; edge rows stay as they are."""
+    def reverse(
+        self,
+        copy_ndata: bool = True,
+        copy_edata: bool = False,
+        *,
+        share_ndata: bool | None = None,
+        share_edata: bool | None = None,
+    ) -> ShardGraph:
+        """Every edge points the other way; edge rows stay as they are.
+
+        ``share_ndata`` and ``share_edata`` are older names of the other two.
+        """
+        copy_ndata = copy_ndata if share_ndata is None else share_ndata
+        copy_edata = copy_edata if share_edata is None else share_edata
         other = copy.copy(self)
         other._graph = self.index.reversed()
         other._node_frames = [self._node_frames[0].clone() if copy_ndata else Frame(num_rows=self.num_nodes())]
@@ -605,6 +622,34 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return graph
 
 
+_NODE_IDS = frozenset("u v nodes seed_nodes source src dst root dst_nodes nids".split())
+_EDGE_IDS = frozenset("edges eid eids".split())
+
+
+def check_ids(graph: ShardGraph, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Refuse ids out of range before DGL's native code reads past its arrays with them.
+
+    Raises:
+        DGLError: An argument that ``function`` takes as node or edge ids holds one that does not exist.
+    """
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return  # DGL says what is wrong with the arguments
+    if "u" in given and "v" in given:
+        few, many = sorted(len(prepare_tensor(graph, given[end], end)) for end in ("u", "v"))
+        if few not in (1, many):
+            raise dgl.DGLError(f"u and v have to be equally long, or one of them a single id; got {few} and {many} ids")
+    for name, value in given.items():
+        count = graph.num_nodes() if name in _NODE_IDS else graph.num_edges() if name in _EDGE_IDS else None
+        for ids in value if isinstance(value, tuple) else (value,):
+            if count is None or ids is None or isinstance(ids, (str, dict, ShardGraph, dgl.DGLGraph)):
+                continue
+            limit = graph.num_nodes() if isinstance(value, tuple) else count  # a pair names ends of edges
+            if not (isinstance(ids, Tensor) and ids.dtype is torch.bool):
+                graph._row_ids(ids, limit)
+
+
 _FORMATS = {"coo", "csr", "csc"}
 
 
@@ -613,7 +658,10 @@ def _refusing(name: str, instead: str) -> Callable[..., Any]:
         if self.is_split or name in NEVER_ANSWERED:
             self.refuse(f"DGLGraph.{name}", instead)
         answer = getattr(self._whole(), name)
-        return answer(*args, **kwargs) if callable(answer) else answer
+        if not callable(answer):
+            return answer
+        check_ids(self, answer, args, kwargs)
+        return answer(*args, **kwargs)
 
     method.__name__ = name
     method.__doc__ = f"Refused when the graph is split; use instead: {instead}."

@@ -119,6 +119,16 @@ REFUSED_FUNCTIONS: dict[str, str] = {
 }
 """No meaning on one part of a split graph; the value names what to use instead."""
 
+EXACT_TRANSFORMS: frozenset[str] = frozenset("AddSelfLoop RemoveSelfLoop GCNNorm SIGNDiffusion Compose".split())
+"""Classes of ``dgl.transforms`` made of exact pieces."""
+
+REFUSED_TRANSFORMS: dict[str, str] = dict.fromkeys(
+    "RowFeatNormalizer FeatMask RandomWalkPE LaplacianPE LapPE AddReverse ToSimple LineGraph KHopGraph AddMetaPaths "
+    "PPR HeatKernel GDC NodeShuffle DropNode DropEdge AddEdge ToLevi SVDPE".split(),
+    _DATA,
+)
+"""Those that draw at random, look at all rows at once or change the structure."""
+
 NEVER_ANSWERED: frozenset[str] = frozenset(
     """
     add_edges add_nodes remove_edges remove_nodes set_batch_num_nodes set_batch_num_edges shared_memory

@@ -15,7 +15,7 @@ import dgl.transforms
 import numpy as np
 import pytest
 
-from exact_cases import FUNCTION_CASES, METHOD_CASES
+from exact_cases import FUNCTION_CASES, METHOD_CASES, TRANSFORM_CASES
 from local_checks import FUNCTION_CHECKS, METHOD_CHECKS
 from nugnn import seam, shard_lists
 from nugnn.comm.groups import Ranks
@@ -60,6 +60,13 @@ def test_every_function_is_on_one_list() -> None:
     counts = Counter(name for names_on_list in FUNCTION_LISTS for name in names_on_list)
     assert {name: counts[name] for name in names if counts[name] != 1} == {}
     assert set(counts) - names == set(), "these no longer exist in DGL"
+
+
+def test_every_transform_is_on_one_list() -> None:
+    names = {name for name, value in vars(dgl.transforms).items() if inspect.isclass(value)} - {"BaseTransform"}
+    assert names == shard_lists.EXACT_TRANSFORMS | set(shard_lists.REFUSED_TRANSFORMS)
+    assert not shard_lists.EXACT_TRANSFORMS & set(shard_lists.REFUSED_TRANSFORMS)
+    assert set(TRANSFORM_CASES) == shard_lists.EXACT_TRANSFORMS
 
 
 def test_what_takes_no_graph_says_so_and_takes_none() -> None:
@@ -141,6 +148,11 @@ def test_exact_functions_equal_plain_dgl(ranks: Any, name: str) -> None:
     _check_exact(ranks, FUNCTION_CASES[name])
 
 
+@pytest.mark.parametrize("name", sorted(TRANSFORM_CASES))
+def test_exact_transforms_equal_plain_dgl(ranks: Any, name: str) -> None:
+    _check_exact(ranks, TRANSFORM_CASES[name])
+
+
 # -- local ---------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +204,20 @@ def test_refused_names_say_what_to_use_instead(ranks: Any) -> None:
                 text = texts[f"{kind} {name}"]
                 assert "has no exact meaning on one part" in text, f"{kind} {name}: {text}"
                 assert replacement in text and name in text
+
+
+def test_refused_transforms_say_where_to_use_them() -> None:
+    def ask(ranks: Ranks) -> dict[str, str]:
+        texts = {}
+        for name in shard_lists.REFUSED_TRANSFORMS:
+            transform = object.__new__(getattr(dgl.transforms, name))
+            with pytest.raises(NotImplementedError) as raised:
+                transform(shard_of(ranks, make_data()))
+            texts[name] = str(raised.value)
+        return texts
+
+    for texts in run_local_ranks(2, ask):
+        assert all(f"dgl.transforms.{name}" in text and "before nugnn.fit" in text for name, text in texts.items())
 
 
 @pytest.mark.parametrize("name", sorted(set(METHOD_CALLS) - shard_lists.NEVER_ANSWERED - NEEDS_MORE))

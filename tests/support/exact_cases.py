@@ -442,3 +442,38 @@ for _a in "uve":
             if _a != _b:
                 _name = f"{_a}_{_op}_{_b}"
                 FUNCTION_CASES[_name] = {"": _sddmm_case(_name), "reverse": _sddmm_case(_name, reverse=True)}
+
+
+def _diffusion(how: str) -> Case:
+    def case(kit: Kit) -> dict[str, Out]:
+        kit.graph.ndata["narrow"] = kit.h.detach().float()  # DGL weighs edges in float32
+        transform = dgl.transforms.SIGNDiffusion(2, "narrow", "out", diffuse_op=how)
+        return _columns(kit, transform(dgl.add_self_loop(kit.graph)))
+
+    return case
+
+
+TRANSFORM_CASES: dict[str, dict[str, Case]] = {
+    "AddSelfLoop": {
+        "": _graph_call(lambda g: dgl.transforms.AddSelfLoop()(g)),
+        "duplicates": _graph_call(lambda g: dgl.transforms.AddSelfLoop(allow_duplicate=True)(g)),
+        "fill": _graph_call(lambda g: dgl.transforms.AddSelfLoop(edge_feat_names=["w"], fill_data="sum")(g)),
+    },
+    "RemoveSelfLoop": {"": _graph_call(lambda g: dgl.transforms.RemoveSelfLoop()(g))},
+    "GCNNorm": {
+        "": lambda kit: {"w": kit.edge_column("norm", dgl.transforms.GCNNorm("norm")(kit.graph))},
+        "weighted": lambda kit: {"w": kit.edge_column("positive", _gcn_norm_of_positive(kit))},
+    },
+    "SIGNDiffusion": {how: _diffusion(how) for how in ("raw", "gcn", "rw", "ppr")},
+    "Compose": {
+        "": _graph_call(
+            lambda g: dgl.transforms.Compose([dgl.transforms.RemoveSelfLoop(), dgl.transforms.AddSelfLoop()])(g)
+        )
+    },
+}
+
+
+def _gcn_norm_of_positive(kit: Kit) -> Any:
+    kit.graph.edata["positive"] = kit.w.square() + 1
+    kit.graph.edata["positive"] = kit.graph.edata["positive"][:, 0]
+    return dgl.transforms.GCNNorm("positive")(kit.graph)
