@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,8 @@ DROP = 0.4
 NUM_NODES, MAX_ROWS = 43, 300
 GRAPHS = ("loops", "sources")
 BOUND = 1e-9
-"""Relative, float64. A sum of at most 40 terms (the hub) in another order is off by 40 * 1.1e-16; eight such sums in a row
-(TWIRLS) and conditions of powers and norms up to 1e4 make 4e-10. Wrong counts, masks or gradients exceed 1e-3."""
+"""Relative, float64. A sum of at most 40 terms (the hub) in another order is off by 40 * 1.1e-16; eight such sums in a
+row (TWIRLS) and conditions of powers and norms up to 1e4 make 4e-10. Wrong counts, masks or gradients exceed 1e-3."""
 
 
 def make_graph(name: str) -> GraphData:
@@ -325,5 +326,49 @@ def difference(one: Run, other: Run) -> tuple[float, str]:
                 return float("inf"), f"{name}: {tuple(a.shape)} and {tuple(b.shape)}"
             if a.numel():
                 gap = float((a - b).abs().max()) / scale
-                worst = max(worst, (float("inf") if gap != gap else gap, name))
+                worst = max(worst, (float("inf") if math.isnan(gap) else gap, name))
     return worst
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one job showed.
+
+    Args:
+        job: Which.
+        to_one: Largest difference of three parts from one, with the name of the worst.
+        to_dgl: The larger difference of one part and of three from plain DGL; None with dropout, whose masks are ours.
+        effect: With dropout: difference from the same run without.
+        error: What kept it from running.
+    """
+
+    job: Job
+    to_one: tuple[float, str] = (float("inf"), "did not run")
+    to_dgl: tuple[float, str] | None = None
+    effect: float | None = None
+    error: str = ""
+
+
+def compare(cases: Iterable[Case], run_on_three: Callable[[list[Job]], list[list[Run | str]]]) -> Iterator[Outcome]:
+    """Every case on each of its graphs, without dropout and with it.
+
+    Args:
+        cases: Which configurations.
+        run_on_three: Calls `run_shards` on three ranks.
+    """
+    jobs = [Job.of(case, graph, drop) for case in cases for graph in case.graphs for drop in (0.0, DROP)]
+    on_three = zip(*run_on_three(jobs), strict=True)
+    without_dropout = Run()
+    for job, split in zip(jobs, on_three, strict=True):
+        (alone,) = run_shards(Ranks(), [job])
+        errors = [run for run in (alone, *split) if isinstance(run, str)]
+        if errors:
+            yield Outcome(job, error=errors[0])
+            continue
+        one, three = merge([alone]), merge([run for run in split if isinstance(run, Run)])  # type: ignore[list-item]
+        if job.drop:
+            yield Outcome(job, difference(one, three), None, difference(without_dropout, one)[0])
+            continue
+        without_dropout = one
+        plain = run_plain(job.case, job.graph_name)
+        yield Outcome(job, difference(one, three), max(difference(plain, one), difference(plain, three)))

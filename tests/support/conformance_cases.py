@@ -93,9 +93,7 @@ def _powers() -> Iterator[Case]:
         build = _make(dglnn.GCN2Conv, N_IN, 2, project_initial_features=project, bias=project)
         yield Case("GCN2Conv", f"project_initial_features={project}", build, lambda m, g, i: m(g, i.x, i.x * 2))
     build = _make(dglnn.GCN2Conv, N_IN, 1, alpha=0.4, activation=torch.tanh)
-    yield Case(
-        "GCN2Conv", "edge_weight, activation", build, lambda m, g, i: m(g, i.x, i.x.tanh(), edge_weight=i.w)
-    )
+    yield Case("GCN2Conv", "edge_weight, activation", build, lambda m, g, i: m(g, i.x, i.x.tanh(), edge_weight=i.w))
     for k in (1, 2, 4):
         yield Case("ChebConv", f"k={k}, lambda_max=None", _make(dglnn.ChebConv, N_IN, 4, k))
     build = _make(dglnn.ChebConv, N_IN, 4, 3, activation=None, bias=False)
@@ -439,7 +437,9 @@ REASONS: dict[str, str] = {
         ("CuGraphGATConv", "CuGraphRelGraphConv", "CuGraphSAGEConv"), "needs pylibcugraphops and a CUDA device"
     ),
     **dict.fromkeys(("KNNGraph", "SegmentedKNNGraph", "RadiusGraph"), "makes a graph of points, takes none"),
-    **dict.fromkeys(("WeightBasis", "HeteroLinear", "HeteroEmbedding", "NodeEmbedding"), "holds weights, takes no graph"),
+    **dict.fromkeys(
+        ("WeightBasis", "HeteroLinear", "HeteroEmbedding", "NodeEmbedding"), "holds weights, takes no graph"
+    ),
     **dict.fromkeys(("EdgePredictor", "TransE", "TransR"), "scores pairs of rows, takes no graph"),
     **dict.fromkeys(("DeepWalk", "MetaPath2Vec"), "samples walks of the whole graph, no layer"),
     **dict.fromkeys(
@@ -448,7 +448,7 @@ REASONS: dict[str, str] = {
     ),
     **dict.fromkeys(("GraphormerLayer", "EGTLayer"), "takes dense tensors, no graph"),
     **dict.fromkeys(
-        ("GNNExplainer", "PGExplainer", "HeteroPGExplainer", "SubgraphX", "HeteroSubgraphX"),
+        ("GNNExplainer", "HeteroGNNExplainer", "PGExplainer", "HeteroPGExplainer", "SubgraphX", "HeteroSubgraphX"),
         "explains a trained model, no layer",
     ),
 }

@@ -1,0 +1,212 @@
+"""Row identity follows a tensor through functions that keep rows apart, and through no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from nugnn.kernels.handlers import DropoutHandler
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.rows import REPLICATED, Rows, rows_of, tag
+
+WIDTH = 4
+WEIGHT = torch.arange(12.0, dtype=torch.float64).view(WIDTH, 3).sin()
+GRU = nn.GRUCell(WIDTH, 3).double()
+LSTM = nn.LSTM(2, 3, batch_first=True).double()
+MASK = torch.tensor([True, False, True, True])
+COLUMNS = torch.tensor([2, 0])
+
+# x is (n, 4) rows of nodes; each result has to move with the nodes when they are given in another order
+KEEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "add": lambda x: x + 1,
+    "two of the same": lambda x: x * x.exp() - x.sigmoid(),
+    "untagged operand": lambda x: x * torch.ones(len(x), 1, dtype=x.dtype),
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "in place": lambda x: x.clone().add_(1).relu_(),
+    "type": lambda x: x.float().to(torch.float64).clone().contiguous().detach(),
+    "linear": lambda x: F.linear(x, WEIGHT.t()),
+    "matmul": lambda x: x @ WEIGHT,
+    "matmul, vector": lambda x: x @ WEIGHT[:, 0],
+    "matmul, batch": lambda x: x.view(-1, 2, 2) @ WEIGHT[:2],
+    "matmul, batch with vector": lambda x: x.view(-1, 2, 2) @ WEIGHT[:2, 0],
+    "bmm": lambda x: torch.bmm(x.view(-1, 2, 2), x.view(-1, 2, 2)),
+    "addmm": lambda x: torch.addmm(WEIGHT[0], x, WEIGHT),
+    "einsum": lambda x: torch.einsum("nd,dk->nk", x, WEIGHT),
+    "einsum of two": lambda x: torch.einsum("ij,ik->ijk", x, x.exp()),
+    "layer_norm": lambda x: F.layer_norm(x, (WIDTH,)),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.exp()),
+    "gru_cell": lambda x: GRU(x, x[:, :3]),
+    "lstm": lambda x: LSTM(x.view(-1, 2, 2))[0],
+    "sum": lambda x: x.sum(1),
+    "max": lambda x: x.max(-1).values,
+    "max of two": lambda x: torch.max(x, x.neg()),
+    "softmax": lambda x: x.softmax(dim=1),
+    "topk": lambda x: x.topk(2).values,
+    "norm": lambda x: x.norm(2, 1, keepdim=True),
+    "cumsum": lambda x: x.cumsum(1),
+    "view": lambda x: x.view(-1, 2, 2),
+    "fold": lambda x: x.view(-1, 2),
+    "unfold": lambda x: x.view(-1, 2).mul(2).reshape(len(x), -1),
+    "flatten": lambda x: x.view(-1, 2, 2).flatten(0, 1),
+    "axes": lambda x: x.unsqueeze(1).expand(-1, 2, WIDTH).transpose(1, 2).permute(0, 2, 1),
+    "squeeze": lambda x: x[:, :1].squeeze(1),
+    "repeat": lambda x: x.repeat(1, 3).tile(2),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, dim=0),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "columns": lambda x: x[:, 1:3],
+    "one column": lambda x: x[:, 0],
+    "new axis": lambda x: x[:, None],
+    "last": lambda x: x[..., -1],
+    "picked columns": lambda x: x[:, COLUMNS],
+    "masked columns": lambda x: x[..., MASK],
+    "index_select columns": lambda x: x.index_select(1, COLUMNS),
+    "all rows": lambda x: x[: len(x)],
+    "rows with large values": lambda x: x[x[:, 0] > 0],
+    "select": lambda x: x.select(1, 2),
+    "gather": lambda x: x.gather(1, x.argsort(1)),
+    "lookup by node data": lambda x: WEIGHT[x.argmax(1)],
+    "embedding": lambda x: F.embedding(x.argmax(1), WEIGHT),
+    "one_hot": lambda x: F.one_hot(x.argmax(1), WIDTH),
+    "cat": lambda x: torch.cat([x, x.exp(), torch.zeros(len(x), 2, dtype=x.dtype)], 1),
+    "stack": lambda x: torch.stack([x, x.exp()], -1),
+    "chunk": lambda x: torch.chunk(x, 2, dim=-1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+    "split of rows": lambda x: torch.cat([piece.mul(2).view(-1, 2, 2) for piece in (x,)], 1),
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "index_copy": lambda x: x.index_copy(1, COLUMNS, x[:, :2]),
+    "flip": lambda x: x.flip(1),
+    "cross_entropy": lambda x: F.cross_entropy(x, x.argmin(1), reduction="none"),
+}
+
+DROPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda x: x.t(),
+    "transpose by number": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(1, 0),
+    "sum over rows": lambda x: x.sum(0),
+    "mean over all": lambda x: x.mean(),
+    "softmax over rows": lambda x: x.softmax(0),
+    "sort of rows": lambda x: x.sort(0).values,
+    "cumsum over rows": lambda x: x.cumsum(0),
+    "normalize over rows": lambda x: F.normalize(x, dim=0),
+    "layer_norm over rows": lambda x: F.layer_norm(x, tuple(x.shape)),
+    "gram matrix": lambda x: x.t() @ x,
+    "einsum that mixes rows": lambda x: torch.einsum("nd,md->nm", x, x),
+    "einsum that moves rows": lambda x: torch.einsum("nd->dn", x),
+    "left factor": lambda x: torch.ones(len(x), len(x), dtype=x.dtype) @ x,
+    "batch of matrices": lambda x: x @ WEIGHT.expand(len(x), WIDTH, 3),
+    "new first axis": lambda x: x.unsqueeze(0),
+    "first index": lambda x: x[0],
+    "None index": lambda x: x[None],
+    "pairs of rows": lambda x: torch.cat([x, x], 0),
+    "stacked in front": lambda x: torch.stack([x, x]),
+    "expanded in front": lambda x: x.expand(2, -1, -1),
+    "merged rows": lambda x: x.view(1, -1),
+    "rolled": lambda x: x.roll(1, 0),
+    "flipped rows": lambda x: x.flip(0),
+    "random order": lambda x: torch.flip(x, (0, 1)),
+    "recurrent over rows": lambda x: nn.LSTM(WIDTH, 3).double()(x[:, None])[0],
+    "one-dimensional linear": lambda x: F.linear(x[:, 0], torch.ones(2, len(x), dtype=x.dtype)),
+    "in-place transpose": lambda x: x.clone().transpose_(0, 1),
+}
+
+
+def _nodes(ids: Tensor) -> Tensor:
+    """Rows whose values are a function of the id."""
+    x = torch.cos(ids.double()[:, None] * torch.tensor([1.0, 2.0, 3.0, 5.0]) + 1)
+    return tag(x, Rows("node", ids, split=True))
+
+
+def _apply(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with Interceptor(()).step(0):
+        return function(x)
+
+
+@pytest.mark.parametrize("name", KEEPS)
+@settings(max_examples=15, deadline=None)
+@given(ids=st.lists(st.integers(0, 1000), min_size=2, max_size=9, unique=True), seed=st.integers(0, 99))
+def test_results_move_with_their_nodes(name: str, ids: list[int], seed: int) -> None:
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
+    both = []
+    for some in (torch.tensor(ids), torch.tensor(ids)[order]):
+        out = _apply(KEEPS[name], _nodes(some))
+        rows = rows_of(out)
+        assert rows is not None and rows.kind == "node" and rows.split
+        assert rows.num_rows == len(out)
+        row_ids = rows.row_ids(len(out))
+        assert len(row_ids.unique()) == len(out)
+        both.append(out.detach()[row_ids.argsort()])
+    # the same row of numbers, but vector instructions may group columns otherwise: a few roundings of values below 50
+    torch.testing.assert_close(both[0].double(), both[1].double(), rtol=1e-6 if name == "type" else 1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", DROPS)
+@pytest.mark.parametrize("num_rows", [3, 4, 7])
+def test_other_results_have_no_identity(name: str, num_rows: int) -> None:
+    assert rows_of(_apply(DROPS[name], _nodes(torch.arange(num_rows) + 10))) is None
+
+
+def test_different_nodes_do_not_mix() -> None:
+    x, y = _nodes(torch.tensor([1, 2, 3])), _nodes(torch.tensor([1, 2, 4]))
+    for function in (lambda: x + y, lambda: torch.cat([x, y], 1), lambda: torch.einsum("nd,nk->nk", x, y)):
+        assert rows_of(_apply(lambda _, f=function: f(), x)) is None
+    edges = tag(torch.zeros(3, 4), Rows("edge", torch.tensor([1, 2, 3])))
+    assert rows_of(_apply(lambda _: x + edges, x)) is None
+
+
+def test_equal_selections_agree() -> None:
+    x = _nodes(torch.arange(6))
+    picked = torch.tensor([4, 1])
+    out = _apply(lambda x: x[picked] + x.exp().index_select(0, picked), x)
+    assert rows_of(out).row_ids(2).tolist() == [4, 1]  # type: ignore[union-attr]
+
+
+def test_pieces_of_rows_know_theirs() -> None:
+    def pieces(x: Tensor) -> Tensor:
+        first, second = x.split([2, 3])
+        assert rows_of(first).row_ids(2).tolist() == [10, 11]  # type: ignore[union-attr]
+        return second
+
+    assert rows_of(_apply(pieces, _nodes(torch.arange(10, 15)))).row_ids(3).tolist() == [12, 13, 14]  # type: ignore[union-attr]
+
+
+def test_replicated_values_stay_replicated_only_among_their_like() -> None:
+    weight = nn.Parameter(torch.ones(3, 4))
+    assert rows_of(_apply(lambda w: (w * 2).sum(0), weight)) is REPLICATED
+    assert rows_of(_apply(lambda w: w * torch.ones(3, 4), weight)) is None
+    nodes = _nodes(torch.arange(3)).float()
+    assert rows_of(_apply(lambda w: tag(nodes, Rows("node", torch.arange(3))) * w, weight)).kind == "node"  # type: ignore[union-attr]
+
+
+def test_no_identity_without_a_rule() -> None:
+    assert rows_of(_apply(lambda x: torch.cdist(x, x), _nodes(torch.arange(WIDTH)))) is None
+
+
+def test_a_lone_row_is_treated_like_many() -> None:
+    for name, function in {**KEEPS, **DROPS}.items():
+        if name in ("rows with large values", "layer_norm over rows"):
+            continue
+        one = rows_of(_apply(function, _nodes(torch.tensor([7]))))
+        assert (one is not None) == (name in KEEPS), name
+
+
+@pytest.mark.parametrize("network", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("packed", [False, True])
+def test_dropout_between_recurrent_layers_is_refused_on_a_split_graph(network: type[nn.Module], packed: bool) -> None:
+    x = torch.zeros(3, 2, 2)
+    given = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 2, 1]), batch_first=True) if packed else x
+    module = network(2, 2, 2, batch_first=True, dropout=0.5)
+    split = Interceptor((DropoutHandler(is_split=True),), module)
+    with split.step(0), pytest.raises(NotImplementedError, match="stack one-layer networks"):
+        module(given)
+    module.eval()
+    with split.step(0):
+        module(given)
+    with Interceptor((DropoutHandler(is_split=False),), module).step(0):
+        module.train()(given)
