@@ -15,9 +15,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-BACKWARD_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
-    {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-)
+BACKWARD_FUNCTIONS: dict[Callable[..., Any], tuple[str, ...]] = {
+    Tensor.backward: ("tensors", "gradient", "retain_graph", "create_graph", "inputs"),
+    torch.autograd.backward: ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs"),
+    torch.autograd.grad: (
+        *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused"),
+        *("is_grads_batched", "materialize_grads"),
+    ),
+}
+"""Functions that start a backward, with the names of their positional arguments."""
 
 
 def run_backward(mode: TorchFunctionMode, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -25,29 +31,24 @@ def run_backward(mode: TorchFunctionMode, func: Callable[..., Any], args: Sequen
 
     Tensors are replaced by their gradient edges: given tensors, torch would ask the mode again, without end.
     """
-    ends = _as_tuple(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
-    names = ("outputs", "inputs") if func is torch.autograd.grad else ("tensors",)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    inputs = None if given.get("inputs") is None else _as_tuple(given["inputs"])
-    if not all(_has_edge(x) for x in (*ends, *(inputs or ()))):
+    options = dict(zip(BACKWARD_FUNCTIONS[func], args, strict=False)) | kwargs
+    ends = _as_tuple(options.pop("outputs" if func is torch.autograd.grad else "tensors"))
+    inputs = None if options.get("inputs") is None else _as_tuple(options["inputs"])
+    if not all(isinstance(x, GradientEdge) or x.requires_grad for x in (*ends, *(inputs or ()))):
         return func(*args, **kwargs)  # torch says what is wrong
-    edges = tuple(map(_edge, ends))
-    input_edges = None if inputs is None else tuple(map(_edge, inputs))
-    rest = tuple(args[len(names) :])
-    options = {key: value for key, value in kwargs.items() if key not in ("tensors", "outputs", "inputs")}
+    options["inputs"] = None if inputs is None else tuple(map(_edge, inputs))
     if func is not torch.autograd.grad:
-        if func is Tensor.backward and "gradient" in options:
-            options["grad_tensors"] = options.pop("gradient")
-        if func is Tensor.backward and len(rest) == 4:  # inputs, which torch.autograd.backward takes further back
-            input_edges, rest = tuple(map(_edge, _as_tuple(rest[3]))) if rest[3] is not None else None, rest[:3]
+        if func is Tensor.backward:
+            options["grad_tensors"] = options.pop("gradient", None)
         with mode:
-            return torch.autograd.backward(edges, *rest, **options, inputs=input_edges)
-    assert inputs is not None and input_edges is not None
-    fills = options.pop("materialize_grads", False)
+            torch.autograd.backward(tuple(map(_edge, ends)), **options)
+        return None
+    assert inputs is not None
+    fills = options.pop("materialize_grads", False)  # torch needs the tensors for this
     if fills:
         options["allow_unused"] = True
     with mode:
-        grads = torch.autograd.grad(edges, input_edges, *rest, **options)
+        grads = torch.autograd.grad(tuple(map(_edge, ends)), **options)
     if not fills:
         return grads
     return tuple(torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, inputs, strict=True))
@@ -57,10 +58,6 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
     if isinstance(x, dict):
         return tuple(x.values())
     return (x,) if isinstance(x, (Tensor, GradientEdge)) else tuple(x)
-
-
-def _has_edge(x: Any) -> bool:
-    return isinstance(x, GradientEdge) or x.requires_grad
 
 
 def _edge(x: Tensor | GradientEdge) -> GradientEdge:
