@@ -16,6 +16,8 @@ class CommClock:
 
     halo_seconds: float = 0.0
     sync_seconds: float = 0.0
+    halo_rounds: int = 0
+    """Halo exchanges begun since the run started, those of backward included; the same on every rank."""
 
     def take(self) -> tuple[float, float]:
         """``(halo_seconds, sync_seconds)`` since the last call."""

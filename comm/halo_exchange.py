@@ -67,100 +67,126 @@ class HaloPlan:
             )
 
 
+class HaloExchangeError(RuntimeError):
+    """An exchange of halo rows failed or did not finish in time; says where and who was waited for."""
+
+
 def _all_to_all_rows(
-    out: Tensor, rows: Tensor, out_splits: tuple[int, ...], splits: tuple[int, ...], plan: HaloPlan
+    out: Tensor, rows: Tensor, out_splits: tuple[int, ...], splits: tuple[int, ...], plan: HaloPlan, label: str
 ) -> None:
     """Send ``splits[r]`` rows to each rank r and fill ``out``; any dtype, as bytes."""
-    row_bytes = out.element_size() * out.shape[1:].numel()
+    ranks, row_bytes = plan.ranks, out.element_size() * out.shape[1:].numel()
     if row_bytes == 0:
         return
     begin = time.perf_counter()
-    assert plan.ranks.halo is not None
-    work = plan.ranks.halo.alltoall_base(
+    ranks.clock.halo_rounds += 1
+    try:
+        _transfer(out, rows, out_splits, splits, row_bytes, ranks)
+    except RuntimeError as error:
+        peers = [str(peer) for peer in range(ranks.world_size) if out_splits[peer] or splits[peer]]
+        raise HaloExchangeError(
+            f"rank {ranks.rank}: halo exchange {ranks.clock.halo_rounds} of this run ({label}) failed after "
+            f"{time.perf_counter() - begin:.1f} s. It exchanges rows with rank{'s' * (len(peers) > 1)} "
+            f"{', '.join(peers) or 'none'}; one of them stopped, is slow, or made other calls than this rank. "
+            f"The transport says: {error}"
+        ) from error
+    ranks.clock.halo_seconds += time.perf_counter() - begin
+
+
+def _transfer(
+    out: Tensor, rows: Tensor, out_splits: tuple[int, ...], splits: tuple[int, ...], row_bytes: int, ranks: Ranks
+) -> None:
+    assert ranks.halo is not None
+    work = ranks.halo.alltoall_base(
         out.view(torch.uint8).view(-1) if out.numel() else out.new_empty(0, dtype=torch.uint8),
         rows.contiguous().view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8),
         [n * row_bytes for n in out_splits],
         [n * row_bytes for n in splits],
     )
     work.wait()
-    plan.ranks.clock.halo_seconds += time.perf_counter() - begin
 
 
-def _fetch(x_N: Tensor, plan: HaloPlan) -> Tensor:
+def _fetch(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
     x_N = x_N.contiguous()
     x_L = x_N.new_empty((plan.num_local, *x_N.shape[1:]))
     x_L[: plan.num_inner] = x_N
-    _all_to_all_rows(x_L[plan.num_inner :], x_N[plan.send_rows], plan.recv_splits, plan.send_splits, plan)
+    _all_to_all_rows(x_L[plan.num_inner :], x_N[plan.send_rows], plan.recv_splits, plan.send_splits, plan, label)
     return x_L
 
 
-def _return_rows(y_L: Tensor, plan: HaloPlan) -> Tensor:
+def _return_rows(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
     """The ``(S, ...)`` values that peers hold for the rows we sent them, in ``send_rows`` order."""
     received_S = y_L.new_empty((len(plan.send_rows), *y_L.shape[1:]))
-    _all_to_all_rows(received_S, y_L[plan.num_inner :], plan.send_splits, plan.recv_splits, plan)
+    _all_to_all_rows(received_S, y_L[plan.num_inner :], plan.send_splits, plan.recv_splits, plan, label)
     return received_S
 
 
-def _add_home(y_L: Tensor, plan: HaloPlan) -> Tensor:
+def _add_home(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
     y_L = y_L.contiguous()
-    return y_L[: plan.num_inner].index_add(0, plan.send_rows, _return_rows(y_L, plan))
+    return y_L[: plan.num_inner].index_add(0, plan.send_rows, _return_rows(y_L, plan, label))
 
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_N: Tensor, plan: HaloPlan) -> Tensor:
-        ctx.plan = plan
-        return _fetch(x_N, plan)
+    def forward(ctx: Any, x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
+        ctx.plan, ctx.label = plan, label
+        return _fetch(x_N, plan, label)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _AddHome.apply(grads[0], ctx.plan), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _AddHome.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
 
 
 class _AddHome(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_L: Tensor, plan: HaloPlan) -> Tensor:
-        ctx.plan = plan
-        return _add_home(y_L, plan)
+    def forward(ctx: Any, y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
+        ctx.plan, ctx.label = plan, label
+        return _add_home(y_L, plan, label)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Fetch.apply(grads[0], ctx.plan), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Fetch.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
 
 
-def fetch_halo(x_N: Tensor, plan: HaloPlan) -> Tensor:
+def fetch_halo(x_N: Tensor, plan: HaloPlan, label: str = "halo rows") -> Tensor:
     """Inner rows followed by halo rows.
 
     Args:
         x_N: ``(N, ...)`` values of inner nodes, any dtype.
         plan: Every rank of the plan has to call with the same trailing shape and dtype.
+        label: What is fetched, for error messages: the name of an operator.
 
     Returns:
         ``(L, ...)``; its gradient goes back to the owners and is added there. ``x_N`` itself on one rank.
 
     Raises:
-        ValueError: ``x_N`` does not have N rows.
+        ValueError: ``x_N`` does not have N rows, or rows without a value.
+        HaloExchangeError: A peer failed, or did not take part before the timeout.
     """
     if len(x_N) != plan.num_inner:
         raise ValueError(f"expected {plan.num_inner} rows, one for each inner node of this rank, got {len(x_N)}")
+    if 0 in x_N.shape[1:]:
+        raise ValueError(
+            f"{label}: rows of shape {tuple(x_N.shape[1:])} hold no value; a feature width of 0 is refused"
+        )
     if not plan.ranks.is_split:
         return x_N
-    return _Fetch.apply(x_N, plan)  # type: ignore[no-untyped-call, no-any-return]
+    return _Fetch.apply(x_N, plan, label)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def add_home(y_L: Tensor, plan: HaloPlan) -> Tensor:
+def add_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home") -> Tensor:
     """Add the halo rows of ``y_L (L, ...)`` to their owners' rows: ``(N, ...)``; the transpose of `fetch_halo`."""
     if not plan.ranks.is_split:
         return y_L
-    return _AddHome.apply(y_L, plan)  # type: ignore[no-untyped-call, no-any-return]
+    return _AddHome.apply(y_L, plan, label)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def max_home(y_L: Tensor, plan: HaloPlan) -> Tensor:
+def max_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home") -> Tensor:
     """Maximum of each inner row and the halo copies of it elsewhere: ``(N, ...)``, without gradient."""
     if not plan.ranks.is_split:
         return y_L
     y_L = y_L.detach().contiguous()
-    received_S = _return_rows(y_L, plan)
+    received_S = _return_rows(y_L, plan, label)
     index = plan.send_rows.view(-1, *([1] * (y_L.dim() - 1))).expand_as(received_S)
     return y_L[: plan.num_inner].scatter_reduce(0, index, received_S, "amax")
 
@@ -205,7 +231,7 @@ class HaloHandler:
     def end_step(self) -> None:
         self._memo.clear()
 
-    def local(self, x_N: Tensor, plan: HaloPlan) -> Tensor:
+    def local(self, x_N: Tensor, plan: HaloPlan, label: str = "source rows of a user function") -> Tensor:
         """``fetch_halo(x_N, plan)``, remembered until ``x_N`` changes or the step ends."""
         if not plan.ranks.is_split:
             return x_N
@@ -215,7 +241,7 @@ class HaloHandler:
             grad_as_asked = known[2].requires_grad or not (x_N.requires_grad and torch.is_grad_enabled())
             if grad_as_asked:
                 return known[2]
-        x_L = fetch_halo(x_N, plan)
+        x_L = fetch_halo(x_N, plan, label)
         self.num_exchanges += 1
         self.halo_bytes += (x_L[plan.num_inner :]).numel() * x_L.element_size()
         memo = self._memo
@@ -229,7 +255,7 @@ class HaloHandler:
             return proceed(OperatorCall(call.name, call.kind, call.structure, call.inputs, attrs, call.run))
         targets = ("u", "e") if call.kind == "spmm" else (attrs["lhs_target"], attrs["rhs_target"])
         inputs = tuple(
-            self.local(x, plan) if target == "u" and x is not None else x
+            self.local(x, plan, call.name) if target == "u" and x is not None else x
             for x, target in zip(call.inputs, targets, strict=True)
         )
         return proceed(OperatorCall(call.name, call.kind, call.structure, inputs, attrs, call.run))

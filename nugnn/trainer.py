@@ -106,6 +106,10 @@ class Trainer:
         if "feat" not in self.graph.ndata:
             return None
         feat = self.graph.ndata["feat"]
+        if 0 in feat.shape[1:]:
+            raise ValueError(
+                f"features of shape {tuple(feat.shape)} hold no value; leave them out, or give them columns"
+            )
         return tag(feat.to(model_dtype(self.model)), rows_of(feat))
 
     def forward(self) -> Tensor:

@@ -47,7 +47,7 @@ def make_data(seed: int = 0, *, num_nodes: int = NUM_NODES) -> GraphData:
 
 def uneven_parts(num_nodes: int, num_parts: int) -> Tensor:
     """Interleaved parts, the last with a single node, which has no edges."""
-    parts = (torch.arange(num_nodes) ** 2 // 3) % max(num_parts - 1, 1)
+    parts = (torch.arange(num_nodes) * 7 // 3) % max(num_parts - 1, 1)
     if num_parts > 1:
         parts[-1] = num_parts - 1
     return parts
