@@ -69,11 +69,11 @@ def run_nugnn(holder: list[Any], model_name: str, epochs: int, **settings: Any) 
     from nugnn.seam import install
 
     install()
-    graph = nugnn.ShardGraph(part)
-    del data, assignment
+    graph = nugnn.ShardGraph(part, keep_edge_ids=False)  # as nugnn.fit does
+    rows = {"train": part.train_rows, "val": part.val_rows, "test": part.test_rows}
+    del data, assignment, part
     gc.collect()
     begin_peak()
-    rows = {"train": part.train_rows, "val": part.val_rows, "test": part.test_rows}
     trainer = nugnn.Trainer(model, graph, rows)
     seconds, losses = [], []
     for _ in range(epochs):

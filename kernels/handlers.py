@@ -81,7 +81,7 @@ class DropoutHandler:
 
 def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor:
     num_rows = x.shape[0] if x.dim() else 1
-    if rows is None or rows.ids is None:
+    if rows is None or rows.source is None:
         return torch.arange(num_rows)
     if rows.num_rows != num_rows:
         raise ValueError(

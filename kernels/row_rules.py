@@ -221,9 +221,9 @@ def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     if old == new:
         return rows
     if old and new % old == 0:
-        return Rows(rows.kind, rows.ids, rows.fold * (new // old), rows.split)
+        return rows.folded(rows.fold * (new // old))
     if new and old % new == 0 and rows.fold % (old // new) == 0:
-        return Rows(rows.kind, rows.ids, rows.fold // (old // new), rows.split)
+        return rows.folded(rows.fold // (old // new))
     return None
 
 
@@ -255,7 +255,7 @@ def _repeat_interleave(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows = _own(x)
     if rows is None or dim is None or not isinstance(times, int):
         return None
-    return Rows(rows.kind, rows.ids, rows.fold * times, rows.split) if dim % x.dim() == 0 else rows
+    return rows.folded(rows.fold * times) if dim % x.dim() == 0 else rows
 
 
 def _move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:

@@ -7,7 +7,8 @@ function that is not listed there drops the tag; nothing is inferred from a shap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -17,38 +18,79 @@ _ATTRIBUTE = "_nugnn_rows"
 
 
 @dataclass(frozen=True, eq=False)
+class IdRuns:
+    """Global ids that need no number per row: runs of consecutive ids, made into a tensor only while in use.
+
+    Args:
+        starts: ``(N,)`` int64, first id of each run.
+        indptr: ``(N + 1,)`` int64, where each run begins; ``indptr[-1]`` ids in all.
+    """
+
+    starts: Tensor
+    indptr: Tensor
+    _made: list[weakref.ref[Tensor]] = field(default_factory=list, repr=False)
+
+    def __len__(self) -> int:
+        return int(self.indptr[-1])
+
+    def __reduce__(self) -> tuple[type[IdRuns], tuple[Tensor, Tensor]]:
+        return IdRuns, (self.starts, self.indptr)
+
+    def tensor(self) -> Tensor:
+        """``(len(self),)`` int64; the same tensor as long as somebody holds it."""
+        known = self._made[0]() if self._made else None
+        if known is None:
+            shift = self.starts - self.indptr[:-1]
+            known = torch.repeat_interleave(shift, self.indptr.diff()).add_(torch.arange(len(self)))
+            self._made[:] = [weakref.ref(known)]
+        return known
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Identity of the rows of a tensor.
 
     Args:
         kind: ``node`` or ``edge`` rows of a (possibly split) graph; ``replicated``: same values on every rank.
-        ids: ``(n,)`` int64 global ids; None for ``replicated``.
+        source: Global ids, ``(n,)`` int64 or `IdRuns`; None for ``replicated``.
         fold: Consecutive rows per id, for example heads after ``(N, heads, D) -> (N * heads, D)``.
         split: Whether other ranks hold further rows of the same kind.
     """
 
     kind: Literal["node", "edge", "replicated"]
-    ids: Tensor | None = None
+    source: Tensor | IdRuns | None = None
     fold: int = 1
     split: bool = False
 
+    @property
+    def ids(self) -> Tensor | None:
+        """``(n,)`` int64 global ids; None for ``replicated``."""
+        return self.source.tensor() if isinstance(self.source, IdRuns) else self.source
+
     def row_ids(self, num_rows: int) -> Tensor:
         """``(num_rows,)`` int64, one id per row, unique within the kind and equal for any number of parts."""
-        if self.ids is None:
+        ids = self.ids
+        if ids is None:
             return torch.arange(num_rows)
         if self.fold == 1:
-            return self.ids
-        return (self.ids[:, None] * self.fold + torch.arange(self.fold)).reshape(-1)
+            return ids
+        return (ids[:, None] * self.fold + torch.arange(self.fold)).reshape(-1)
 
     @property
     def num_rows(self) -> int | None:
-        return None if self.ids is None else len(self.ids) * self.fold
+        return None if self.source is None else len(self.source) * self.fold
+
+    def folded(self, fold: int) -> Rows:
+        """The same ids with another number of rows for each."""
+        return Rows(self.kind, self.source, fold, self.split)
 
     def picked(self, index: Any) -> Rows | None:
         """Identity of ``x[index]`` for a slice, a list of rows, or a tensor of rows or flags; None between folds."""
-        if self.fold != 1 or self.ids is None:
+        if self.fold != 1 or self.source is None:
             return None
-        return Rows(self.kind, self.ids[index], 1, self.split)
+        ids = self.ids
+        assert ids is not None
+        return Rows(self.kind, ids[index], 1, self.split)
 
     def same_as(self, other: Rows) -> bool:
         """Whether both stand for the same rows in the same order."""
@@ -56,9 +98,11 @@ class Rows:
             return True
         if self.kind != other.kind or self.fold != other.fold:
             return False
-        if self.ids is None or other.ids is None or self.ids is other.ids:
-            return self.ids is other.ids
-        return torch.equal(self.ids, other.ids)
+        if self.source is other.source:
+            return True
+        if self.source is None or other.source is None or len(self.source) != len(other.source):
+            return False
+        return torch.equal(self.ids, other.ids)  # type: ignore[arg-type]
 
 
 REPLICATED = Rows("replicated")

@@ -141,7 +141,7 @@ def _dropping_replicated(module: nn.Module) -> Iterator[None]:
 
 def _set_transformer_encoder(plain: _Forward, module: Any, graph: ShardGraph, feat: Tensor) -> Any:
     """Attention among all nodes: every rank computes it on all rows and keeps its own."""
-    everything = in_global_order(graph, feat, graph.index.node_rows)
+    everything = in_global_order(graph, feat, graph.global_node_ids)
     counts = torch.tensor([graph.num_nodes_global()])
     with _answering(graph, batch_num_nodes=lambda *_: counts), _dropping_replicated(module):
         out = plain(module, graph, everything)
@@ -152,7 +152,7 @@ def _set_transformer_encoder(plain: _Forward, module: Any, graph: ShardGraph, fe
 
 def _set_transformer_decoder(plain: _Forward, module: Any, graph: ShardGraph, feat: Tensor) -> Any:
     """Attention of seed vectors over all nodes: computed on all rows by every rank."""
-    everything = in_global_order(graph, feat, graph.index.node_rows)
+    everything = in_global_order(graph, feat, graph.global_node_ids)
     counts = torch.tensor([graph.num_nodes_global()])
     with _answering(graph, batch_num_nodes=lambda *_: counts), _dropping_replicated(module):
         return tag(plain(module, graph, everything), REPLICATED)

@@ -212,7 +212,7 @@ def _traced_step(model: nn.Module, graph: ShardGraph) -> _Trace:
 def _global_ids(x: Tensor, graph: ShardGraph) -> Tensor | None:
     """Global ids of rows that are nodes or edges, by provenance; inner nodes where only the count speaks for it."""
     rows = rows_of(x)
-    if rows is not None and rows.ids is not None and rows.num_rows == len(x):
+    if rows is not None and rows.source is not None and rows.num_rows == len(x):
         offset = 0 if rows.kind == "node" else graph.num_nodes_global()
         return rows.row_ids(len(x)) + offset
     if rows is not None and rows.kind == "replicated":

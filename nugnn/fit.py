@@ -170,7 +170,7 @@ def fit(
     if workers == 1:
         stage("train")
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
-        outcome = train_shard(build_shard(data, assignment, 0), Ranks(), _copy(model), fit_options, on_epoch)
+        outcome = train_shard(lambda: build_shard(data, assignment, 0), Ranks(), _copy(model), fit_options, on_epoch)
         return _result(model, data, [outcome], assignment.notes)
     notes: list[str] = []
     with job.private_job_folder() as folder:
@@ -244,27 +244,37 @@ def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage
 
 
 def train_shard(
-    shard: Shard,
+    make_shard: Callable[[], Shard],
     ranks: Ranks,
     model: nn.Module,
     options: FitOptions,
     on_epoch: Callable[[Epoch], Any] | None = None,
 ) -> dict[str, Any]:
-    """Train on this rank's shard.
+    """Train on one rank's shard.
+
+    Args:
+        make_shard: Builds or loads it; called here so that nobody else keeps what training does not need.
+        ranks: Who takes part.
+        model: Trained in place.
+        options: How.
+        on_epoch: Gets each `Epoch`.
 
     Returns:
         Plain tensors and numbers: ``state`` (best weights; embeddings gathered) and ``logits`` of all nodes on rank 0,
         ``epochs``, ``best``, ``report`` and ``time_to_best_seconds`` on every rank.
     """
-    graph = ShardGraph(shard, ranks)
+    shard = make_shard()
+    graph = ShardGraph(shard, ranks, keep_edge_ids=False)
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
+    metric = options.metric or shard.metric
+    del shard
     trainer = Trainer(
         model,
         graph,
         rows,
         make_optimizer=options.optimizer,
         loss=options.loss,
-        metric=options.metric or shard.metric,
+        metric=metric,
         class_weights=options.class_weights,
         regularizer=options.regularizer,
         seed=options.seed,

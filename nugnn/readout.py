@@ -88,23 +88,21 @@ def broadcast_edges(graph: ShardGraph, graph_feat: Tensor, *, etype: Any = None)
     return tag(row.expand(graph.num_edges(), *row.shape[1:]), graph.index.edge_rows)
 
 
-def in_global_order(graph: ShardGraph, x: Tensor, rows: Rows) -> Tensor:
-    """Every rank's rows on every rank, in ascending global id."""
-    assert rows.ids is not None
-    order = torch.argsort(torch.cat(graph.ranks.gather_rows(rows.ids)))
+def in_global_order(graph: ShardGraph, x: Tensor, ids: Tensor) -> Tensor:
+    """Every rank's rows on every rank, in ascending order of their ids in the whole graph."""
+    order = torch.argsort(torch.cat(graph.ranks.gather_rows(ids)))
     return tag(gather_over_ranks(x, graph.ranks).index_select(0, order), REPLICATED)
 
 
 def _topk(
-    graph: ShardGraph, x: Tensor, rows: Rows, k: int, descending: bool, sortby: int | None
+    graph: ShardGraph, x: Tensor, ids: Tensor, k: int, descending: bool, sortby: int | None
 ) -> tuple[Tensor, Tensor]:
     """Values ``(1, k, D)`` and global ids, padded with zeros when there are fewer than k rows."""
     if x.dim() > 2:
         raise ValueError(f"topk needs features of one dimension, got shape {tuple(x.shape)}")
-    everything = in_global_order(graph, x, rows)
+    everything = in_global_order(graph, x, ids)
     everything = everything[:, None] if everything.dim() == 1 else everything
-    assert rows.ids is not None
-    ids = torch.cat(graph.ranks.gather_rows(rows.ids)).sort().values
+    ids = torch.cat(graph.ranks.gather_rows(ids)).sort().values
     missing = max(k - len(everything), 0)
     keys = everything if sortby is None else everything[:, sortby]
     order = torch.argsort(keys, dim=0, descending=descending, stable=True)[:k]
@@ -122,7 +120,7 @@ def topk_nodes(
 ) -> tuple[Tensor, Tensor]:
     """`dgl.topk_nodes`; ids are ids in the whole graph."""
     graph.get_ntype_id(ntype)
-    return _topk(graph, graph.ndata[feat], graph.index.node_rows, k, descending, sortby)
+    return _topk(graph, graph.ndata[feat], graph.global_node_ids, k, descending, sortby)
 
 
 def topk_edges(
@@ -130,7 +128,7 @@ def topk_edges(
 ) -> tuple[Tensor, Tensor]:
     """`dgl.topk_edges`; ids are ids in the whole graph."""
     graph.get_etype_id(etype)
-    return _topk(graph, graph.edata[feat], graph.index.edge_rows, k, descending, sortby)
+    return _topk(graph, graph.edata[feat], graph.global_edge_ids, k, descending, sortby)
 
 
 def laplacian_lambda_max(graph: ShardGraph) -> list[float]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import HaloPlan
 from nugnn.graph_index import ShardIndex
-from nugnn.kernels.rows import Rows, tag
+from nugnn.kernels.rows import IdRuns, Rows, tag
 from nugnn.kernels.structure import Structure
 from nugnn.partition.shard import Shard
 from nugnn.shard_lists import EXACT_METHODS, LOCAL_METHODS, NEVER_ANSWERED, REFUSED_METHODS
@@ -79,10 +79,11 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     _node_frames: list[Frame]
     _edge_frames: list[Frame]
 
-    def __init__(self, shard: Shard, ranks: Ranks | None = None) -> None:
+    def __init__(self, shard: Shard, ranks: Ranks | None = None, *, keep_edge_ids: bool = True) -> None:
         """Args:
         shard: What this rank owns.
         ranks: Process groups; a single rank when None.
+        keep_edge_ids: Keep `global_edge_ids`, 8 bytes per edge; message passing and dropout do without.
 
         Raises:
             ValueError: The shard belongs to another rank or number of parts, or peers disagree about halo rows.
@@ -100,9 +101,10 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             Structure(plan.num_local, shard.indptr, shard.indices),
             plan,
             Rows("node", shard.global_node_ids, split=ranks.is_split),
-            Rows("edge", shard.global_edge_ids, split=ranks.is_split),
+            Rows("edge", IdRuns(shard.edge_starts, shard.indptr), split=ranks.is_split),
         )
         self._setup(index, shard.out_degrees, shard.num_nodes_global, shard.num_edges_global)
+        self._edge_ids = shard.global_edge_ids if keep_edge_ids else None
         self._edge_id_bound = shard.num_edges_global
         for key, value in shard.node_data.items():
             self._node_frames[0][key] = tag(value, index.node_rows)
@@ -162,8 +164,12 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     @property
     def global_edge_ids(self) -> Tensor:
         """``(E,)`` int64 id in the whole graph of each row of ``edata``."""
-        assert self.index.edge_rows.ids is not None
-        return self.index.edge_rows.ids
+        if self._edge_ids is None:
+            raise ValueError(
+                "this graph keeps no ids of edges, to save memory (nugnn.fit does not). Add them to the data before: "
+                "edge_data={'id': torch.arange(num_edges)} reads as graph.edata['id']."
+            )
+        return self._edge_ids
 
     def refuse(self, what: str, instead: str) -> NoReturn:
         raise NotImplementedError(
@@ -427,8 +433,10 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         torch.cumsum(mask_E, 0, out=kept[1:])
         structure = Structure(old.num_src, kept[old.indptr], old.indices[rows])
         edge_rows = _subset(self.index.edge_rows, rows)
+        kept_ids = None if self._edge_ids is None else self._edge_ids[rows]
         part = copy.copy(self)
         part._graph = replace(self.index, structure=structure, edge_rows=edge_rows)
+        part._edge_ids = kept_ids
         part._edge_frames = [self._edge_frames[0].subframe(rows)]
         part._out_degrees = self._out_degrees if not self.index.is_reversed else part.index._source_view.in_degrees
         part._exchanges = []
@@ -518,14 +526,21 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         loops = old.indptr[1:] + torch.arange(num_nodes)
         indices = old.indices.new_empty(old.num_edges + num_nodes)
         indices[kept], indices[loops] = old.indices, torch.arange(num_nodes, dtype=indices.dtype)
-        ids = torch.empty(len(indices), dtype=torch.int64)
-        ids[kept], ids[loops] = self.global_edge_ids, self._edge_id_bound + self.global_node_ids
+
+        def with_loops(ids: Tensor) -> Tensor:
+            merged = torch.empty(len(indices), dtype=torch.int64)
+            merged[kept], merged[loops] = ids, self._edge_id_bound + self.global_node_ids
+            return merged
+
+        row_ids = self.index.edge_rows.ids
+        assert row_ids is not None
         part = copy.copy(self)
         part._graph = replace(
             self.index,
             structure=Structure(old.num_src, old.indptr + torch.arange(num_nodes + 1), indices),
-            edge_rows=Rows("edge", ids, 1, self.is_split),
+            edge_rows=Rows("edge", with_loops(row_ids), 1, self.is_split),
         )
+        part._edge_ids = None if self._edge_ids is None else with_loops(self._edge_ids)
         part._edge_id_bound = self._edge_id_bound + self._num_nodes_global
         part._out_degrees = self._out_degrees + 1
         part._node_frames = [self._node_frames[0].clone()]

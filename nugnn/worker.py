@@ -24,11 +24,10 @@ def main(context: WorkerContext) -> None:
     work = read_job(context.job_folder)
     context.init_process_group()
     ranks = join_ranks(context.timeout)
-    shard = load_shard(work["shards"], context.rank)
     options: FitOptions = work["options"]
     context.emit(kind="stage", name="train")
     outcome = train_shard(
-        shard,
+        lambda: load_shard(work["shards"], context.rank),
         ranks,
         work["model"],
         options,

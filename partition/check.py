@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nugnn.kernels.rows import IdRuns
 from nugnn.partition.shard import Shard
 
 
@@ -27,6 +28,7 @@ def check_shard(shard: Shard) -> None:
     int64 = {
         "global_node_ids": N,
         "global_edge_ids": E,
+        "edge_starts": N,
         "indptr": N + 1,
         "halo_global_ids": H,
         "send_rows": sum(shard.send_splits),
@@ -55,6 +57,7 @@ def check_shard(shard: Shard) -> None:
     ranges = {
         "global_node_ids": shard.num_nodes_global,
         "global_edge_ids": shard.num_edges_global,
+        "edge_starts": shard.num_edges_global + 1,
         "indices": shard.num_local,
         "halo_global_ids": shard.num_nodes_global,
         "send_rows": N,
@@ -143,6 +146,8 @@ def check_shards(shards: Sequence[Shard]) -> None:
                 )
     _check_cover("node", torch.cat([shard.global_node_ids for shard in shards]), first.num_nodes_global)
     _check_cover("edge", torch.cat([shard.global_edge_ids for shard in shards]), first.num_edges_global)
+    runs = [IdRuns(shard.edge_starts, shard.indptr).tensor() for shard in shards]
+    _check_cover("position of an edge", torch.cat(runs), first.num_edges_global)
     check_exchange_counts([shard.recv_splits for shard in shards], [shard.send_splits for shard in shards])
     for sender in shards:
         outgoing = sender.global_node_ids[sender.send_rows].split(list(sender.send_splits))

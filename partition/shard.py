@@ -36,6 +36,8 @@ class Shard:
         num_edges_global: Edges of the whole graph.
         global_node_ids: ``(N,)`` int64, ascending: global id of each inner row.
         global_edge_ids: ``(E,)`` int64, global id of each edge.
+        edge_starts: ``(N,)`` int64, position of each inner row's first in-edge in the CSC order of the whole graph.
+            With ``indptr`` it gives each edge an identity that no partition changes, without a number per edge.
         indptr: ``(N + 1,)`` int64, offsets into ``indices``.
         indices: ``(E,)`` int32, or int64 if L reaches 2**31: source row in ``[0, L)``, inner rows first, then halo.
         halo_global_ids: ``(H,)`` int64, global id of each halo row, ordered by (owner part, global id).
@@ -60,6 +62,7 @@ class Shard:
     num_edges_global: int
     global_node_ids: Tensor
     global_edge_ids: Tensor
+    edge_starts: Tensor
     indptr: Tensor
     indices: Tensor
     halo_global_ids: Tensor
@@ -148,6 +151,8 @@ class _Layout:
         self.book = PartitionBook.from_parts(assignment.part, num_parts)
         self.out_degrees = torch.from_numpy(np.bincount(src, minlength=num_nodes).astype(np.int64))
         position = self.book.position.numpy()
+        in_degrees = np.bincount(dst, minlength=num_nodes)
+        self.edge_starts = torch.from_numpy(np.cumsum(in_degrees) - in_degrees)
         self.edge_order, self.indptr = _stable_group(position[dst], num_nodes)
         self.src_position = position[src[self.edge_order]]
         self.node_offsets: list[int] = self.book.offsets.tolist()
@@ -205,6 +210,7 @@ class _Layout:
             num_edges_global=len(self.edge_order),
             global_node_ids=node_ids,
             global_edge_ids=edge_ids,
+            edge_starts=self.edge_starts[node_ids],
             indptr=torch.from_numpy(self.indptr[first : last + 1].astype(np.int64) - int(self.indptr[first])),
             indices=torch.from_numpy(row_of_position.astype(index_type)[self._sources(rank)]),
             halo_global_ids=self.book.order[torch.from_numpy(halo)],

@@ -29,6 +29,7 @@ SCHEMA_VERSION = 1
 _TENSORS = (
     "global_node_ids",
     "global_edge_ids",
+    "edge_starts",
     "indptr",
     "indices",
     "halo_global_ids",
