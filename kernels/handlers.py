@@ -79,6 +79,44 @@ class DropoutHandler:
         return proceed(call)
 
 
+class RandomDrawHandler:
+    """Refuses draws by position on rows of a split graph: they would depend on the parts.
+
+    Args:
+        is_split: Whether other ranks hold further rows; on one rank torch draws as ever.
+    """
+
+    kinds = frozenset({"random"})
+
+    def __init__(self, *, is_split: bool) -> None:
+        self._is_split = is_split
+
+    def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
+        function = getattr(call.run, "__name__", "")
+        if not self._is_split or not _draws(function, call.inputs, call.attrs):
+            return proceed(call)
+        tensors = [x for x in (*call.inputs, *call.attrs.values()) if isinstance(x, Tensor)]
+        if not any((rows := rows_of(x)) is not None and rows.split for x in tensors):
+            return proceed(call)
+        raise NotImplementedError(
+            f"{call.name}: {function} draws random numbers by position, so they would depend on the split. "
+            "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
+        )
+
+
+def _draws(function: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
+    """Whether a call really draws: some functions do in training only, or with a dropout probability only."""
+    if function in ("rrelu", "rrelu_"):
+        return bool(inputs[3] if len(inputs) > 3 else attrs.get("training", False))
+    if function == "scaled_dot_product_attention":
+        return float(inputs[4] if len(inputs) > 4 else attrs.get("dropout_p", 0.0)) > 0
+    if function == "multi_head_attention_forward":
+        return float(inputs[10] if len(inputs) > 10 else attrs.get("dropout_p", 0.0)) > 0 and bool(
+            attrs.get("training", True)
+        )
+    return True
+
+
 def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor:
     num_rows = x.shape[0] if x.dim() else 1
     if rows is None or rows.source is None:

@@ -17,7 +17,7 @@ from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks, join_ranks
 from nugnn.comm.halo_exchange import HaloHandler
 from nugnn.datasets.graph_data import GraphData
-from nugnn.kernels.handlers import DropoutHandler, SparseRowsHandler
+from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRowsHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import REPLICATED, tag
 from nugnn.partition import assign as partition_assign
@@ -89,6 +89,7 @@ def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Intercep
     handlers = (
         SparseRowsHandler(),
         DropoutHandler(is_split=graph.is_split),
+        RandomDrawHandler(is_split=graph.is_split),
         BatchNormHandler(graph.ranks),
         HaloHandler(),
         PromotionHandler(),
