@@ -141,12 +141,12 @@ def local_edges(graph: ShardGraph) -> tuple[Tensor, Tensor]:
 
 def global_sum(x: Tensor, graph: ShardGraph) -> Tensor:
     """Sum of the rows of ``x (N, ...)`` over all nodes of the whole graph, ``(...)``, the same on every rank."""
-    return sum_over_ranks(x.sum(0), graph.ranks)
+    return tag(sum_over_ranks(x.sum(0), graph.ranks), REPLICATED)
 
 
 def global_mean(x: Tensor, graph: ShardGraph) -> Tensor:
     """Mean of the rows of ``x (N, ...)`` over all nodes of the whole graph, ``(...)``, the same on every rank."""
-    return global_sum(x, graph) / graph.num_nodes_global()
+    return tag(global_sum(x, graph) / graph.num_nodes_global(), REPLICATED)
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
