@@ -145,12 +145,14 @@ class Trainer:
     @torch.no_grad()
     def predict(self) -> Tensor:
         """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
-        was_training = self.model.training
+        was_training = {module: module.training for module in self.model.modules()}
         self.model.eval()
-        with self._interceptor.step(self.num_steps):
-            logits_NC = self.forward()
-        self.model.train(was_training)
-        return logits_NC
+        try:
+            with self._interceptor.step(self.num_steps):
+                return self.forward()
+        finally:
+            for module, training in was_training.items():
+                module.training = training
 
     def evaluate(self) -> dict[str, float]:
         """Metric on each split over all ranks; a collective call."""

@@ -131,7 +131,9 @@ def _pick(column: Tensor, rows: Tensor | None) -> Tensor:
 def run_reduce_function(
     graph: ShardGraph, func: Callable[[Any], dict[str, Tensor]], messages: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Call ``func`` once for each distinct in-degree, on the nodes of that degree; other nodes get zeros.
+    """Call ``func`` once for each distinct in-degree, on the nodes of that degree.
+
+    Other nodes get zeros, or what ``set_n_initializer`` makes.
 
     Args:
         graph: Not reversed, or on one rank.
@@ -177,7 +179,10 @@ def run_reduce_function(
     merged: dict[str, Tensor] = {}
     for key in results[0]:
         values = torch.cat([result[key] for result in results])
-        out = values.new_zeros((graph.num_nodes(), *values.shape[1:])).index_copy(0, where, values)
+        shape = (graph.num_nodes(), *values.shape[1:])
+        initializer = frame.get_initializer(key)
+        out = values.new_zeros(shape) if initializer is None else initializer(shape, values.dtype, values.device, None)
+        out = out.index_copy(0, where, values)
         merged[key] = tag(out, node_rows)
     return merged
 
