@@ -172,7 +172,8 @@ def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[s
         "notes": list(result.notes),
         "versions": {
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("nugnn", "torch", "dgl", "numpy", "pymetis")},
+            "torch": str(torch.__version__),  # with its build, +cpu or +cu130
+            **{name: importlib.metadata.version(name) for name in ("nugnn", "dgl", "numpy", "pymetis")},
         },
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from dgl import nn as dgl_nn
 from torch import Tensor, nn
@@ -73,6 +74,19 @@ class WithNoise(TwoLayers):
     def __init__(self, in_features: int, num_classes: int) -> None:
         super().__init__(in_features, num_classes)
         self.norm = _AddNoise()
+
+
+class _AddForeignNoise(nn.Module):
+    """Draws where nothing that watches torch can see it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.from_numpy(np.random.default_rng().random(tuple(x.shape)))
+
+
+class WithForeignNoise(TwoLayers):
+    def __init__(self, in_features: int, num_classes: int) -> None:
+        super().__init__(in_features, num_classes)
+        self.norm = _AddForeignNoise()
 
 
 class CenteredInline(TwoLayers):
