@@ -14,8 +14,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import nugnn  # noqa: F401
 from rank_pool import RankPool
 
-
-# the first call of a kernel compiles it; and a suite that draws other examples every time is not one that can be trusted
+# the first call of a kernel compiles it, and a suite that draws other examples every time cannot be trusted
 settings.register_profile("nugnn", deadline=None, derandomize=True)
 settings.load_profile("nugnn")
 

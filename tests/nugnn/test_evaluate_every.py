@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 
+from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import fit
 from nugnn.datasets.graph_data import GraphData
 from nugnn.models import GNN
