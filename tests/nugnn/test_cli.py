@@ -172,7 +172,7 @@ def test_other_values_of_a_flag_are_refused_with_the_right_spelling(
         (["train", "--dataset", "d", "--precision", "bf16"], "--precision bf16: mixed precision has not landed yet"),
         (["train", "--dataset", "d", "--model", "none.py:Net"], "none.py: no such file"),
         (["train", "--dataset", "d", "--epoch", "3"], "--epoch"),
-        (["train", "--recipe", "nothing"], "known: citeseer-gat"),
+        (["train", "--recipe", "nothing"], "known: amazon-computers-gcn"),
         (["train", "--config", "none.yaml"], "none.yaml: cannot be read"),
         (["train", "--dataset", "d", "stray"], "stray"),
         (["check", "mlp"], "FILE.py:Class"),
