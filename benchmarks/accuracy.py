@@ -294,8 +294,8 @@ def page(results: dict[str, Any], num_seeds: int) -> str:
 
 NOTES = (
     "Published settings are those of the papers and of the PyG and DGL examples named in the recipes. The others were "
-    "found by hand with a few trials on the first seeds, seeing test figures as well as validation figures, and are the "
-    "same for both systems.",
+    "found by hand with a few trials on the first seeds, seeing test figures as well as validation figures, and are "
+    "the same for both systems.",
     "",
     "Floors are on the stored split and come from at most 8,000 training and test nodes, untuned; they tell whether "
     "data and training are right, not how good a model can be. Splits of Amazon, Physics, Cornell5, BlogCatalog and "
