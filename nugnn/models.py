@@ -97,8 +97,10 @@ class GNN(nn.Module):
                 break
             out_width = out * num_heads
             self.norms.append(_norm(norm, out_width))
-            same = nn.Identity() if width == out_width else nn.Linear(width, out_width, bias=False)
-            self.residuals.append(same if residual else _Nothing())
+            if residual:
+                self.residuals.append(nn.Identity() if width == out_width else nn.Linear(width, out_width, bias=False))
+            else:
+                self.residuals.append(_Nothing())
             width = out_width
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
