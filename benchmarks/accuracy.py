@@ -131,10 +131,15 @@ def run_plain(config: TrainConfig, seeds: Sequence[int]) -> Iterator[dict[str, A
         command = [sys.executable, str(REPOSITORY / "benchmarks" / "plain_dgl.py"), file.name]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        with process.stdout:
+        try:
             for line in process.stdout:
                 yield json.loads(line)
-        if process.wait():
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.wait()
+        if process.returncode:
             raise SystemExit(f"plain DGL failed on {config.dataset} with exit code {process.returncode}")
 
 
