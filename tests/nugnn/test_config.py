@@ -183,7 +183,9 @@ def test_recipe_is_valid_and_named_after_what_it_trains(name: str) -> None:
 
 
 def test_unknown_recipe_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"cora-gnc is not known; did you mean 'cora-gcn'.*known: amazon-computers-gcn"):
+    with pytest.raises(
+        ConfigError, match=r"cora-gnc is not known; did you mean 'cora-gcn'.*known: amazon-computers-gcn"
+    ):
         read_recipe("cora-gnc")
 
 
