@@ -637,7 +637,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return graph
 
 
-_NODE_IDS = frozenset("u v nodes seed_nodes source src dst root dst_nodes nids".split())
+_NODE_IDS = frozenset("u v nodes seed_nodes source src dst root src_nodes dst_nodes nids".split())
 _EDGE_IDS = frozenset("edges eid eids".split())
 
 

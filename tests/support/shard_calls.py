@@ -46,10 +46,10 @@ def make_data(seed: int = 0, *, num_nodes: int = NUM_NODES) -> GraphData:
 
 
 def uneven_parts(num_nodes: int, num_parts: int) -> Tensor:
-    """Interleaved parts, the last with a single node, which has no edges."""
+    """Interleaved parts; the last holds the two nodes without edges, so none of its counts of rows fit by chance."""
     parts = (torch.arange(num_nodes) * 7 // 3) % max(num_parts - 1, 1)
     if num_parts > 1:
-        parts[-1] = num_parts - 1
+        parts[-2:] = num_parts - 1
     return parts
 
 
