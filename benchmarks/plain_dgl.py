@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 WIDEST_DENSE = 5_000
-"""Sparse features with more columns stay sparse (GCN only): Coauthor Physics takes 1.2 GB dense, dropout as much."""
+"""Sparse features with more columns stay sparse (GCN only): dense, Coauthor Physics is 1.2 GB, its dropout again."""
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu, "tanh": torch.tanh}
 
 
