@@ -1,22 +1,169 @@
-"""Several ranks as threads of this process, for checks on small graphs that should not wait for processes to start."""
+"""Several ranks as threads of this process, for checks on small graphs that should not wait for processes to start.
+
+No sockets: ranks meet in memory. A rank that makes another call than its peers, or ends while they wait, is an error on
+all of them at once; a transport between processes can only time out, or end the interpreter.
+"""
 
 from __future__ import annotations
 
-import os
+import functools
 import threading
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch.distributed as dist
+import torch
+from torch import Tensor
 
 from nugnn.comm.groups import Ranks
 
 T = TypeVar("T")
 
 
+class RanksDisagree(RuntimeError):  # noqa: N818 - a finding about the program
+    """Ranks made different collective calls, or one ended while others waited for it."""
+
+
+class _Meeting:
+    """Where all ranks bring a value and get what was made of all of them.
+
+    Args:
+        num_ranks: P.
+        timeout_seconds: How long a rank waits for the others.
+    """
+
+    def __init__(self, num_ranks: int, timeout_seconds: float) -> None:
+        self._num_ranks, self._timeout_seconds = num_ranks, timeout_seconds
+        self._changed = threading.Condition()
+        self._brought: dict[int, tuple[str, Any]] = {}
+        self._ended: set[int] = set()
+        self._round = 0
+        self._outcome: Any = None
+
+    def meet(self, rank: int, what: str, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """``combine(values in rank order)``, computed once while all ranks wait, so it may write to their tensors.
+
+        Raises:
+            RanksDisagree: ``what`` differs between ranks, or a rank has ended.
+            TimeoutError: The others did not come in time.
+        """
+        with self._changed:
+            self._brought[rank] = (what, value)
+            if len(self._brought) == self._num_ranks:
+                self._outcome = self._combined(combine)
+                self._brought = {}
+                self._round += 1
+                self._changed.notify_all()
+            else:
+                self._wait(rank, what)
+            if isinstance(self._outcome, Exception):
+                raise self._outcome
+            return self._outcome
+
+    def leave(self, rank: int) -> None:
+        """Rank ``rank`` will not come again."""
+        with self._changed:
+            self._ended.add(rank)
+            self._changed.notify_all()
+
+    def _combined(self, combine: Callable[[list[Any]], Any]) -> Any:
+        calls = [self._brought[rank][0] for rank in range(self._num_ranks)]
+        if len(set(calls)) > 1:
+            told = "; ".join(f"rank {rank} {call}" for rank, call in enumerate(calls))
+            return RanksDisagree(
+                f"ranks made different calls at the same point: {told}. Every rank has to make the same calls in the "
+                "same order, so control flow must not depend on a rank's own rows."
+            )
+        try:
+            return combine([self._brought[rank][1] for rank in range(self._num_ranks)])
+        except Exception as error:
+            return error
+
+    def _wait(self, rank: int, what: str) -> None:
+        begun = self._round
+
+        def settled() -> bool:
+            return self._round != begun or bool(self._ended)
+
+        self._changed.wait_for(settled, self._timeout_seconds)
+        if self._round != begun:
+            return
+        missing = sorted(set(range(self._num_ranks)) - self._brought.keys())
+        self._brought.pop(rank)
+        if self._ended:
+            raise RanksDisagree(f"rank {rank} {what}, but rank {min(self._ended)} has ended and will not take part")
+        raise RuntimeError(
+            f"rank {rank} {what} and waited {self._timeout_seconds:g} s for rank {', '.join(map(str, missing))}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _LocalHalo:
+    """Stands for the process group of halo exchanges."""
+
+    rank: int
+    meeting: _Meeting
+
+    def alltoall_base(self, out: Tensor, rows: Tensor, out_splits: Sequence[int], splits: Sequence[int]) -> _LocalHalo:
+        """Send ``splits[r]`` values of ``rows`` to each rank ``r``; fills ``out``."""
+        self.meeting.meet(self.rank, "exchanges halo rows", (out, rows, out_splits, splits), _deliver)
+        return self
+
+    def wait(self) -> None:
+        """Nothing to do: the exchange is over when the call returns."""
+
+
+def _deliver(values: list[tuple[Tensor, Tensor, Sequence[int], Sequence[int]]]) -> None:
+    pieces = [rows.split(list(splits)) for _, rows, _, splits in values]
+    for receiver, (out, _, out_splits, _) in enumerate(values):
+        for sender, place in enumerate(out.split(list(out_splits))):
+            sent = pieces[sender][receiver]
+            if sent.numel() != place.numel():
+                raise RanksDisagree(
+                    f"rank {sender} sends {sent.numel()} bytes to rank {receiver}, which expects {place.numel()}: "
+                    "they exchange tensors of different shape or type"
+                )
+            place.copy_(sent)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRanks(Ranks):
+    """One of several ranks in this process.
+
+    Args:
+        meeting: Shared by all of them.
+    """
+
+    meeting: _Meeting = field(default_factory=lambda: _Meeting(1, 0.0))
+
+    def sum_(self, x: Tensor) -> Tensor:
+        return self._reduce("sums", x, torch.add)
+
+    def max_(self, x: Tensor) -> Tensor:
+        return self._reduce("takes the maximum of", x, torch.maximum)
+
+    def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
+        return self._replace(f"broadcasts from rank {source}", x, lambda values: values[source].clone())
+
+    def gather_rows(self, x: Tensor) -> list[Tensor]:
+        what = f"gathers rows of {x.dtype} {tuple(x.shape[1:])}"
+        gathered: list[Tensor] = self.meeting.meet(
+            self.rank, what, x.detach(), lambda values: [value.clone() for value in values]
+        )
+        return [rows.clone() for rows in gathered]
+
+    def _reduce(self, verb: str, x: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return self._replace(verb, x, lambda values: functools.reduce(operation, values[1:], values[0].clone()))
+
+    def _replace(self, verb: str, x: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        what = f"{verb} {x.dtype} {tuple(x.shape)}"
+        with torch.no_grad():
+            x.copy_(self.meeting.meet(self.rank, what, x.detach(), combine))
+        return x
+
+
 def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_seconds: float = 60.0) -> list[T]:
-    """Call ``function(ranks)`` on ``num_ranks`` threads joined by gloo over loopback.
+    """Call ``function(ranks)`` on ``num_ranks`` threads of this process.
 
     Args:
         num_ranks: P; one rank runs in the calling thread.
@@ -27,45 +174,29 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
         Results in rank order.
 
     Raises:
-        BaseException: What the first failing rank raised; peers that wait for it end with their timeout.
+        BaseException: What the first failing rank raised, before what its peers raised because of it.
     """
     if num_ranks == 1:
         return [function(Ranks())]
-    store = dist.HashStore()
+    meeting = _Meeting(num_ranks, timeout_seconds)
     results: dict[int, T] = {}
-    errors: list[tuple[int, BaseException]] = []
-    settled = threading.Semaphore(0)
-    groups: list[dist.ProcessGroup] = []
-
-    def group(name: str, rank: int) -> dist.ProcessGroup:
-        prefix = dist.PrefixStore(name, store)
-        made: Any = dist.ProcessGroupGloo(prefix, rank, num_ranks, timedelta(seconds=timeout_seconds))
-        groups.append(made)
-        return made  # type: ignore[no-any-return]  # a backend, which has a group's collectives
+    errors: list[BaseException] = []
 
     def run(rank: int) -> None:
+        halo: Any = _LocalHalo(rank, meeting)
         try:
-            ranks = Ranks(rank, num_ranks, group("halo", rank), group("control", rank))
-            results[rank] = function(ranks)
+            results[rank] = function(LocalRanks(rank, num_ranks, halo, meeting=meeting))
         except BaseException as error:
-            errors.append((rank, error))
+            errors.append(error)
         finally:
-            settled.release()
+            meeting.leave(rank)
 
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    try:
-        for rank in range(num_ranks):
-            threading.Thread(target=run, args=(rank,), name=f"nugnn-rank-{rank}", daemon=True).start()
-        for _ in range(num_ranks):
-            settled.acquire()
-            if errors:
-                raise errors[0][1]
-    finally:
-        for made in groups:  # also frees peers that still wait, and lets the process end in order
-            made.abort() if errors else made.shutdown()
-        if interface is None:
-            del os.environ["GLOO_SOCKET_IFNAME"]
-        else:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+    threads = [threading.Thread(target=run, args=(rank,), name=f"nugnn-rank-{rank}") for rank in range(num_ranks)]
+    for thread in threads:
+        thread.daemon = True  # a rank that never returns does not keep the process alive
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
     return [results[rank] for rank in range(num_ranks)]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from nugnn.comm.collectives import extreme_over_ranks, gather_over_ranks, sum_over_ranks
 from nugnn.comm.groups import Ranks
-from nugnn.comm.local_ranks import run_local_ranks
 
 COUNTS = [3, 0, 5]
 
@@ -74,16 +73,3 @@ def test_one_rank_needs_no_group() -> None:
     x = torch.ones(2, requires_grad=True)
     assert sum_over_ranks(x, alone) is x and gather_over_ranks(x, alone) is x
     assert alone.gather_rows(x)[0] is x and alone.sum_(x) is x and alone.broadcast_(x) is x and not alone.is_split
-
-
-def test_local_ranks_return_in_order_and_raise_what_a_rank_raised() -> None:
-    assert run_local_ranks(3, lambda ranks: int(ranks.sum_(torch.tensor(ranks.rank))) + ranks.rank) == [3, 4, 5]
-    assert run_local_ranks(1, lambda ranks: ranks.world_size) == [1]
-
-    def rank_1_fails(ranks: Ranks) -> None:
-        if ranks.rank == 1:
-            raise KeyError("only here")
-        ranks.sum_(torch.zeros(1))
-
-    with pytest.raises(KeyError, match="only here"):
-        run_local_ranks(3, rank_1_fails, timeout_seconds=20)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from nugnn.comm.groups import CommClock, Ranks
 from nugnn.comm.halo_exchange import HaloExchangeError, HaloPlan, add_home, fetch_halo, max_home
@@ -163,6 +167,26 @@ def test_halo_04_large_exchanges_in_both_directions_finish(ranks: Any, num_ranks
     assert ranks.run(num_ranks, _ring, sizes, 64) == [0.0] * num_ranks
 
 
+def _over_gloo(num_ranks: int, function: Callable[[Ranks], str], timeout_seconds: float) -> list[str]:
+    """Ranks in threads over real connections, with a short timeout."""
+    store = dist.HashStore()
+    answers: dict[int, str] = {}
+
+    def run(rank: int) -> None:
+        groups = [
+            dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, num_ranks, timedelta(seconds=timeout_seconds))
+            for name in ("halo", "control")
+        ]
+        answers[rank] = function(Ranks(rank, num_ranks, *groups))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [answers[rank] for rank in range(num_ranks)]
+
+
 def test_halo_04_a_stall_names_exchange_operator_and_peers() -> None:
     timeout = 2.0
 
@@ -178,7 +202,7 @@ def test_halo_04_a_stall_names_exchange_operator_and_peers() -> None:
         assert time.perf_counter() - begin < 2.5 * timeout
         return str(raised.value)
 
-    texts = run_local_ranks(3, one_rank_stays_away, timeout_seconds=timeout)
+    texts = _over_gloo(3, one_rank_stays_away, timeout)
     assert texts[0].startswith("rank 0: halo exchange 2 of this run (layers.1/spmm) failed after")
     assert "exchanges rows with rank 1;" in texts[0]
     assert texts[2].startswith("rank 2: halo exchange 2 of this run (layers.1/spmm)")
@@ -196,7 +220,7 @@ def test_the_gradient_of_an_exchange_is_named_too() -> None:
             out.sum().backward()
         return str(raised.value)
 
-    texts = run_local_ranks(2, one_rank_skips_backward, timeout_seconds=2)
+    texts = _over_gloo(2, one_rank_skips_backward, 2)
     assert "halo exchange 2 of this run (gradient of layers.0/spmm)" in texts[0]
 
 
