@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nugnn.comm.groups import Ranks
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
@@ -44,6 +45,7 @@ class _SplitBatchNorm(torch.autograd.Function):
         return (out.clone() if out is normal else out).to(x.dtype), mean, variance, count
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         normal, inverse, weight, count = ctx.saved_tensors
         over, shape = ctx.over, ctx.shape
@@ -121,6 +123,11 @@ class BatchNormHandler:
             )
         if rows.kind == "replicated" or not rows.split:
             return proceed(call)
+        if interceptor.in_scope:
+            raise NotImplementedError(
+                f"{call.name}: batch norm inside a reduce function. It would count the rows of one in-degree on one "
+                "rank, and ranks differ in the degrees they have. Normalise messages or results outside of it."
+            )
         return split_batch_norm(
             x,
             a.get("running_mean"),

@@ -51,7 +51,7 @@ def broadcast_state(tensors: Sequence[Tensor], ranks: Ranks) -> bool:
     Returns:
         Whether they differed on some rank; the same answer everywhere.
     """
-    if not ranks.is_split or _equal_everywhere(tensors, ranks):
+    if not ranks.is_split or equal_everywhere(tensors, ranks):
         return False
     with torch.no_grad():
         for tensor in tensors:
@@ -62,7 +62,8 @@ def broadcast_state(tensors: Sequence[Tensor], ranks: Ranks) -> bool:
     return True
 
 
-def _equal_everywhere(tensors: Sequence[Tensor], ranks: Ranks) -> bool:
+def equal_everywhere(tensors: Sequence[Tensor], ranks: Ranks) -> bool:
+    """Whether all ranks hold the same bits; the same answer everywhere, a collective call."""
     digest = hashlib.blake2b(digest_size=7)  # 56 bits: its negative is an int64 too
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

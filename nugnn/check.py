@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding, shard_embeddings, sharded_parameters
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.rows import rows_of
-from nugnn.loss import GlobalMean, binary_cross_entropy, cross_entropy
+from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.seam import install
@@ -48,6 +49,10 @@ _DIFFERS = {
     "gradient": "the gradient of {module} gives another result on {num_parts} parts than on one (relative difference "
     "{difference:.2g}) although all outputs agree: a custom backward does not account for other ranks.",
 }
+_DIFFERS["buffer"] = (
+    "the buffer {module} is not the same on {num_parts} parts as on one (relative difference {difference:.2g}): the "
+    f"model updates it from a rank's own rows. {_INSTEAD}"
+)
 _RANDOM = (
     "{where} draws random numbers that nothing keeps equal: two runs on one part differ already. Use torch.nn.Dropout "
     "for random masks, or draw the numbers before training and keep them as node data."
@@ -96,22 +101,35 @@ class _Value:
 
 @dataclass
 class _Trace:
-    """Inputs and outputs of module calls in the order they came up, and the gradients."""
+    """Inputs and outputs of module calls in the order they came up, the gradients, and the buffers afterwards."""
 
     values: list[_Value] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_outputs(self) -> int:
         return sum(value.role == "output" for value in self.values)
 
 
-def check_model(model: nn.Module, data: GraphData, *, num_parts: int = 3, max_nodes: int = 240) -> CheckReport:
-    """Compare one part with several on a small piece of a graph, in float64 and training mode.
+def check_model(
+    model: nn.Module,
+    data: GraphData,
+    *,
+    loss: RowLoss | None = None,
+    regularizer: Callable[[nn.Module], Tensor] | None = None,
+    num_parts: int = 3,
+    max_nodes: int = 240,
+) -> CheckReport:
+    """Compare one part with several on a small piece of a graph, in float64.
+
+    A training step with its gradients, a second forward in training mode, one in evaluation mode, then the buffers.
 
     Args:
         model: Not modified.
         data: Where the piece is taken from.
+        loss: The loss of the training, `nugnn.loss.RowLoss`; the usual one when None.
+        regularizer: The parameter-only term of the training.
         num_parts: Unequal parts to compare with.
         max_nodes: Size of the piece.
 
@@ -126,14 +144,15 @@ def check_model(model: nn.Module, data: GraphData, *, num_parts: int = 3, max_no
     model = copy.deepcopy(model).double()
     _shrink_embeddings(model, piece.num_nodes)
     shares = [2.0 ** (num_parts - part) for part in range(num_parts)]
-    alone = _trace(model, piece, [1.0])
+    terms = (loss, regularizer)
+    alone = _trace(model, piece, [1.0], *terms)
     try:
-        split = _trace(model, piece, shares)
+        split = _trace(model, piece, shares, *terms)
     except Exception as error:
         raise ModelDiffers(f"the model runs on one part but not on {num_parts}: {error}") from error
     finding, largest = _first_difference(alone, split, num_parts)
     if finding is not None:
-        again, _ = _first_difference(alone, _trace(model, piece, [1.0]), num_parts)
+        again, _ = _first_difference(alone, _trace(model, piece, [1.0], *terms), num_parts)
         raise ModelDiffers(_RANDOM.format(where=again.split(" gives ")[0]) if again is not None else finding)
     return CheckReport(piece.num_nodes, num_parts, alone.num_outputs, largest)
 
@@ -145,18 +164,30 @@ def _shrink_embeddings(model: nn.Module, num_nodes: int) -> None:
             module.weight = nn.Parameter(module.weight.detach()[:num_nodes].clone())
 
 
-def _trace(model: nn.Module, data: GraphData, shares: list[float]) -> _Trace:
-    """One training step over ``len(shares)`` parts, rows brought into global order."""
+def _trace(
+    model: nn.Module,
+    data: GraphData,
+    shares: list[float],
+    loss: RowLoss | None,
+    regularizer: Callable[[nn.Module], Tensor] | None,
+) -> _Trace:
+    """What the model does over ``len(shares)`` parts, rows brought into global order."""
     assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="random", seed=1)
 
     def step(ranks: Ranks) -> _Trace:
         own = copy.deepcopy(model).train()
-        return _traced_step(own, ShardGraph(build_shard(data, assignment, ranks.rank), ranks))
+        graph = ShardGraph(build_shard(data, assignment, ranks.rank), ranks)
+        return _traced(own, graph, loss, regularizer)
 
     return _merged(run_local_ranks(len(shares), step))
 
 
-def _traced_step(model: nn.Module, graph: ShardGraph) -> _Trace:
+def _traced(
+    model: nn.Module,
+    graph: ShardGraph,
+    loss: RowLoss | None,
+    regularizer: Callable[[nn.Module], Tensor] | None,
+) -> _Trace:
     trace = _Trace()
     shard_embeddings(model, graph)
     interceptor = intercept(model, graph)
@@ -188,14 +219,23 @@ def _traced_step(model: nn.Module, graph: ShardGraph) -> _Trace:
         nn.modules.module.register_module_forward_hook(leave),
     )
     try:
+        inputs = (graph, graph.ndata["feat"]) if "feat" in graph.ndata else (graph,)
         with interceptor.step(0):
-            inputs = (graph, graph.ndata["feat"]) if "feat" in graph.ndata else (graph,)
             logits = model(*inputs)
             if not isinstance(logits, Tensor) or len(logits) != graph.num_nodes():
                 raise ValueError("the model has to return one row of logits for each node")
             labels = graph.ndata["label"]
             default = binary_cross_entropy if labels.dim() == 2 else cross_entropy
-            GlobalMean(default, labels, graph.ranks)(logits).backward()
+            total = GlobalMean(loss or default, labels, graph.ranks)(logits)
+            if regularizer is not None and graph.ranks.rank == 0:
+                total = total + regularizer(model)
+            total.backward()
+        with torch.no_grad():
+            with interceptor.step(1):
+                model(*inputs)
+            model.eval()
+            with interceptor.step(2):
+                model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -206,6 +246,7 @@ def _traced_step(model: nn.Module, graph: ShardGraph) -> _Trace:
             trace.values.append(_Value(name, "", "gradient", parameter.grad, graph.global_node_ids))
         elif parameter.grad is not None:
             trace.gradients[name] = parameter.grad
+    trace.buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     return trace
 
 
@@ -226,7 +267,11 @@ def _global_ids(x: Tensor, graph: ShardGraph) -> Tensor | None:
 
 def _merged(traces: list[_Trace]) -> _Trace:
     """All ranks' rows together, in the order of their global ids."""
-    merged = _Trace(gradients=traces[0].gradients)
+    merged = _Trace(gradients=traces[0].gradients, buffers=dict(traces[0].buffers))
+    for trace in traces[1:]:  # a rank that differs from rank 0 is the one to look at
+        for name, buffer in trace.buffers.items():
+            if not torch.equal(buffer, traces[0].buffers[name]):
+                merged.buffers[name] = buffer
     if len({len(trace.values) for trace in traces}) > 1:
         raise ValueError("ranks called a different number of modules; control flow must not depend on local data")
     for first, *others in zip(*(trace.values for trace in traces), strict=True):
@@ -282,6 +327,11 @@ def _first_difference(alone: _Trace, split: _Trace, num_parts: int) -> tuple[str
         largest = max(largest, difference)
         if difference > _TOLERANCE:
             return _DIFFERS["gradient"].format(module=name, num_parts=num_parts, difference=difference), largest
+    for name, buffer in alone.buffers.items():
+        difference = _difference(buffer, split.buffers[name], 0.0)
+        largest = max(largest, difference)
+        if difference > _TOLERANCE:
+            return _DIFFERS["buffer"].format(module=name, num_parts=num_parts, difference=difference), largest
     return None, largest
 
 

@@ -180,7 +180,7 @@ def fit(
                 from nugnn.check import check_model
 
                 stage("check")
-                check_model(model, data)
+                check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
             stage("partition")
             shards, said = _shards_on_disk(data, weights, partitioner, cache_folder or folder)
             notes.extend(said)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nugnn.comm.gradients import broadcast_state, sum_gradients
+from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
 from nugnn.embedding import shard_embeddings, sharded_parameters
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
@@ -213,9 +213,26 @@ class Trainer:
                 on_epoch(epoch)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"the training loss became {loss} in epoch {number}; lower the learning rate")
-            if patience is not None and history.best is not None and number - history.best.number >= patience:
+            stops = patience is not None and history.best is not None and number - history.best.number >= patience
+            if number in (1, epochs) or stops:
+                self._verify_replicas()
+            if stops:
                 break
         return history
+
+    def _verify_replicas(self) -> None:
+        """Parameters and buffers are the same bits on all ranks, or the model updates one from a rank's own rows."""
+        named = dict(self.model.named_buffers())
+        own = {id(p) for p in sharded_parameters(self.model)}
+        named |= {name: p for name, p in self.model.named_parameters() if id(p) not in own}
+        if not self.ranks.is_split or equal_everywhere(list(named.values()), self.ranks):
+            return
+        for name, tensor in named.items():
+            if not equal_everywhere([tensor], self.ranks):
+                raise ValueError(
+                    f"{name} is no longer the same on all ranks: the model updates it from a rank's own rows. Use "
+                    "nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
+                )
 
     def _keep_best(self, history: History, epoch: Epoch) -> None:
         """By validation metric; by training loss where there are no validation rows."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dgl.nn import GraphConv
 from torch import nn
 
 import user_models
@@ -159,3 +160,55 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("nugnn: error: norm (PairNorm)")
     assert exit_code("check", f"{USER_MODELS}:Missing") == 2
     assert "it defines: TwoLayers, " in capsys.readouterr().err
+
+
+class _MovingAverage(nn.Module):
+    """Keeps a mean over rows in a buffer; the first output does not show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = GraphConv(8, 4, allow_zero_in_degree=True)
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(graph, x)
+        out = h - self.center
+        if self.training:
+            self.center.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        return out
+
+
+class _BufferOnly(_MovingAverage):
+    def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+        super().forward(graph, x)
+        return self.layer(graph, x)
+
+
+class _MixesInEvaluation(_MovingAverage):
+    def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(graph, x)
+        return h if self.training else h - h.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (_MovingAverage, "the model itself gives another result"),
+        (_BufferOnly, "the buffer center is not the same on 3 parts as on one"),
+        (_MixesInEvaluation, "the model itself gives another result"),
+    ],
+)
+def test_later_steps_evaluation_and_buffers_are_compared(kind: type[nn.Module], words: str) -> None:
+    with pytest.raises(ModelDiffers, match=words):
+        check_model(kind(), random_graph())
+
+
+def test_the_loss_and_the_regularizer_are_compared() -> None:
+    net = GNN("gcn", 8, 4, dropout=0.0)
+
+    def centred(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits - logits.mean(0), labels, reduction="none")
+
+    with pytest.raises(ModelDiffers, match="the gradient of"):
+        check_model(net, random_graph(), loss=centred)
+    check_model(net, random_graph(), regularizer=lambda model: sum(p.square().sum() for p in model.parameters()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,14 +66,16 @@ def make_graph(
 
 
 def make_parts(data: GraphData, num_parts: int, how: str) -> Tensor:
-    """A part for each node: ``metis`` or ``random`` with equal shares, ``unequal`` (16:8:4:2:1), or ``no_train``."""
+    """A part for each node: ``metis`` or ``random`` with equal shares, ``unequal`` (random, 16:8:4:2:1),
+    ``metis_unequal`` (8:4:2:1), or ``no_train``.
+    """
     if how == "no_train":
         # the last part holds no training node; the first the rest of the graph
         parts = torch.arange(data.num_nodes) % max(num_parts - 1, 1)
         parts[data.test_nodes] = num_parts - 1
         return parts
-    shares = [2.0**-part for part in range(num_parts)] if how == "unequal" else [1.0] * num_parts
-    method = "metis" if how == "metis" else "random"
+    shares = [2.0**-part for part in range(num_parts)] if "unequal" in how else [1.0] * num_parts
+    method = "metis" if how.startswith("metis") else "random"
     return partition_nodes(data.num_nodes, data.src, data.dst, shares, method=method, seed=3).part
 
 
@@ -142,5 +145,6 @@ def largest_difference(one: Run, many: Run) -> tuple[float, str]:
         for name, (a, b) in group.items():
             assert a.shape == b.shape, f"{name}: {tuple(a.shape)} and {tuple(b.shape)}"
             if a.numel():
-                worst = max(worst, (float((a.double() - b.double()).abs().max()) / scale, name))
+                difference = float((a.double() - b.double()).abs().max()) / scale
+                worst = max(worst, (difference if math.isfinite(difference) else math.inf, name))
     return worst
