@@ -21,6 +21,7 @@ from nugnn.embedding import NodeEmbedding, shard_embeddings, sharded_parameters
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.rows import rows_of
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
+from nugnn.models import describe_error
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.seam import install
@@ -57,6 +58,10 @@ _RANDOM = (
     "{where} draws random numbers that nothing keeps equal: two runs on one part differ already. Use torch.nn.Dropout "
     "for random masks, or draw the numbers before training and keep them as node data."
 )
+
+
+class ModelFails(ValueError):  # noqa: N818 - a finding about the model
+    """A model raises an error of its own, on one part."""
 
 
 class ModelDiffers(ValueError):  # noqa: N818 - a finding about the model
@@ -137,6 +142,7 @@ def check_model(
         What was compared.
 
     Raises:
+        ModelFails: The model raises on one part.
         ModelDiffers: Naming the first module whose output differs, or a gradient that does.
     """
     install()
@@ -145,7 +151,10 @@ def check_model(
     _shrink_embeddings(model, piece.num_nodes)
     shares = [2.0 ** (num_parts - part) for part in range(num_parts)]
     terms = (loss, regularizer)
-    alone = _trace(model, piece, [1.0], *terms)
+    try:
+        alone = _trace(model, piece, [1.0], *terms)
+    except Exception as error:
+        raise ModelFails(f"the model fails on one part already: {describe_error(error)}") from error
     try:
         split = _trace(model, piece, shares, *terms)
     except Exception as error:

@@ -114,6 +114,10 @@ class FitResult:
     time_to_best_seconds: float
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
+        return f"FitResult({type(self.model).__name__}, best {best}, {len(self.rank_reports)} workers)"
+
     @property
     def epoch_seconds(self) -> float:
         """Median over epochs, of the slowest rank."""
@@ -166,6 +170,8 @@ def fit(
     weights = [1.0] * workers if shares is None else list(shares)
     if workers < 1 or len(weights) != workers:
         raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
+    if workers > data.num_nodes:
+        raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
     _check_options(fit_options, data)
     if workers == 1:
         stage("train")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,10 @@ from torch.nn import functional as F  # noqa: N812
 from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.interceptor import current_interceptor
 
+_PACKAGES = tuple(
+    str(Path(str(importlib.import_module(name).__file__)).resolve().parent)
+    for name in ("nugnn", "nugnn.comm", "nugnn.datasets", "nugnn.kernels", "nugnn.partition", "nugnn.precision")
+)
 ModelName = Literal["gcn", "sage", "gat", "gatv2", "gin"]
 MODEL_NAMES: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "gin")
 SAGE_AGGREGATORS = ("mean", "gcn", "pool", "lstm")
@@ -200,13 +206,21 @@ class WithNodeEmbedding(nn.Module):
         return self.model(graph, self.embedding(graph))  # type: ignore[no-any-return]
 
 
+def describe_error(error: BaseException) -> str:
+    """Kind and text of an error, and the innermost place in code that is not a library's."""
+    places = traceback.extract_tb(error.__traceback__)
+    own = [p for p in places if "site-packages" not in p.filename and not p.filename.startswith(("<", *_PACKAGES))]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
 def load_user_class(spec: str) -> type[nn.Module]:
     """The class named by ``FILE.py:Class``.
 
     The file may import its neighbours. Worker processes get the class by value: they do not know the module's name.
 
     Raises:
-        ValueError: No such file or class, or it is not a `torch.nn.Module`.
+        ValueError: No such file or class, the file cannot be imported, or it is not a `torch.nn.Module`.
     """
     path_text, _, class_name = spec.rpartition(":")
     path = Path(path_text)
@@ -219,7 +233,10 @@ def load_user_class(spec: str) -> type[nn.Module]:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    module_spec.loader.exec_module(module)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path_text} cannot be imported: {describe_error(error)}") from error
     cloudpickle.register_pickle_by_value(module)
     found = getattr(module, class_name, None)
     if found is None:

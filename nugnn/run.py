@@ -55,10 +55,13 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
     torch.manual_seed(config.seed)
     model = build_model(config, data)
     out = config.out_dir
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
     for stale in ("result.json", "metrics.jsonl", "model.safetensors", "predictions.npy"):
         (out / stale).unlink(missing_ok=True)
-    (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
 
         def note(epoch: Epoch) -> None:
