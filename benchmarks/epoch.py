@@ -138,6 +138,8 @@ def child(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments.graph)
     if arguments.without_dropout:
         settings |= {"dropout": 0.0, "input_dropout": 0.0}
+    if arguments.run != "nugnn":
+        import pandas  # noqa: F401  (plain DGL imports it; nuGNN's import of DGL leaves it for when it is needed)
     if arguments.run == "nugnn":
         answer = run_nugnn(holder, arguments.model, arguments.epochs, **settings)
     else:

@@ -56,6 +56,22 @@ def test_without_nugnn_this_dgl_does_not_import() -> None:
     assert run("import dgl", DGLBACKEND="pytorch").returncode == 1
 
 
+def test_pandas_waits_for_its_first_use() -> None:
+    code = (
+        "import nugnn, sys, dgl\n"
+        "assert 'pandas' not in sys.modules\n"
+        "from dgl.data import movielens\n"
+        "assert movielens.pd.DataFrame({'a': [1]}).shape == (1, 1)\n"
+        "import pandas\n"
+        "assert movielens.pd.DataFrame is pandas.DataFrame"
+    )
+    assert_silent(run(code))
+
+
+def test_pandas_imported_before_is_the_one_dgl_gets() -> None:
+    assert_silent(run("import pandas, nugnn, dgl\nassert dgl.data.movielens.pd is pandas"))
+
+
 @pytest.mark.parametrize("home", ["/proc/nonexistent", None])
 def test_unusable_home(home: str | None) -> None:
     assert_silent(run("import nugnn, dgl", HOME=home))
@@ -203,7 +219,7 @@ else:
     raise SystemExit("no error")
 """
     assert_silent(run(code.format(hidden="dgl", text="DGL is not installed")))
-    assert_silent(run(code.format(hidden="pandas", text="needs the missing package 'pandas'")))
+    assert_silent(run(code.format(hidden="networkx", text="needs the missing package 'networkx'")))
 
 
 def test_require_dgl_returns_dgl() -> None:
