@@ -1,6 +1,6 @@
 """Accuracy of nuGNN on three unequal workers beside plain DGL: same data, settings, seeds and best-validation rule.
 
-    python benchmarks/accuracy.py --data-dir DATA                    # all rows, 10 seeds: about an hour on 2 cores
+    python benchmarks/accuracy.py --data-dir DATA                    # all rows, 10 seeds: an hour or two on 2 cores
     python benchmarks/accuracy.py --data-dir DATA --only cora-gcn --seeds 2 --epochs 20
 
 A row is a recipe of ``nugnn train``; nuGNN runs it through `nugnn.fit` with ``workers=3, check=False``, plain DGL in a
@@ -247,7 +247,7 @@ HEADER = ("row", "nuGNN", "plain DGL", "diff. [95 %]", "figure", "")
 
 
 def print_table(rows: Sequence[Row], results: dict[str, Any], num_seeds: int) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in HEADER:
         table.add_column(name, no_wrap=True)
     for row in rows:
@@ -311,7 +311,7 @@ NOTES = (
     "BlogCatalog has no features: the model learns a row for each node (`NodeEmbedding`). F1@k gives each test node as "
     "many labels as it truly has, as DeepWalk and its successors do; they publish about 40 to 42.",
     "",
-    "Times are of a machine with 2 cores that did other work beside, and tell nothing about speed: see "
+    "Times are of processes that shared their machine with other work, and tell nothing about speed: see "
     "`benchmarks/epoch.py`.",
 )
 
