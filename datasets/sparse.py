@@ -22,3 +22,15 @@ def csr_matrix(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int
         return torch.sparse_csr_tensor(
             indptr.to(torch.int64), indices.to(torch.int64), values, size=shape, check_invariants=False
         )
+
+
+def select_rows(rows: Tensor, ids: Tensor) -> Tensor:
+    """Rows ``ids`` of a dense or ``sparse_csr`` tensor, in the same layout and type."""
+    if rows.layout != torch.sparse_csr:
+        return rows[ids]
+    crow, lengths = rows.crow_indices(), rows.crow_indices().diff()[ids]
+    new_crow = torch.zeros(len(ids) + 1, dtype=crow.dtype)
+    torch.cumsum(lengths, 0, out=new_crow[1:])
+    shift = torch.repeat_interleave(crow[ids] - new_crow[:-1], lengths)
+    entries = shift + torch.arange(len(shift))
+    return csr_matrix(new_crow, rows.col_indices()[entries], rows.values()[entries], (len(ids), rows.shape[1]))

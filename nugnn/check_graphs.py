@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nugnn.datasets.graph_data import GraphData
-from nugnn.partition.shard import select_rows
+from nugnn.datasets.sparse import select_rows
 
 
 def small_piece(data: GraphData, max_nodes: int) -> GraphData:

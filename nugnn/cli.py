@@ -11,7 +11,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nugnn import cli_partition, cli_results
+from nugnn.cli_errors import errors_reported
 from nugnn.config import TrainConfig, flag_of, option_default, option_spec, read_recipe, read_settings, recipe_names
-from nugnn.launch import WorkerFailed
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
-from nugnn.worker_process import is_user_error
 
 _WIDTH = 80
 _BOOLEAN_FLAGS = {flag_of(entry.name) for entry in fields(TrainConfig) if option_spec(entry).kind is bool}
@@ -36,7 +36,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; leaves through SystemExit with the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with _errors_reported():
+    with errors_reported():
         if given[:1] == ["train"]:
             given = spell_out_flags(given, _BOOLEAN_FLAGS)
     app(args=given, prog_name="nugnn")
@@ -91,7 +91,7 @@ def _train(**given: Any) -> None:
 
     Settings come from the defaults, --recipe, --config and the options given, in this order: the last one wins.
     """
-    with _errors_reported():
+    with errors_reported():
         as_json = given.pop("as_json")
         config = gather_settings(given, os.environ)
         from nugnn.run import run_from_config
@@ -203,7 +203,7 @@ def check(
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
 ) -> None:
     """Compare a model on one part with the same model on three unequal parts, and name the module that differs."""
-    with _errors_reported():
+    with errors_reported():
         config = TrainConfig(model=model, dataset=dataset, data_dir=data_dir or os.environ.get("NUGNN_DATA") or None)
         _check_model_file(config.model_file)
         from nugnn.check import run_check
@@ -218,26 +218,6 @@ def check(
             f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
             f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
         )
-
-
-@contextlib.contextmanager
-def _errors_reported() -> Iterator[None]:
-    """Turns what a user can cause into one message and an exit code; anything else keeps its traceback.
-
-    NUGNN_TRACEBACK=1 keeps all tracebacks.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("nugnn: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        if os.environ.get("NUGNN_TRACEBACK") or not (isinstance(error, WorkerFailed) or is_user_error(error)):
-            raise
-        print(f"nugnn: error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code if isinstance(error, WorkerFailed) else 2) from None
 
 
 def _train_parameters() -> list[inspect.Parameter]:
@@ -273,3 +253,6 @@ def _train_parameters() -> list[inspect.Parameter]:
 _train.__signature__ = inspect.Signature(_train_parameters())  # type: ignore[attr-defined]
 _train.__annotations__ = {name: p.annotation for name, p in inspect.signature(_train).parameters.items()}
 app.command("train")(_train)
+app.command()(cli_partition.partition)
+app.command()(cli_results.evaluate)
+app.command()(cli_results.predict)

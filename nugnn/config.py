@@ -73,6 +73,9 @@ class TrainConfig:
         None, int, "Stop after so many epochs without a better validation metric.", least=1, optional=True
     )
     evaluate_every: int = option(1, int, "Epochs between evaluations; the last is always evaluated.", least=1)
+    inductive: bool = option(
+        False, bool, "Train on the training nodes and the edges between them alone; evaluate on the whole graph."
+    )
     seed: int = option(0, int, "Seed of weights and dropout.", least=0, below=2**63)
 
     workers: int = option(1, int, "Number of worker processes.", least=1)
@@ -90,6 +93,9 @@ class TrainConfig:
         choices=("metis", "random"),
         later=("kaminpar",),
         later_what="the KaMinPar partitioner",
+    )
+    partition_cache: str | None = option(
+        None, str, "Folder to keep partitions in and find them again, as nugnn partition makes it.", optional=True
     )
     device: str = option("auto", str, "Where to compute.", choices=("auto", "cpu"), later=("cuda",), later_what="CUDA")
     cluster: str | None = option(
@@ -142,7 +148,7 @@ class TrainConfig:
     checkpoint_every: int | None = option(
         None, int, "Epochs between checkpoints.", landed=False, later_what="periodic checkpointing", optional=True
     )
-    tensorboard: bool = option(False, bool, "Write TensorBoard files.", later=(True,), later_what="TensorBoard output")
+    tensorboard: bool = option(False, bool, "Write TensorBoard files to tensorboard/ in the folder of results.")
 
     def __post_init__(self) -> None:
         for entry in fields(self):

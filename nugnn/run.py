@@ -12,10 +12,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from nugnn.config import TrainConfig, flag_of, option_default
 from nugnn.datasets import load
@@ -24,6 +23,7 @@ from nugnn.datasets.transforms import make_undirected, normalize_features, self_
 from nugnn.fit import FitResult, fit
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
 from nugnn.options import ConfigError
+from nugnn.predictions import predicted_classes, write_predictions
 from nugnn.trainer import Epoch
 
 _STAGES = {
@@ -91,7 +91,7 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
         )
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
-        np.save(out / "predictions.npy", predicted_classes(result.logits, data).numpy())
+        write_predictions(out / "predictions.npy", predicted_classes(result.logits, data), data)
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
@@ -145,13 +145,6 @@ def _refuse_unused(config: TrainConfig, make: type[nn.Module], options: dict[str
                 f"{flag_of(name)} {value} would have no effect: {make.__name__}{inspect.signature(make)} has no "
                 f"parameter {name!r}; leave the option out, or add the parameter"
             )
-
-
-def predicted_classes(logits: Tensor, data: GraphData) -> Tensor:
-    """``(n,)`` int64 class of each node; ``(n, C)`` uint8 zeros and ones when a node may have several labels."""
-    if data.labels is not None and data.labels.dim() == 2:
-        return (logits > 0).to(torch.uint8)
-    return logits.argmax(1)
 
 
 def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from filelock import FileLock
 from torch import Tensor
 
 from nugnn.partition.assign import ArrayLike, Method, NodeWeights, partition_nodes
@@ -110,24 +111,27 @@ def cached_shards(
         versions=versions,
     )
     folder = Path(cache_folder) / key
-    reason = _unusable(folder, key)
-    if reason is None:
-        _LOG.info("partition cache hit: %s", folder)
-        return folder
-    _LOG.info("partition cache miss: %s (%s)", folder, reason)
-    assignment = partition_nodes(
-        data.num_nodes,
-        data.src,
-        data.dst,
-        shares,
-        method=method,
-        seed=seed,
-        parts=parts,
-        edge_weights=edge_weights,
-        node_weights=node_weights,
-        tolerance=tolerance,
-    )
-    write_shards(folder, iter_shards(data, assignment), key=key, versions=versions, notes=assignment.notes)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Of processes that want the same shards at once the first makes them; the system drops a dead process's lock.
+    with FileLock(folder.with_name(f"{key}.lock")):
+        reason = _unusable(folder, key)
+        if reason is None:
+            _LOG.info("partition cache hit: %s", folder)
+            return folder
+        _LOG.info("partition cache miss: %s (%s)", folder, reason)
+        assignment = partition_nodes(
+            data.num_nodes,
+            data.src,
+            data.dst,
+            shares,
+            method=method,
+            seed=seed,
+            parts=parts,
+            edge_weights=edge_weights,
+            node_weights=node_weights,
+            tolerance=tolerance,
+        )
+        write_shards(folder, iter_shards(data, assignment), key=key, versions=versions, notes=assignment.notes)
     return folder
 
 

@@ -14,6 +14,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from nugnn.datasets.sparse import select_rows
 from nugnn.partition.assign import Assignment
 from nugnn.partition.book import PartitionBook
 
@@ -251,21 +252,3 @@ def _node_data(data: GraphData) -> dict[str, Tensor]:
     if clash:
         raise ValueError(f"node_data holds {sorted(clash)[0]!r}, a name kept for features and labels; rename it")
     return {name: rows for name, rows in named.items() if rows is not None} | extras
-
-
-def select_rows(rows: Tensor, ids: Tensor) -> Tensor:
-    """Rows ``ids`` of a dense or ``sparse_csr`` tensor, in the same layout and type."""
-    if rows.layout != torch.sparse_csr:
-        return rows[ids]
-    crow, lengths = rows.crow_indices(), rows.crow_indices().diff()[ids]
-    new_crow = torch.zeros(len(ids) + 1, dtype=crow.dtype)
-    torch.cumsum(lengths, 0, out=new_crow[1:])
-    shift = torch.repeat_interleave(crow[ids] - new_crow[:-1], lengths)
-    entries = shift + torch.arange(len(shift))
-    return torch.sparse_csr_tensor(
-        new_crow,
-        rows.col_indices()[entries],
-        rows.values()[entries],
-        size=(len(ids), rows.shape[1]),
-        check_invariants=False,
-    )

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.sparse import select_rows
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.check import check_shards
-from nugnn.partition.shard import build_shard, build_shards, select_rows
+from nugnn.partition.shard import build_shard, build_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 

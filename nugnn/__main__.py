@@ -1,0 +1,5 @@
+"""``python -m nugnn``: the ``nugnn`` command."""
+
+from nugnn.cli import main
+
+main()

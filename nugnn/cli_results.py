@@ -1,0 +1,99 @@
+"""``nugnn predict`` and ``nugnn evaluate``: what a finished run says about a graph."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nugnn.cli_errors import errors_reported
+from nugnn.options import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nugnn.datasets.graph_data import GraphData
+
+_RUN = typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of nugnn train named it.")
+_DATASET = typer.Option(None, help="Another graph with the same features; the run's own otherwise.")
+_DATA_DIR = typer.Option(None, help="Folder to look for data sets in.")
+_WORKERS = typer.Option(1, min=1, help="Number of worker processes.")
+_SHARES = typer.Option("even", help="Part of the graph each worker gets: even, or fractions such as 0.6,0.4.")
+
+
+def evaluate(
+    run: str = _RUN,
+    dataset: str | None = _DATASET,
+    data_dir: str | None = _DATA_DIR,
+    split: int | None = typer.Option(None, min=0, help="Another of the data set's splits."),
+    workers: int = _WORKERS,
+    shares: str = _SHARES,
+    as_json: bool = typer.Option(False, "--json", help="Print the numbers as JSON."),
+) -> None:
+    """Measure a finished run's best model on the train, validation and test nodes."""
+    with errors_reported():
+        data, logits = _logits(run, dataset, data_dir, split, workers, shares)
+        from nugnn.finished_run import scores
+
+        found = scores(data, logits)
+        if as_json:
+            plain = {name: None if math.isnan(value) else value for name, value in found.items()}
+            print(json.dumps({"run": run, "dataset": data.name, "metric": data.metric, **plain}, indent=2))
+            return
+        table = Table("split", "nodes", data.metric, title=f"{run} on {data.name}", title_justify="left")
+        for (name, value), nodes in zip(found.items(), data.split, strict=True):
+            table.add_row(name, str(len(nodes)), "none" if math.isnan(value) else f"{value:.2%}")
+        Console(width=min(80, Console().width)).print(table)
+
+
+def predict(
+    run: str = _RUN,
+    dataset: str | None = _DATASET,
+    data_dir: str | None = _DATA_DIR,
+    out: Path | None = typer.Option(
+        None, help="File to write, .npy or .csv (node, class); default: predictions.npy in the run's folder."
+    ),
+    logits: bool = typer.Option(False, "--logits", help="Write the model's outputs, float32, instead of classes."),
+    workers: int = _WORKERS,
+    shares: str = _SHARES,
+) -> None:
+    """Write the class of every node of a graph, in its order, by a finished run's best model."""
+    with errors_reported():
+        target = Path(run) / "predictions.npy" if out is None else out
+        if target.suffix not in (".npy", ".csv"):
+            raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")
+        data, rows = _logits(run, dataset, data_dir, None, workers, shares)
+        from nugnn.predictions import predicted_classes, write_predictions
+
+        values = rows.float() if logits else predicted_classes(rows, data)
+        write_predictions(target, values, data)
+        print(f"{target}: {'outputs' if logits else 'classes'} of {data.num_nodes} nodes of {data.name}")
+
+
+def _logits(
+    run: str, dataset: str | None, data_dir: str | None, split: int | None, workers: int, shares: str
+) -> tuple[GraphData, Tensor]:
+    from nugnn.config import TrainConfig
+
+    fractions = TrainConfig(dataset="any", workers=workers, shares=shares).fractions  # checked before torch loads
+    from nugnn.finished_run import FinishedRun
+    from nugnn.inference import infer
+
+    folder: dict[str, Any] = {"data_dir": data_dir or os.environ.get("NUGNN_DATA") or None}
+    finished = FinishedRun.open(run, dataset=dataset, split=split, **folder)
+    data = finished.load_data()
+    model = finished.load_model(data)
+    return data, infer(
+        model,
+        data,
+        workers=workers,
+        shares=fractions,
+        partitioner=finished.config.partitioner,
+        timeout=finished.config.timeout,
+    )

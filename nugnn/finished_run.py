@@ -1,0 +1,112 @@
+"""A folder that ``nugnn train`` has written, opened again: its settings, its graph, its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nugnn.comm.groups import Ranks
+from nugnn.config import TrainConfig
+from nugnn.datasets.graph_data import GraphData
+from nugnn.metrics import evaluate_rows
+from nugnn.run import build_model, prepare
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run with its best model.
+
+    Args:
+        folder: What ``--out`` named.
+        config: The settings it ran with.
+    """
+
+    folder: Path
+    config: TrainConfig
+
+    @classmethod
+    def open(cls, folder: str | Path, **changes: Any) -> FinishedRun:
+        """Read the settings of a run.
+
+        Args:
+            folder: What ``--out`` named.
+            **changes: Settings to replace, None leaves one as it was: ``dataset``, ``data_dir``, ``split``.
+
+        Raises:
+            ValueError: The folder holds no finished run.
+        """
+        folder = Path(folder)
+        lacking = [name for name in ("config.yaml", "model.safetensors") if not (folder / name).is_file()]
+        if lacking:
+            known = (
+                sorted(path.parent.name for path in folder.parent.glob("*/model.safetensors")) if folder.name else []
+            )
+            hint = f"; finished runs beside it: {', '.join(known[:5])}" if known else ""
+            raise ValueError(f"{folder} holds no finished run: {' and '.join(lacking)} missing{hint}")
+        config = TrainConfig.from_file(folder / "config.yaml")
+        return cls(folder, config.replaced(**{name: value for name, value in changes.items() if value is not None}))
+
+    def load_data(self) -> GraphData:
+        """The graph, prepared as for training."""
+        return prepare(self.config)
+
+    def load_model(self, data: GraphData) -> nn.Module:
+        """The model with the weights of the best validation epoch, in evaluation mode.
+
+        Raises:
+            ValueError: Weights and model, or model and graph, do not fit.
+        """
+        path = self.folder / "model.safetensors"
+        try:
+            weights = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is damaged or incomplete ({error}); train again") from error
+        model = build_model(self.config, data)
+        _load_strictly(model, weights, path, data)
+        return model.eval()
+
+
+def scores(data: GraphData, logits: Tensor) -> dict[str, float]:
+    """The metric of ``data`` on each split; NaN for one without nodes.
+
+    Args:
+        data: With labels.
+        logits: ``(num_nodes, C)``.
+
+    Raises:
+        ValueError: The graph has no labels.
+    """
+    if data.labels is None:
+        raise ValueError(f"{data.name}: the graph has no labels to compare with; use nugnn predict")
+    labels = data.labels
+    splits = dict(zip(("train", "val", "test"), data.split, strict=True))
+    return {name: evaluate_rows(data.metric, logits[nodes], labels[nodes], Ranks()) for name, nodes in splits.items()}
+
+
+def _load_strictly(model: nn.Module, weights: dict[str, Tensor], path: Path, data: GraphData) -> None:
+    expected = model.state_dict()
+    missing = sorted(expected.keys() - weights.keys())
+    unexpected = sorted(weights.keys() - expected.keys())
+    reshaped = [
+        f"{name} {tuple(weights[name].shape)}, expected {tuple(expected[name].shape)}"
+        for name in expected
+        if name in weights and weights[name].shape != expected[name].shape
+    ]
+    problems = [
+        f"{what}: {', '.join(names)}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("other shape", reshaped))
+        if names
+    ]
+    if problems:
+        raise ValueError(
+            f"{path} does not fit the model on graph {data.name!r} ({data.num_nodes} nodes, {data.num_features} "
+            f"features, {data.num_classes} classes). {'; '.join(problems)}"
+        )
+    with torch.no_grad():
+        model.load_state_dict(weights)
