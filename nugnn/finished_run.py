@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.metrics import evaluate_rows
 from nugnn.run import build_model, prepare
+
+_NEEDED = ("config.yaml", "result.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class FinishedRun:
             ValueError: The folder holds no finished run.
         """
         folder = Path(folder)
-        lacking = [name for name in ("config.yaml", "model.safetensors") if not (folder / name).is_file()]
+        lacking = [
+            name for name in ("config.yaml", "result.json", "model.safetensors") if not (folder / name).is_file()
+        ]
         if lacking:
             known = (
                 sorted(path.parent.name for path in folder.parent.glob("*/model.safetensors")) if folder.name else []
@@ -53,8 +59,12 @@ class FinishedRun:
         return cls(folder, config.replaced(**{name: value for name, value in changes.items() if value is not None}))
 
     def load_data(self) -> GraphData:
-        """The graph, prepared as for training."""
-        return prepare(self.config)
+        """The graph, prepared as for training; one without labels has as many classes as the model."""
+        data = prepare(self.config)
+        if data.labels is not None:
+            return data
+        result = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+        return dataclasses.replace(data, num_classes=int(result["num_classes"]))
 
     def load_model(self, data: GraphData) -> nn.Module:
         """The model with the weights of the best validation epoch, in evaluation mode.

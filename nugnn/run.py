@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import inspect
 import json
@@ -10,7 +11,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,9 @@ from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_mode
 from nugnn.options import ConfigError
 from nugnn.predictions import predicted_classes, write_predictions
 from nugnn.trainer import Epoch
+
+if TYPE_CHECKING:
+    from nugnn.tensorboard import ScalarLog
 
 _STAGES = {
     "check": "comparing one part with three on a piece of the graph",
@@ -62,11 +66,15 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
     for stale in ("result.json", "metrics.jsonl", "model.safetensors", "predictions.npy"):
         (out / stale).unlink(missing_ok=True)
-    with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context((out / "metrics.jsonl").open("w", encoding="utf-8"))
+        scalars = _scalar_log(config, data, stack)
 
         def note(epoch: Epoch) -> None:
             metrics.write(json.dumps(asdict(epoch)) + "\n")
             metrics.flush()
+            if scalars is not None:
+                scalars.add(epoch)
             event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
             emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
 
@@ -81,6 +89,7 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
             on_epoch=note,
             on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
             log_folder=out / "logs" if config.workers > 1 else None,
+            cache_folder=None if config.partition_cache is None else Path(config.partition_cache),
             epochs=config.epochs,
             patience=config.patience,
             evaluate_every=config.evaluate_every,
@@ -95,6 +104,14 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _scalar_log(config: TrainConfig, data: GraphData, stack: contextlib.ExitStack) -> ScalarLog | None:
+    if not config.tensorboard:
+        return None
+    from nugnn.tensorboard import ScalarLog
+
+    return stack.enter_context(ScalarLog(config.out_dir / "tensorboard", data.metric))
 
 
 def prepare(config: TrainConfig) -> GraphData:
@@ -153,6 +170,8 @@ def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[s
     return {
         "dataset": data.name,
         "model": config.model,
+        "num_features": data.num_features,
+        "num_classes": data.num_classes,
         "workers": config.workers,
         "shares": [report["nodes"] / data.num_nodes for report in result.rank_reports],
         "device": "cpu",

@@ -72,7 +72,6 @@ _LATER = [
     {"plan": "plan.json"},
     {"resume": True},
     {"checkpoint_every": 5},
-    {"tensorboard": True},
 ]
 
 
