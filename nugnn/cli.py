@@ -22,7 +22,16 @@ from rich.table import Table
 
 from nugnn import cli_partition, cli_results
 from nugnn.cli_errors import errors_reported
-from nugnn.config import TrainConfig, flag_of, option_default, option_spec, read_recipe, read_settings, recipe_names
+from nugnn.config import (
+    BUILT_IN_MODELS,
+    TrainConfig,
+    flag_of,
+    option_default,
+    option_spec,
+    read_recipe,
+    read_settings,
+    recipe_names,
+)
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
 
@@ -37,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; leaves through SystemExit with the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with errors_reported():
-        if given[:1] == ["train"]:
+        if given[:1] in (["train"], ["partition"]):
             given = spell_out_flags(given, _BOOLEAN_FLAGS)
     app(args=given, prog_name="nugnn")
 
@@ -196,14 +205,21 @@ def _percent(value: float | None) -> str:
     return "none" if value is None else f"{value:.2%}"
 
 
-@app.command()
+@app.command(short_help="Name the first module whose result depends on the split.")
 def check(
     model: str = typer.Argument(metavar="FILE.py:Class", help="Your model: file and name of the class."),
     dataset: str | None = typer.Option(None, help="Check on a piece of this data set; a random graph otherwise."),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
 ) -> None:
-    """Compare a model on one part with the same model on three unequal parts, and name the module that differs."""
+    """Name the first module whose result depends on how the graph is split.
+
+    Compares the model on one part with the same model on three unequal parts, in float64, on a small graph.
+    """
     with errors_reported():
+        if ":" not in model and model not in BUILT_IN_MODELS:
+            raise ConfigError(
+                f"{model} is not allowed; allowed: FILE.py:Class, or a built-in model ({', '.join(BUILT_IN_MODELS)})"
+            )
         config = TrainConfig(model=model, dataset=dataset, data_dir=data_dir or os.environ.get("NUGNN_DATA") or None)
         _check_model_file(config.model_file)
         from nugnn.check import run_check
@@ -253,6 +269,6 @@ def _train_parameters() -> list[inspect.Parameter]:
 _train.__signature__ = inspect.Signature(_train_parameters())  # type: ignore[attr-defined]
 _train.__annotations__ = {name: p.annotation for name, p in inspect.signature(_train).parameters.items()}
 app.command("train")(_train)
-app.command()(cli_partition.partition)
-app.command()(cli_results.evaluate)
-app.command()(cli_results.predict)
+app.command(short_help="Split a graph once, for many runs of train.")(cli_partition.partition)
+app.command(short_help="Measure the best model of a finished run.")(cli_results.evaluate)
+app.command(short_help="Write the class of every node of a graph.")(cli_results.predict)

@@ -212,7 +212,7 @@ class TrainConfig:
         values = read_settings(path)
         try:
             return cls(**values)
-        except ConfigError as error:
+        except ConfigError as error:  # values that do not fit each other
             raise ConfigError(f"{path}: {error}") from None
 
 
@@ -271,7 +271,8 @@ def read_recipe(name: str) -> dict[str, Any]:
 def _settings_from(loaded: Any, source: str) -> dict[str, Any]:
     if not isinstance(loaded, Mapping):
         raise ConfigError(f"{source}: expected lines of 'option: value', found {type(loaded).__name__}")
-    known = [entry.name for entry in fields(TrainConfig)]
+    specs = {entry.name: option_spec(entry) for entry in fields(TrainConfig)}
+    known = list(specs)
     settings: dict[str, Any] = {}
     for key, value in loaded.items():
         name = str(key).replace("-", "_")
@@ -279,7 +280,10 @@ def _settings_from(loaded: Any, source: str) -> dict[str, Any]:
             raise ConfigError(f"{source}: unknown option {key!r}{closest(name, known)}")
         if name in settings:
             raise ConfigError(f"{source}: option {name!r} is set twice")
-        settings[name] = value
+        try:
+            settings[name] = check(flag_of(name), value, specs[name])
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
     return settings
 
 

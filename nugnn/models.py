@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.interceptor import current_interceptor
+from nugnn.options import closest
 
 _PACKAGES = tuple(
     str(Path(str(importlib.import_module(name).__file__)).resolve().parent)
@@ -240,8 +241,10 @@ def load_user_class(spec: str) -> type[nn.Module]:
     cloudpickle.register_pickle_by_value(module)
     found = getattr(module, class_name, None)
     if found is None:
-        classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
-        raise ValueError(f"{path_text} has no class {class_name!r}; it defines: {', '.join(classes) or 'none'}")
+        own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+        names = [v.__name__ for v in own if issubclass(v, nn.Module)]
+        defines = f"it defines: {', '.join(names)}" if names else "it defines no torch.nn.Module"
+        raise ValueError(f"{path_text} has no class {class_name!r}{closest(class_name, names)}; {defines}")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{spec} is not a torch.nn.Module")
     return found
