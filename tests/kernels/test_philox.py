@@ -138,7 +138,7 @@ def run_triton(device: str, **environment: str) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_02_and_03_triton_twin_in_the_interpreter() -> None:
+def test_kernels_02_and_kernels_03_triton_twin_in_the_interpreter() -> None:
     """Bit-equal words, 64-bit offsets past 2**31 (index function alone), empty sizes after a normal call."""
     run_triton("cpu", TRITON_INTERPRET="1")
 

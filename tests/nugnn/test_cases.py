@@ -338,14 +338,16 @@ def test_api_01_every_node_gets_exactly_one_self_loop(ranks: Any) -> None:
 def test_the_table_names_every_case_once_with_a_test_or_what_brings_it() -> None:
     root = Path(__file__).resolve().parents[2]
     text = (root / "docs" / "cases.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ((?:partition|halo|kernels|api|comm)-\d\d) [^|]*\|([^|]*)\|([^|]*)\|$", text, re.MULTILINE)
-    counts = {"partition": 9, "halo": 5, "kernels": 10, "api": 3, "comm": 6}
+    rows = re.findall(r"^\| ([a-z]+-\d\d) [^|]*\|([^|]*)\|([^|]*)\|$", text, re.MULTILINE)
+    counts = {"datasets": 8, "partition": 9, "halo": 5, "kernels": 10, "comm": 6, "launch": 4, "cli": 3}
+    counts |= {"checkpoint": 4, "api": 3}
     expected = [f"{area}-{number:02d}" for area, count in counts.items() for number in range(1, count + 1)]
     assert sorted(name for name, _, _ in rows) == sorted(expected)
     for name, tests, later in rows:
         assert tests.strip() or later.strip(), name
         for file in re.findall(r"`(tests/[^`]+)`", tests):
-            assert (root / file).exists(), f"{name}: {file}"
+            source = (root / file).read_text(encoding="utf-8")
+            assert re.search(rf"^ *def test_\w*{name.replace('-', '_')}_", source, re.MULTILINE), f"{name}: {file}"
 
 
 # -- comm ----------------------------------------------------------------------------------------------------------
