@@ -65,7 +65,7 @@ def test_ties_send_the_gradient_to_the_lowest_priority(ranks: Any) -> None:
     for rank, (best, gradient) in enumerate(results):
         assert best.tolist() == [[1.0, 5.0, 2.0]]
         # every rank used the value once, so the winner's gradient is 3
-        assert gradient.tolist() == [[3.0, 3.0, 3.0]] if rank == 2 else [[0.0, 0.0, 0.0]]
+        assert gradient.tolist() == ([[3.0, 3.0, 3.0]] if rank == 2 else [[0.0, 0.0, 0.0]])
 
 
 def test_one_rank_needs_no_group() -> None:

@@ -153,7 +153,7 @@ def test_partition_02_one_based_ids_are_refused_before_native_code(monkeypatch):
 @pytest.mark.parametrize("first", [1.0, 50.0])
 def test_partition_03_small_graphs_fill_every_part(num_parts, first):
     result = partition_nodes(6, *path(6), [first] + [1.0] * (num_parts - 1))
-    assert sorted(result.node_counts) == [1] * 4 + [2] if num_parts == 5 else [1] * 6
+    assert sorted(result.node_counts) == ([1] * 4 + [2] if num_parts == 5 else [1] * 6)
 
 
 def test_partition_03_more_parts_than_nodes_are_refused():
