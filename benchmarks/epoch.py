@@ -197,9 +197,8 @@ def report(arguments: argparse.Namespace, model: str) -> None:
     best = min(("dgl-int64", "dgl-int32"), key=lambda run: statistics.median(medians[run]))
     baseline = statistics.median(medians[best])
     # memory beside the leaner of the two, whichever is the faster
-    baseline_bytes = min(
-        statistics.median(row["peak_bytes"] for row in runs[run]) for run in ("dgl-int64", "dgl-int32")
-    )
+    peaks = {run: statistics.median(row["peak_bytes"] for row in rows) for run, rows in runs.items()}
+    baseline_bytes = min(peaks["dgl-int64"], peaks["dgl-int32"])
     for run in runs:
         epoch, peak = statistics.median(medians[run]), peaks[run]
         print(
