@@ -14,6 +14,9 @@ $(STAMP): requirements-dev.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@# Triton comes with CUDA builds of torch, each its own version; a CPU build needs it for the interpreter's tests.
+	@$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --no-deps triton==3.6.0 || echo "triton is not to be had here; tests of Triton kernels will be skipped" >&2
 	@touch $@
 
 train: install
