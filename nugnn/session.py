@@ -16,6 +16,7 @@ from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks, join_ranks
 from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRowsHandler
 from nugnn.kernels.interceptor import Interceptor
@@ -87,6 +88,7 @@ def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Intercep
         seed: Of dropout masks; the same on every rank.
     """
     handlers = (
+        ProgressHandler(graph.ranks.pulse),
         SparseRowsHandler(),
         DropoutHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),
