@@ -358,7 +358,8 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise WorkerFailed(
-            EXIT_USER, f"port {port} cannot be used ({error.strerror}); name another, or 0 for any free one"
+            EXIT_USER,
+            f"port {port} cannot be used ({error.strerror}); another run may be on it: name another, or 0 for any free one",
         ) from None
     listener.listen(1024)
     return listener

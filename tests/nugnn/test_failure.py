@@ -273,8 +273,12 @@ def _ring() -> GraphData:
     ("how", "words"),
     [
         ("stop", r"^worker 1 of 3 is stopped \(SIGSTOP\): no progress for 3 s"),
-        ("loop", r"^worker 1 of 3 computes in \S*test_failure.py:\d+ \(forward\) without coming to an end"),
-        ("extra sum", r"^the 3 workers wait for each other"),
+        pytest.param(
+            "loop",
+            r"^worker 1 of 3 computes in \S*test_failure.py:\d+ \(forward\) without coming to an end",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("extra sum", r"^the 3 workers wait for each other", marks=pytest.mark.slow),
     ],
 )
 def test_trouble_in_a_real_training_is_named(how: str, words: str, tmp_path: Path) -> None:
