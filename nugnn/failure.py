@@ -33,7 +33,7 @@ class Place:
 
     def of(self, worker: WorkerView) -> str:
         """The worker's process and log."""
-        return f"process {worker.pid} on {self.host}" + self.log(worker.rank)
+        return f"process {worker.pid} on {worker.host or self.host}" + self.log(worker.rank)
 
     def log(self, rank: int) -> str:
         """``; its log: PATH``, or nothing when it is not kept."""
@@ -53,6 +53,7 @@ class WorkerView:
         stamp: Its last stamp.
         state: What the system last said about it.
         is_busy: Whether it was computing lately.
+        host: Where it runs, when not on this machine.
         frame: Innermost line of Python it was in, ``model.py:12 in forward``; empty when unknown.
     """
 
@@ -65,6 +66,7 @@ class WorkerView:
     state: ProcessState | None = None
     is_busy: bool = False
     frame: str = ""
+    host: str = ""
 
     @property
     def is_stopped(self) -> bool:

@@ -359,7 +359,7 @@ def _listen(port: int) -> socket.socket:
         listener.close()
         raise WorkerFailed(
             EXIT_USER,
-            f"port {port} cannot be used ({error.strerror}); another run may be on it: name another, or 0 for any free one",
+            f"port {port} cannot be used ({error.strerror}); name another, or 0 for any free one",
         ) from None
     listener.listen(1024)
     return listener

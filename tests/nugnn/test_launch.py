@@ -314,10 +314,10 @@ def test_only_own_folders_whose_process_has_gone_are_removed(tmp_path: Path, mon
     (tmp_path / "nugnn-job-public").chmod(0o755)
     (tmp_path / "nugnn-job-link").symlink_to(tmp_path / "other")
     (tmp_path / "nugnn-job-file").touch()
-    code = "from nugnn.job import *; from pathlib import Path; import sys; print(remove_abandoned_folders(Path(sys.argv[1])))"
+    code = "from nugnn.job import private_job_folder as make\nwith make() as folder: print(folder)"
     with private_job_folder() as living:
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-        assert done.stdout.count("PosixPath") == 1 and "nugnn-job-abandoned" in done.stdout
+        assert not (tmp_path / "nugnn-job-abandoned").exists()
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
         assert living.exists() and (living / "launcher.lock").read_text() == f"{os.getpid()}\n"
         with private_job_folder() as second:  # of the same process
             assert living.exists() and second.exists()
