@@ -54,6 +54,7 @@ class WorkerView:
         state: What the system last said about it.
         is_busy: Whether it was computing lately.
         host: Where it runs, when not on this machine.
+        is_silent: Whether it is on another host and does not answer.
         frame: Innermost line of Python it was in, ``model.py:12 in forward``; empty when unknown.
     """
 
@@ -67,10 +68,11 @@ class WorkerView:
     is_busy: bool = False
     frame: str = ""
     host: str = ""
+    is_silent: bool = False
 
     @property
     def is_stopped(self) -> bool:
-        return self.state is not None and self.state.is_stopped
+        return self.is_silent or (self.state is not None and self.state.is_stopped)
 
     @property
     def waits_in(self) -> str | None:
@@ -148,6 +150,8 @@ def stall_of(workers: Sequence[WorkerView], place: Place, timeout: float) -> tup
 
 def _how_it_hangs(worker: WorkerView) -> str:
     where = f" in {worker.frame}" if worker.frame else ""
+    if worker.is_silent:
+        return "does not answer: it is stopped, or its host is gone"
     if worker.is_stopped:
         return "is stopped (SIGSTOP)"
     if worker.is_busy:

@@ -45,7 +45,7 @@ def test_launch_03_loopback_only_when_all_processes_are_local() -> None:
 def test_launch_03_the_user_is_told_which_variable_to_set() -> None:
     with pytest.raises(ValueError, match=r"no network interface leads from here to node-a; set GLOO_SOCKET_IFNAME to"):
         pick("node-a", ["10.0.0.5"], local_address=lambda target: None)
-    with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=eth9: there is no such network interface.*eth0, ib0, lo"):
+    with pytest.raises(ValueError, match=r"GLOO_SOCKET_IFNAME=eth9: there is no such network interface.*eth0, ib0, lo"):
         pick("node-a", ["10.0.0.5"], given="eth9")
     assert pick("node-a", ["10.0.0.5"], given="ib0") == "ib0"
 
