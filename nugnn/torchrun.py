@@ -1,4 +1,4 @@
-"""A run whose processes ``torchrun`` started: they tell each other, through a store, how far they are and why one failed.
+"""A run whose processes ``torchrun`` started: through a store they tell each other how far they are and why one failed.
 
 Nobody watches such processes from outside, so each has a thread that publishes its progress and reads the others'. The
 first to find something wrong leaves a note in the store; everyone who sees it leaves at once, rank 0 shows it.
@@ -35,7 +35,7 @@ from nugnn.worker_process import classify, describe
 
 _TICK_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
-"""A process whose thread has published nothing for so long is stopped, gone, or in native code that lets no thread run."""
+"""A process whose thread has published nothing for so long is stopped, gone, or in code that lets no thread run."""
 _SILENT_START_SECONDS = 3600.0
 """Before its first step a process of another host may be silent for so long: METIS lets no thread run."""
 _SHOWN_SECONDS = 3.0
@@ -390,7 +390,8 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
         raise ValueError(f"{ranks.world_size} processes for {data.num_nodes} nodes; each needs at least one")
     fit_options = FitOptions(**options)
     _check_options(fit_options, data)
-    parts, notes = torch.empty(data.num_nodes, dtype=torch.int64), ()
+    parts = torch.empty(data.num_nodes, dtype=torch.int64)
+    notes: tuple[str, ...] = ()
     if ranks.rank == 0:
         if check:
             from nugnn.check import check_model
