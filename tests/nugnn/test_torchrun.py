@@ -100,7 +100,7 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
         pytest.param(
             "loop",
             3,
-            r"nugnn: error: worker 1 of 2 computes in \S*model.py:\d+ \(trouble\) without coming to an end: no progress",
+            r"error: worker 1 of 2 computes in \S*model.py:\d+ \(trouble\) without coming to an end: no progress",
             marks=pytest.mark.slow,
         ),
     ],
