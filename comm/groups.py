@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nugnn.comm.pulse import Pulse
+
 
 @dataclass
 class CommClock:
@@ -36,6 +38,7 @@ class Ranks:
         halo: Group of halo exchanges; None when P = 1.
         control: Group of gradient sums, metrics and decisions; None when P = 1.
         clock: Where communication time is added up.
+        pulse: Where this rank notes its progress and what it waits for.
     """
 
     rank: int = 0
@@ -43,6 +46,7 @@ class Ranks:
     halo: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
     clock: CommClock = field(default_factory=CommClock)
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def is_split(self) -> bool:
@@ -51,19 +55,22 @@ class Ranks:
     def sum_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by sum, in place."""
         if self.is_split:
-            dist.all_reduce(x, group=self.control)
+            with self.pulse.waiting("a sum over all workers"):
+                dist.all_reduce(x, group=self.control)
         return x
 
     def max_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by maximum, in place."""
         if self.is_split:
-            dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.control)
+            with self.pulse.waiting("a maximum over all workers"):
+                dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.control)
         return x
 
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``x`` with the values of rank ``source``."""
         if self.is_split:
-            dist.broadcast(x, group_src=source, group=self.control)
+            with self.pulse.waiting(f"a broadcast from worker {source}"):
+                dist.broadcast(x, group_src=source, group=self.control)
         return x
 
     def gather_rows(self, x: Tensor) -> list[Tensor]:
@@ -79,19 +86,26 @@ class Ranks:
         padded[: len(x)] = x
         received = [torch.empty_like(padded) for _ in range(self.world_size)]
         if longest * width:
-            dist.all_gather(
-                [r.view(torch.uint8) if r.dtype is torch.bool else r for r in received],
-                padded.view(torch.uint8) if padded.dtype is torch.bool else padded,
-                group=self.control,
-            )
+            with self.pulse.waiting("a gathering of rows from all workers"):
+                dist.all_gather(
+                    [r.view(torch.uint8) if r.dtype is torch.bool else r for r in received],
+                    padded.view(torch.uint8) if padded.dtype is torch.bool else padded,
+                    group=self.control,
+                )
         return [r[:n] for r, n in zip(received, counts.tolist(), strict=True)]
 
 
-def join_ranks(timeout_seconds: float = 600.0) -> Ranks:
-    """The ranks of the initialised default process group, or a single rank when there is none."""
+def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None) -> Ranks:
+    """The ranks of the initialised default process group, or a single rank when there is none.
+
+    Args:
+        timeout_seconds: How long a collective may wait for its peers.
+        pulse: Where this rank notes its progress; nobody sees it when None.
+    """
+    pulse = pulse or Pulse()
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return Ranks()
+        return Ranks(pulse=pulse)
     timeout = timedelta(seconds=timeout_seconds)
-    return Ranks(
-        dist.get_rank(), dist.get_world_size(), dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
-    )
+    with pulse.waiting("the start of all workers"):
+        halo, control = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
+    return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, pulse=pulse)

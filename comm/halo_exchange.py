@@ -81,7 +81,8 @@ def _all_to_all_rows(
     begin = time.perf_counter()
     ranks.clock.halo_rounds += 1
     try:
-        _transfer(out, rows, out_splits, splits, row_bytes, ranks)
+        with ranks.pulse.waiting(f"halo exchange {ranks.clock.halo_rounds} ({label})"):
+            _transfer(out, rows, out_splits, splits, row_bytes, ranks)
     except RuntimeError as error:
         peers = [str(peer) for peer in range(ranks.world_size) if out_splits[peer] or splits[peer]]
         raise HaloExchangeError(

@@ -1,5 +1,6 @@
-"""``python -m nugnn``: the ``nugnn`` command."""
+"""``python -m nugnn`` is the ``nugnn`` command; so is ``torchrun -m nugnn``."""
 
 from nugnn.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

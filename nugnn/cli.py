@@ -32,6 +32,7 @@ from nugnn.config import (
     read_settings,
     recipe_names,
 )
+from nugnn.member import member_from
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
 
@@ -102,18 +103,32 @@ def _train(**given: Any) -> None:
     """
     with errors_reported():
         as_json = given.pop("as_json")
-        config = gather_settings(given, os.environ)
-        from nugnn.run import run_from_config
+        member = member_from(os.environ)
+        if member is not None:  # torchrun started several of this process
+            from nugnn.torchrun import train_as_member
 
-        console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
-        console.print(settings_text(config), markup=False, highlight=False)
-        with RunProgress(console, config.epochs) as progress:
-            result = run_from_config(config, on_event=progress.on_event)
-        if as_json:
-            print(json.dumps(result, indent=2))
-        else:
-            console.print(result_table(result))
-            console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
+            train_as_member(
+                member,
+                lambda: gather_settings(given, os.environ),
+                lambda config, train: _run(config, as_json, train=train),
+            )
+            return
+        _run(gather_settings(given, os.environ), as_json)
+
+
+def _run(config: TrainConfig, as_json: bool, **options: Any) -> None:
+    """Train, and show how it goes and what came out."""
+    from nugnn.run import run_from_config
+
+    console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
+    console.print(settings_text(config), markup=False, highlight=False)
+    with RunProgress(console, config.epochs) as progress:
+        result = run_from_config(config, on_event=progress.on_event, **options)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        console.print(result_table(result))
+        console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 def gather_settings(given: dict[str, Any], environment: Any) -> TrainConfig:
@@ -127,6 +142,8 @@ def gather_settings(given: dict[str, Any], environment: Any) -> TrainConfig:
         ConfigError: A value is wrong, or no data set is named.
     """
     settings: dict[str, Any] = {}
+    if (member := member_from(environment)) is not None:
+        settings["workers"] = member.world_size
     if environment.get("NUGNN_DATA"):
         settings["data_dir"] = environment["NUGNN_DATA"]
     if given.get("recipe") is not None:

@@ -7,6 +7,7 @@ notebook arrives; ``error-RANK.json`` is why a worker stopped; ``done-RANK`` say
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -18,8 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-ErrorKind = Literal["user", "internal", "peer"]
+from nugnn.disk import naming_full_disk
+
+ErrorKind = Literal["user", "memory", "disk", "internal", "peer"]
 _POLL_SECONDS = 0.02
+_PREFIX = "nugnn-job-"
+_LOCK = "launcher.lock"
+_NOTE_BYTES = 16384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,8 @@ class WorkerError:
 
     Args:
         kind: ``user``: the input is wrong, the message is for the user as it is. ``peer``: another worker was lost, or
-            did not answer in time. ``internal``: anything else; the traceback is in the worker's log.
+            did not answer in time. ``memory``, ``disk``: there was none left. ``internal``: anything else; the
+            traceback is in the worker's log.
         rank: The worker.
         message: One paragraph.
     """
@@ -40,12 +47,56 @@ class WorkerError:
 
 @contextlib.contextmanager
 def private_job_folder() -> Iterator[Path]:
-    """A new folder that only this user can enter; removed at the end, whatever happens."""
-    folder = Path(tempfile.mkdtemp(prefix="nugnn-job-"))  # mkdtemp makes it with mode 0700
+    """A new folder that only this user can enter; removed at the end, whatever happens.
+
+    A process ended by SIGKILL cannot remove its folder: the next one that comes here does it.
+    """
+    remove_abandoned_folders(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mkdtemp makes it with mode 0700
+    draft = folder / f"{_LOCK}.new"
+    lock = draft.open("w")
     try:
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.replace(folder / _LOCK)  # whoever finds the lock finds it held
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def remove_abandoned_folders(parent: Path) -> list[Path]:
+    """Remove this user's job folders whose launching process is gone.
+
+    The process holds a lock for as long as it lives. Unlike a process id, that cannot be taken over by another process
+    and holds between containers that share the folder. Folders without a lock, or of other users, are left alone.
+
+    Args:
+        parent: Where to look; nothing deeper.
+
+    Returns:
+        What was removed.
+    """
+    removed = []
+    for folder in parent.glob(f"{_PREFIX}*"):
+        try:
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                continue
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its process lives
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+        finally:
+            os.close(descriptor)
+    return removed
 
 
 def write_job(folder: Path, payload: dict[str, Any]) -> None:
@@ -62,7 +113,8 @@ def write_job(folder: Path, payload: dict[str, Any]) -> None:
         except Exception as error:
             raise ValueError(f"{name} cannot be handed to the worker processes: {error}") from error
     draft = folder / "job.pickle.new"  # appears in one piece: workers may be waiting for it
-    draft.write_bytes(cloudpickle.dumps(payload))
+    with naming_full_disk(draft):
+        draft.write_bytes(cloudpickle.dumps(payload))
     draft.replace(folder / "job.pickle")
 
 
@@ -83,9 +135,25 @@ def read_job(folder: Path) -> dict[str, Any]:
     return payload
 
 
+def reserve_error(folder: Path, rank: int) -> None:
+    """Take the space for a later `write_error`, which may have to say that there is none left."""
+    _error_draft(folder, rank).write_text(" " * _NOTE_BYTES, encoding="utf-8")
+
+
 def write_error(folder: Path, error: WorkerError) -> None:
     """Leave word of why this worker stops; appears in one piece."""
-    _write_whole(folder / f"error-{error.rank}.json", json.dumps(asdict(error)))
+    draft = _error_draft(folder, error.rank)
+    # a very long message is cut, so that it fits where space was reserved
+    text = json.dumps(asdict(error))
+    if len(text) > _NOTE_BYTES:
+        text = json.dumps(asdict(error) | {"message": error.message[: _NOTE_BYTES // 12]})
+    with draft.open("r+" if draft.exists() else "w", encoding="utf-8") as file:
+        file.write(text.ljust(_NOTE_BYTES))
+    draft.replace(folder / f"error-{error.rank}.json")
+
+
+def _error_draft(folder: Path, rank: int) -> Path:
+    return folder / f"error-{rank}.json.new"
 
 
 def read_error(folder: Path, rank: int) -> WorkerError | None:
@@ -94,6 +162,11 @@ def read_error(folder: Path, rank: int) -> WorkerError | None:
         return WorkerError(**json.loads((folder / f"error-{rank}.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+
+
+def pulse_path(folder: Path, rank: int) -> Path:
+    """The stamp of worker ``rank``, see `nugnn.comm.pulse`."""
+    return folder / f"pulse-{rank}"
 
 
 def write_done(folder: Path, rank: int) -> None:

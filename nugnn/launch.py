@@ -8,8 +8,11 @@ between, and nobody outside can connect), and a worker that hangs is ended after
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
+import mmap
 import os
+import platform
 import selectors
 import signal
 import socket
@@ -21,17 +24,26 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nugnn.job import WorkerError, is_done, read_error
+from nugnn.comm import pulse
+from nugnn.failure import EXIT_USER, Place, WorkerView, failure_of, innermost_frame, stall_of
+from nugnn.job import is_done, pulse_path, read_error
+from nugnn.process_state import HostMemory, ProcessState, host_memory, process_state
+from nugnn.stall import Sample, StallWatch
+from nugnn.worker_process import STACK_SIGNAL
 
 _POLL_SECONDS = 0.05
+_SAMPLE_SECONDS = 0.5
+"""Between two looks at how far the workers have come."""
+_STACK_SECONDS = 0.3
+"""A worker that hangs gets this long to write down where it is."""
+_COLLECTIVE_SECONDS = 7 * 24 * 3600.0
+"""How long a worker waits for its peers by itself: this process sees which one keeps the others waiting."""
 _SETTLE_SECONDS = 2.0
 """After a first failure the others get this long to leave word: the first to be noticed need not be the cause."""
 _TERM_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 _EXIT_SECONDS = 5.0
 """A worker that finished its work may take this long to exit before it is ended."""
-
-EXIT_USER, EXIT_WORKER_LOST = 2, 3
 
 
 class WorkerFailed(Exception):  # noqa: N818 - it reports what happened to a worker, as TimeoutExpired does
@@ -58,6 +70,7 @@ def launch(
     log_folder: Path | None = None,
     port: int = 0,
     prepare: Callable[[], None] | None = None,
+    resume_hint: str | None = None,
 ) -> None:
     """Run ``main(context)`` of ``module`` in ``num_workers`` processes and return when all have finished.
 
@@ -68,12 +81,16 @@ def launch(
         job_folder: Private folder, made by `nugnn.job.private_job_folder`, with the job in it.
         num_workers: P.
         module: Importable module with a function ``main(context: WorkerContext)``.
-        timeout: Seconds after which a silent worker counts as lost.
+        timeout: Seconds after which the run counts as hung when no worker finishes an operator or an exchange, or
+            when a worker stands stopped; see `nugnn.stall`.
         on_event: Called in this thread with each event that rank 0 sends.
         log_folder: Where ``worker-RANK.log`` goes, standard output and error together; default: in ``job_folder``.
         port: Port on the loopback address for the workers to meet on; 0 lets the system choose a free one.
         prepare: Called once the workers were started, to put the job into the folder while they import what they need
-            (`nugnn.job.read_job` waits for it); None when it is there already. What it raises ends the workers.
+            (`nugnn.job.read_job` waits for it); None when it is there already. What it raises ends the workers. It
+            runs in a thread of its own, so that a worker that dies meanwhile ends the run.
+        resume_hint: The command that goes on with this run, for the message when a worker was lost; None when there is
+            nothing to go on from.
 
     Raises:
         WorkerFailed: A worker reported an error, died, or did not finish in time.
@@ -87,11 +104,12 @@ def launch(
         lifeline_read, _lifeline_write = _pipe(stack)
         workers: list[subprocess.Popen[bytes]] = []
         stack.callback(lambda: _end(workers))
+        stamps = [pulse.create(pulse_path(job_folder, rank)) for rank in range(num_workers)]
         for rank in range(num_workers):
             inherited = {"NUGNN_LIFELINE_FD": lifeline_read}
             if rank == 0:
                 inherited |= {"NUGNN_EVENTS_FD": events_write, "NUGNN_LISTEN_FD": listener.fileno()}
-            environment = worker_environment(rank, num_workers, listener.getsockname()[1], timeout)
+            environment = worker_environment(rank, num_workers, listener.getsockname()[1], _COLLECTIVE_SECONDS)
             environment |= {name: str(descriptor) for name, descriptor in inherited.items()}
             with open(logs / f"worker-{rank}.log", "wb") as log:
                 workers.append(
@@ -106,12 +124,18 @@ def launch(
                         start_new_session=True,  # Ctrl-C reaches this process only, which then ends them in order
                     )
                 )
-        if prepare is not None:
-            prepare()
         os.set_blocking(events_read, False)
         events = _EventReader(events_read, on_event)
         stack.callback(events.close)
-        _watch(workers, job_folder, logs, timeout, events)
+        watch = _Watch(workers, stamps, job_folder, logs, timeout, events)
+        try:
+            if prepare is not None:
+                watch.while_running(_Preparation(prepare))
+            watch.until_done()
+        except WorkerFailed as failed:
+            if resume_hint is None or failed.exit_code == EXIT_USER:
+                raise
+            raise WorkerFailed(failed.exit_code, f"{failed.message}\nto go on: {resume_hint}") from None
 
 
 def worker_environment(rank: int, num_workers: int, port: int, timeout: float) -> dict[str, str]:
@@ -167,83 +191,143 @@ class _EventReader:
                 self._on_event(json.loads(line))
 
 
-def _watch(
-    workers: Sequence[subprocess.Popen[bytes]], job_folder: Path, logs: Path, timeout: float, events: _EventReader
-) -> None:
-    """Return when all have finished; raise WorkerFailed when one has failed."""
-    first_done: float | None = None
-    all_done: float | None = None
-    while True:
-        events.read(_POLL_SECONDS)
-        codes = [worker.poll() for worker in workers]
-        done = [is_done(job_folder, rank) for rank in range(len(workers))]
-        # Whatever its code: sys.exit(0) in the middle of the work is a failure too.
-        if any(code is not None and not finished for code, finished in zip(codes, done, strict=True)):
-            raise _failure(workers, job_folder, logs, events)
+class _Preparation(threading.Thread):
+    """Runs ``prepare`` beside the watch; keeps what it raises."""
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        # a daemon: when the run ends early, nobody waits for a partition that nobody needs
+        super().__init__(name="nugnn-prepare", daemon=True)
+        self._prepare = prepare
+        self._context = contextvars.copy_context()
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._context.run(self._prepare)
+        except BaseException as error:
+            self.error = error
+
+
+class _Watch:
+    """Looks at the workers and raises WorkerFailed when the run cannot go on."""
+
+    def __init__(
+        self,
+        workers: Sequence[subprocess.Popen[bytes]],
+        stamps: Sequence[mmap.mmap],
+        job_folder: Path,
+        logs: Path,
+        timeout: float,
+        events: _EventReader,
+    ) -> None:
+        self._workers, self._stamps, self._job_folder, self._logs = workers, stamps, job_folder, logs
+        self._timeout, self._events = timeout, events
+        kept = job_folder not in logs.parents
+        self._place = Place(host=platform.node(), logs=logs, keeps_logs=kept)
+        self._states: list[ProcessState | None] = [None] * len(workers)
+        self._memory_before: HostMemory | None = host_memory()
+        self._sample_seconds = min(_SAMPLE_SECONDS, timeout / 4)
+
+    def while_running(self, preparation: _Preparation) -> None:
+        """Return when ``preparation`` has ended; raise what it raised, or WorkerFailed when a worker is lost before."""
+        while preparation.is_alive():
+            self._events.read(_POLL_SECONDS)
+            if self._lost():
+                raise self._failure()
+        if preparation.error is not None:
+            raise preparation.error
+
+    def until_done(self) -> None:
+        """Return when all workers have finished."""
         now = time.monotonic()
-        first_done = first_done or (now if any(done) else None)
-        all_done = all_done or (now if all(done) else None)
-        if all(code is not None for code in codes) or (all_done is not None and now > all_done + _EXIT_SECONDS):
-            events.read(0)
-            return
-        if first_done is not None and all_done is None and now > first_done + timeout:
-            late = [rank for rank, finished in enumerate(done) if not finished]
-            raise WorkerFailed(
-                EXIT_WORKER_LOST,
-                f"{_named(late)} did not finish within {timeout:g} s of the first that did; "
-                f"see {logs / f'worker-{late[0]}.log'}",
-            )
+        stall, next_sample, all_done = StallWatch(self._timeout, now), now, None
+        while True:
+            self._events.read(_POLL_SECONDS)
+            if self._lost():
+                raise self._failure()
+            codes = [worker.poll() for worker in self._workers]
+            done = self._done()
+            now = time.monotonic()
+            all_done = all_done or (now if all(done) else None)
+            if all(code is not None for code in codes) or (all_done is not None and now > all_done + _EXIT_SECONDS):
+                self._events.read(0)
+                return
+            if all_done is None and now >= next_sample:
+                next_sample = now + self._sample_seconds
+                if stall.is_stalled([self._sample(rank, done[rank]) for rank in range(len(done))], now):
+                    raise self._stall(stall.is_busy)
 
+    def _done(self) -> list[bool]:
+        return [is_done(self._job_folder, rank) for rank in range(len(self._workers))]
 
-def _failure(
-    workers: Sequence[subprocess.Popen[bytes]], job_folder: Path, logs: Path, events: _EventReader
-) -> WorkerFailed:
-    """Wait for the others to leave word, then name the cause rather than its consequences."""
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < deadline and any(worker.poll() is None for worker in workers):
-        events.read(_POLL_SECONDS)
-    errors: list[WorkerError] = []
-    died: list[int] = []
-    for rank, worker in enumerate(workers):
-        error = read_error(job_folder, rank)
-        if error is not None:
-            errors.append(error)
-        elif worker.poll() is not None and not is_done(job_folder, rank):
-            died.append(rank)
-    of_kind = {kind: [error for error in errors if error.kind == kind] for kind in ("user", "internal", "peer")}
-    if of_kind["user"]:
-        return WorkerFailed(EXIT_USER, of_kind["user"][0].message)
-    if died:
-        rank = died[0]
-        how = _how_it_ended(workers[rank].returncode)
-        return WorkerFailed(
-            EXIT_WORKER_LOST,
-            f"worker {rank} of {len(workers)} died: {how}; its log: {logs / f'worker-{rank}.log'}{_tail(logs, rank)}",
+    def _lost(self) -> bool:
+        # whatever its code: sys.exit(0) in the middle of the work is a failure too
+        codes = [worker.poll() for worker in self._workers]  # before asking who is done, or one that just exits is lost
+        return any(code is not None and not done for code, done in zip(codes, self._done(), strict=True))
+
+    def _sample(self, rank: int, finished: bool) -> Sample:
+        stamp, state = pulse.read(self._stamps[rank]), process_state(self._workers[rank].pid)
+        self._states[rank] = state or self._states[rank]
+        if state is None:
+            return Sample(is_done=finished, beats=stamp.beats, is_stepping=stamp.is_stepping)
+        return Sample(
+            is_done=finished,
+            beats=stamp.beats,
+            is_stepping=stamp.is_stepping,
+            is_stopped=state.is_stopped,
+            cpu_seconds=state.cpu_seconds,
+            transferred_bytes=state.transferred_bytes - self._log_bytes(rank),
         )
-    error = (of_kind["internal"] or of_kind["peer"])[0]
-    what = "failed" if error.kind == "internal" else "lost a peer, and no worker says why"
-    return WorkerFailed(
-        EXIT_WORKER_LOST,
-        f"worker {error.rank} of {len(workers)} {what}: {error.message}\n"
-        f"traceback in {logs / f'worker-{error.rank}.log'}",
-    )
 
+    def _log_bytes(self, rank: int) -> int:
+        try:
+            return (self._logs / f"worker-{rank}.log").stat().st_size
+        except OSError:
+            return 0
 
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}" + (" before its work was done" if code == 0 else "")
-    name = signal.Signals(-code).name if -code in {member.value for member in signal.Signals} else f"signal {-code}"
-    return f"ended by {name}" + (" (the system may have run out of memory)" if name == "SIGKILL" else "")
+    def _failure(self) -> WorkerFailed:
+        """Wait for the others to leave word, then name the cause rather than its consequences."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < deadline and any(worker.poll() is None for worker in self._workers):
+            self._events.read(_POLL_SECONDS)
+        memory = (self._memory_before, host_memory())
+        return WorkerFailed(*failure_of(self._views(), self._place, memory))
 
+    def _stall(self, is_busy: Sequence[bool]) -> WorkerFailed:
+        """Ask everyone where it is, then name who keeps the others waiting."""
+        before = [self._log_bytes(rank) for rank in range(len(self._workers))]
+        for worker in self._workers:
+            if worker.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.send_signal(STACK_SIGNAL)
+        time.sleep(_STACK_SECONDS)
+        frames = [innermost_frame(self._logged_since(rank, size)) for rank, size in enumerate(before)]
+        return WorkerFailed(*stall_of(self._views(is_busy, frames), self._place, self._timeout))
 
-def _tail(logs: Path, rank: int, num_lines: int = 5) -> str:
-    """The last lines of a worker's log, indented, each on a line of its own."""
-    text = (logs / f"worker-{rank}.log").read_text(encoding="utf-8", errors="replace").rstrip()
-    return "".join(f"\n    {line}" for line in text.splitlines()[-num_lines:])
+    def _logged_since(self, rank: int, size: int) -> str:
+        try:
+            with (self._logs / f"worker-{rank}.log").open("rb") as log:
+                log.seek(size)
+                return log.read(2**20).decode("utf-8", errors="replace")
+        except OSError:
+            return ""
 
-
-def _named(ranks: Sequence[int]) -> str:
-    return ("worker " if len(ranks) == 1 else "workers ") + ", ".join(map(str, ranks))
+    def _views(self, is_busy: Sequence[bool] = (), frames: Sequence[str] = ()) -> list[WorkerView]:
+        return [
+            WorkerView(
+                rank=rank,
+                pid=worker.pid,
+                exit_code=worker.poll(),
+                is_done=is_done(self._job_folder, rank),
+                error=read_error(self._job_folder, rank),
+                stamp=pulse.read(self._stamps[rank]),
+                state=self._states[rank],
+                is_busy=bool(is_busy) and is_busy[rank],
+                frame=frames[rank] if frames else "",
+            )
+            for rank, worker in enumerate(self._workers)
+        ]
 
 
 def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -274,7 +358,8 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise WorkerFailed(
-            EXIT_USER, f"port {port} cannot be used ({error.strerror}); name another, or 0 for any free one"
+            EXIT_USER,
+            f"port {port} cannot be used ({error.strerror}); name another, or 0 for any free one",
         ) from None
     listener.listen(1024)
     return listener

@@ -38,7 +38,11 @@ _STAGES = {
 }
 
 
-def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+def run_from_config(
+    config: TrainConfig,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    train: Callable[..., FitResult] = fit,
+) -> dict[str, Any]:
     """Load, prepare, train, and write ``config.out_dir``.
 
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
@@ -49,6 +53,7 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
         config: The settings.
         on_event: Gets ``{"kind": "stage", "text": ...}`` and ``{"kind": "epoch", "epoch": ..., "loss": ...,
             "val": ...}``.
+        train: `nugnn.fit.fit`, or what stands in for it when the processes were started by others.
 
     Returns:
         What ``result.json`` holds.
@@ -78,25 +83,14 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
             event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
             emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
 
-        result = fit(
+        result = train(
             model,
             data,
-            workers=config.workers,
-            shares=config.fractions,
-            partitioner=config.partitioner,
-            check=config.model_file is not None,  # the built-in ones are what the tests run
-            timeout=config.timeout,
+            **fit_arguments(config),
             on_epoch=note,
             on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
             log_folder=out / "logs" if config.workers > 1 else None,
             cache_folder=None if config.partition_cache is None else Path(config.partition_cache),
-            epochs=config.epochs,
-            patience=config.patience,
-            evaluate_every=config.evaluate_every,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            weight_decay_first_layer_only=config.weight_decay_first_layer_only,
-            seed=config.seed,
         )
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
@@ -112,6 +106,31 @@ def _scalar_log(config: TrainConfig, data: GraphData, stack: contextlib.ExitStac
     from nugnn.tensorboard import ScalarLog
 
     return stack.enter_context(ScalarLog(config.out_dir / "tensorboard", data.metric))
+
+
+def take_part(config: TrainConfig, train: Callable[..., Any]) -> None:
+    """What a process other than rank 0 does when ``torchrun`` started it: the same, showing and writing nothing."""
+    data = prepare(config)
+    torch.manual_seed(config.seed)
+    train(build_model(config, data), data, **fit_arguments(config))
+
+
+def fit_arguments(config: TrainConfig) -> dict[str, Any]:
+    """The settings that `nugnn.fit.fit` takes."""
+    return {
+        "workers": config.workers,
+        "shares": config.fractions,
+        "partitioner": config.partitioner,
+        "check": config.model_file is not None,  # the built-in ones are what the tests run
+        "timeout": config.timeout,
+        "epochs": config.epochs,
+        "patience": config.patience,
+        "evaluate_every": config.evaluate_every,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "weight_decay_first_layer_only": config.weight_decay_first_layer_only,
+        "seed": config.seed,
+    }
 
 
 def prepare(config: TrainConfig) -> GraphData:

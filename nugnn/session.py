@@ -12,14 +12,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nugnn import seam
+from nugnn.addresses import advertised_interface
 from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks, join_ranks
 from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRowsHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import REPLICATED, tag
+from nugnn.member import member_from
 from nugnn.partition import assign as partition_assign
 from nugnn.partition.shard import build_shard
 from nugnn.partition.store import load_shard
@@ -33,7 +36,14 @@ def init(timeout_seconds: float = 600.0) -> Ranks:
 
     Args:
         timeout_seconds: How long a rank waits for its peers in a collective before it gives up.
+
+    Raises:
+        ValueError: No network interface leads to the other hosts; says which variable to set.
     """
+    if not dist.is_initialized() and (member := member_from(os.environ)) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = advertised_interface(
+            member.address, is_one_host=member.is_one_host, given=os.environ.get("GLOO_SOCKET_IFNAME")
+        )
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     return join_ranks(timeout_seconds)
@@ -87,6 +97,7 @@ def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Intercep
         seed: Of dropout masks; the same on every rank.
     """
     handlers = (
+        ProgressHandler(graph.ranks.pulse),
         SparseRowsHandler(),
         DropoutHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),

@@ -23,7 +23,7 @@ def main(context: WorkerContext) -> None:
     _warm_up()
     work = read_job(context.job_folder)
     context.init_process_group()
-    ranks = join_ranks(context.timeout)
+    ranks = join_ranks(context.timeout, context.pulse)
     options: FitOptions = work["options"]
     context.emit(kind="stage", name="train")
     outcome = train_shard(

@@ -14,7 +14,9 @@ from nugnn.worker_process import WorkerContext
 
 
 def main(context: WorkerContext) -> None:
-    """Run the scenario that the job names."""
+    """Run the scenario that the job names; NUGNN_TEST_DIE ends rank 1 before it has read the job."""
+    if context.rank == 1 and "NUGNN_TEST_DIE" in os.environ:
+        os._exit(86)
     job = read_job(context.job_folder)
     globals()[job["scenario"]](context, job)
 
@@ -115,3 +117,106 @@ def show_imports(context: WorkerContext, job: dict) -> None:
     import importlib.util
 
     context.emit(kind="imports", bare=[n for n in ("datasets", "comm", "kernels") if importlib.util.find_spec(n)])
+
+
+def trouble_on_rank_1(context: WorkerContext, job: dict) -> None:
+    """Steps of 20 ms; in its fourth, rank 1 does what the job names and the others wait for it, by the pulse."""
+    context.emit(kind="pid", pid=os.getpid())
+    for step in range(10**6):
+        context.pulse.begin_step()
+        time.sleep(0.02)
+        if context.rank == 1 and step == 3:
+            (context.job_folder / "began").write_text(f"{os.getpid()} {time.time()}")
+            globals()[f"_{job['how']}"](context)
+        if context.rank != 1 and step == 3:
+            with context.pulse.waiting("halo exchange 7 (layers.0/spmm)"):
+                time.sleep(600)
+
+
+def _stop(context: WorkerContext) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _loop(context: WorkerContext) -> None:
+    while True:
+        pass
+
+
+def _deadlock(context: WorkerContext) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _chatter(context: WorkerContext) -> None:
+    """An endless loop that fills the log."""
+    while True:
+        print("still here", "." * 4000)
+        time.sleep(0.01)
+
+
+def _wait_elsewhere(context: WorkerContext) -> None:
+    with context.pulse.waiting("a sum over all workers"):
+        time.sleep(600)
+
+
+def _exhaust_memory(context: WorkerContext) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+    rows = []
+    while True:
+        rows.append(bytearray(2**27))
+
+
+def _exit_early(context: WorkerContext) -> None:
+    sys.exit(5)
+
+
+def _be_killed(context: WorkerContext) -> None:
+    print("one line before it went")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise(context: WorkerContext) -> None:
+    raise RuntimeError("shape mismatch")
+
+
+def _fill_disk(context: WorkerContext) -> None:
+    folder = os.environ["SMALL_DISK"]
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        while True:
+            file.write(bytes(2**18))
+
+
+def _fill_disk_by_torch(context: WorkerContext) -> None:
+    """Through a library that does not say why it failed."""
+    from pathlib import Path
+
+    import torch
+
+    from nugnn.disk import naming_full_disk
+
+    path = Path(os.environ["SMALL_DISK"]) / "outcome.pt"
+    with naming_full_disk(path):
+        torch.save(torch.zeros(2**20), path)
+
+
+def slow_but_alive(context: WorkerContext, job: dict) -> None:
+    """One step takes three times the timeout; rank 1 finishes an operator now and then, and rank 0 waits for it."""
+    context.pulse.begin_step()
+    if context.rank == 1:
+        for _ in range(15):
+            time.sleep(0.2)
+            context.pulse.beat()
+        return
+    with context.pulse.waiting("halo exchange 1 (layers.0/spmm)"):
+        while not (context.job_folder / "done-1").exists():
+            time.sleep(0.02)
+
+
+def loads_for_long(context: WorkerContext, job: dict) -> None:
+    """Computes for three times the timeout before its first step."""
+    end = time.monotonic() + 3.0
+    while time.monotonic() < end:
+        sum(range(1000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -57,8 +56,8 @@ def assert_gone(pids: list[int], within: float = 10.0) -> None:
     assert [pid for pid in pids if is_running(pid)] == []
 
 
-def test_two_runs_at_once_finish_and_listen_on_loopback_only() -> None:
-    """launch-01; and events arrive whole and in order although they exceed the pipe (64 KiB)."""
+def test_launch_01_two_runs_at_once_finish_and_listen_on_loopback_only() -> None:
+    """And events arrive whole and in order although they exceed the pipe (64 KiB)."""
     with socket.create_server(("127.0.0.1", 29500)) if _free(29500) else nullcontext(), ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda _: run("sum_ranks", 2, timeout=60, events=200), range(2)))
     for events in results:
@@ -74,7 +73,7 @@ def _free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_busy_port_is_named() -> None:
+def test_launch_01_busy_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(WorkerFailed) as caught:
@@ -91,8 +90,8 @@ def test_busy_port_is_named() -> None:
         ("kill", "worker 1 of 3 died: ended by SIGKILL"),
     ],
 )
-def test_a_lost_worker_ends_all_and_is_named(how: str, words: str) -> None:
-    """comm-05: the survivors complain first, the message names the one that went."""
+def test_comm_05_a_lost_worker_ends_all_and_is_named(how: str, words: str) -> None:
+    """The survivors complain first, the message names the one that went."""
     start = time.monotonic()
     with pytest.raises(WorkerFailed) as caught:
         run("lose_rank_1", 3, timeout=10, how=how)
@@ -129,15 +128,16 @@ def test_leaving_with_code_0_before_the_work_is_done_is_a_failure() -> None:
     assert caught.value.exit_code == 3
 
 
-def test_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
-    """launch-04."""
+def test_launch_04_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
     start = time.monotonic()
     assert run("never_exits", 2) == []
     assert time.monotonic() - start < 20
 
 
 def test_a_worker_that_hangs_after_the_others_finished_is_named() -> None:
-    with pytest.raises(WorkerFailed, match="worker 1 did not finish within 1 s") as caught:
+    with pytest.raises(
+        WorkerFailed, match=r"^worker 1 of 3 hangs in .*\(rank_1_hangs\): no progress for 1 s"
+    ) as caught:
         run("rank_1_hangs", 3, timeout=1.0)
     assert caught.value.exit_code == 3
 
@@ -203,6 +203,47 @@ def test_what_a_worker_started_is_gone_with_it(then: str) -> None:
     assert_gone(events[0]["pids"])
 
 
+_SCRIPT = """
+import torch, nugnn
+nodes = torch.arange(30)
+data = nugnn.GraphData(
+    name="ring", num_nodes=30, src=torch.cat([nodes, nodes]), dst=torch.cat([(nodes + 1) % 30, nodes]),
+    features=torch.eye(30), labels=nodes % 3, num_classes=3, train_nodes=nodes,
+)
+result = nugnn.fit(nugnn.GNN("gcn", 30, 3, layers=2, hidden=4), data, workers=2, check=False, epochs=1)
+print("last line", flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("", 0), ("raise RuntimeError('after training')", 1)])
+def test_launch_04_a_script_ends_within_10_seconds_of_its_last_line(then: str, code: int, tmp_path: Path) -> None:
+    """Without a terminal; nothing of it is left."""
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT.format(then=then))
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "NUGNN_TEST_MARK": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "last line\n"
+        start = time.monotonic()
+        assert process.wait(timeout=60) == code
+        assert time.monotonic() - start < 10
+    assert [path for path in Path("/proc").glob("[0-9]*") if _has_mark(path, str(tmp_path))] == []
+
+
+def _has_mark(process: Path, mark: str) -> bool:
+    try:
+        return f"NUGNN_TEST_MARK={mark}" in (process / "environ").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 _LAUNCHER = """
 import sys
 from nugnn.job import private_job_folder, write_job
@@ -235,11 +276,12 @@ def test_ending_the_launcher_ends_the_workers(number: signal.Signals, code: int)
     launcher.send_signal(number)
     assert launcher.wait(timeout=20) == code
     assert time.monotonic() - start < 10
-    if number is signal.SIGKILL:
-        shutil.rmtree(folder)  # nobody was left to do it
-    else:
-        assert not folder.exists()
     assert_gone(pids)
+    if number is signal.SIGKILL:
+        assert folder.exists()  # nobody was left to remove it
+        with private_job_folder() as next_one:  # the next run does
+            assert next_one.exists()
+    assert not folder.exists()
     launcher.stdout.close()
 
 
@@ -260,6 +302,27 @@ def test_job_folder_is_private_and_a_public_one_is_refused(tmp_path: Path) -> No
         with pytest.raises(PermissionError, match="not private"):
             read_job(folder)
     assert not folder.exists()
+
+
+def test_only_own_folders_whose_process_has_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("nugnn-job-abandoned", "nugnn-job-public", "nugnn-job-unlocked", "other"):
+        (tmp_path / name).mkdir(mode=0o700)
+        (tmp_path / name / "job.pickle").touch()
+        if name != "nugnn-job-unlocked":
+            (tmp_path / name / "launcher.lock").touch()
+    (tmp_path / "nugnn-job-public").chmod(0o755)
+    (tmp_path / "nugnn-job-link").symlink_to(tmp_path / "other")
+    (tmp_path / "nugnn-job-file").touch()
+    code = "from nugnn.job import private_job_folder as make\nwith make() as folder: print(folder)"
+    with private_job_folder() as living:
+        assert not (tmp_path / "nugnn-job-abandoned").exists()
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
+        assert living.exists() and (living / "launcher.lock").read_text() == f"{os.getpid()}\n"
+        with private_job_folder() as second:  # of the same process
+            assert living.exists() and second.exists()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"nugnn-job-public", "nugnn-job-unlocked", "nugnn-job-link", "nugnn-job-file", "other"}
 
 
 def test_what_cannot_be_handed_over_is_named() -> None:

@@ -1,0 +1,444 @@
+"""A run whose processes ``torchrun`` started: through a store they tell each other how far they are and why one failed.
+
+Nobody watches such processes from outside, so each has a thread that publishes its progress and reads the others'. The
+first to find something wrong leaves a note in the store; everyone who sees it leaves at once, rank 0 shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from nugnn.addresses import advertised_interface
+from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.comm.pulse import SIZE, Pulse, Stamp, read
+from nugnn.config import TrainConfig
+from nugnn.failure import EXIT_USER, EXIT_WORKER_LOST, Place, WorkerView, named, stall_of
+from nugnn.member import Member, host_name, process_space
+from nugnn.process_state import process_state
+from nugnn.stall import Sample, StallWatch
+from nugnn.worker_process import classify, describe
+
+_TICK_SECONDS = 0.5
+_SILENT_SECONDS = 3.0
+"""A process whose thread has published nothing for so long is stopped, gone, or in code that lets no thread run."""
+_SILENT_START_SECONDS = 3600.0
+"""Before its first step a process of another host may be silent for so long: METIS lets no thread run."""
+_SHOWN_SECONDS = 3.0
+"""Rank 0 gets this long to show a note before the process that left it does."""
+_PEER_SECONDS = 3.0
+"""A process that lost a peer waits this long for the peer's own word."""
+_BYE_SECONDS = 10.0
+_COLLECTIVE_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Card:
+    """What a process publishes about itself twice a second."""
+
+    tick: int
+    host: str
+    space: str
+    pid: int
+    beats: int
+    is_stepping: bool
+    is_done: bool
+    waits_in: str | None
+    frame: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    """Why the run ends.
+
+    Args:
+        rank: Who left it.
+        exit_code: For every process.
+        text: For the user.
+        end: Ranks to be killed, since they do not end by themselves.
+    """
+
+    rank: int
+    exit_code: int
+    text: str
+    end: tuple[int, ...] = ()
+
+
+class _Watch(threading.Thread):
+    """Publishes this process's card, reads the others', and ends this process when a note appears."""
+
+    def __init__(self, member: Member, store: dist.Store, memory: bytearray, timeout: float) -> None:
+        super().__init__(name="nugnn-watch", daemon=True)
+        self._member, self._store, self._memory = member, store, memory
+        self.timeout = timeout
+        self._main = threading.main_thread().ident
+        self._ended = threading.Event()
+        self._cards: list[_Card | None] = [None] * member.world_size
+        self._seen_at = [time.monotonic()] * member.world_size
+        self._tick = 0
+        self._is_done = False
+
+    # -- called by the main thread -------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Say that this process has done its work; return when all have, and stop watching."""
+        self._is_done = True
+        deadline = time.monotonic() + _BYE_SECONDS
+        while time.monotonic() < deadline and not all(card is not None and card.is_done for card in self._cards):
+            time.sleep(_TICK_SECONDS / 5)
+        if self._member.hosts_store:  # the others may not have read that all are done
+            time.sleep(2 * _TICK_SECONDS)
+        self._ended.set()
+        self.join(_SHOWN_SECONDS)
+
+    def fail(self, error: BaseException) -> None:
+        """End the run because of ``error``; does not return."""
+        kind = classify(error)
+        if kind == "internal":
+            traceback.print_exception(error)
+        if kind == "peer":
+            time.sleep(_PEER_SECONDS)  # the watch ends this process when the peer, or somebody else, has left word
+            silent = [rank for rank in range(self._member.world_size) if self._is_silent(rank)]
+            hosts = sorted({card.host for rank in silent if (card := self._cards[rank]) is not None})
+            text = (
+                f"{named(silent)} of {self._member.world_size} on {', '.join(hosts) or 'a host that never answered'} "
+                f"died or cannot be reached any more"
+                if silent
+                else f"{self._who()} lost a peer, and no worker says why: {error}"
+            )
+        else:
+            said = describe(error, kind, Path.cwd())
+            text = f"{self._who()}: {said}" if kind != "internal" else f"{self._who()} failed: {said}"
+        code = EXIT_USER if kind == "user" else EXIT_WORKER_LOST
+        self.leave(_Note(rank=self._member.rank, exit_code=code, text=text))
+
+    def leave(self, note: _Note) -> None:
+        """Put ``note`` into the store, unless another was first, and end this process by the one that counts."""
+        with contextlib.suppress(Exception):  # without the store each is on its own
+            note = _note(self._store.compare_set("note", "", json.dumps(asdict(note))))
+        self._act_on(note)
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        stall, judged = StallWatch(self.timeout, time.monotonic()), self.timeout
+        while not self._ended.wait(_TICK_SECONDS):
+            try:
+                self._store.set(f"card/{self._member.rank}", json.dumps(asdict(self._card())))
+                if self._store.check(["note"]):
+                    self._act_on(_note(self._store.get("note")))
+                self._read_cards()
+            except Exception as error:
+                if self._ended.is_set() or self._is_done:
+                    return
+                text = (
+                    f"{self._who()}: the store at {self._member.address}:{self._member.port} does not answer any more, "
+                    f"so rank 0 or its host is gone ({type(error).__name__})"
+                )
+                self._act_on(_Note(rank=self._member.rank, exit_code=EXIT_WORKER_LOST, text=text))
+            if judged != self.timeout:
+                stall, judged = StallWatch(self.timeout, time.monotonic()), self.timeout
+            samples = [self._sample(rank) for rank in range(self._member.world_size)]
+            if not self._is_done and stall.is_stalled(samples, time.monotonic()):
+                self._judge(samples, stall.is_busy)
+
+    def _card(self) -> _Card:
+        self._tick += 1
+        stamp = read(self._memory)
+        frame = sys._current_frames().get(self._main or 0)
+        return _Card(
+            tick=self._tick,
+            host=host_name(),
+            space=process_space(),
+            pid=os.getpid(),
+            beats=stamp.beats,
+            is_stepping=stamp.is_stepping,
+            is_done=self._is_done,
+            waits_in=stamp.waits_in,
+            frame=_place_of(frame),
+        )
+
+    def _read_cards(self) -> None:
+        names = [f"card/{rank}" for rank in range(self._member.world_size)]
+        missing = [
+            rank for rank, name in enumerate(names) if self._cards[rank] is None and not self._store.check([name])
+        ]
+        known = [rank for rank in range(len(names)) if rank not in missing]
+        for rank, text in zip(known, self._store.multi_get([names[rank] for rank in known]), strict=True):
+            card = _Card(**json.loads(text))
+            if self._cards[rank] != card:
+                self._cards[rank], self._seen_at[rank] = card, time.monotonic()
+
+    def _is_silent(self, rank: int) -> bool:
+        return time.monotonic() - self._seen_at[rank] > _SILENT_SECONDS
+
+    def _sample(self, rank: int) -> Sample:
+        card = self._cards[rank]
+        if card is None:
+            return Sample()
+        sample = Sample(is_done=card.is_done, beats=card.beats, is_stepping=card.is_stepping)
+        state = process_state(card.pid) if card.space == process_space() else None
+        if state is not None:
+            return replace(
+                sample,
+                is_stopped=state.is_stopped,
+                cpu_seconds=state.cpu_seconds,
+                # the store's traffic is no progress, and how much of it there is nobody counts
+                transferred_bytes=None,
+            )
+        silent_for = time.monotonic() - self._seen_at[rank]
+        if card.is_stepping or silent_for > _SILENT_START_SECONDS:
+            return replace(sample, is_stopped=not card.is_done and silent_for > _SILENT_SECONDS)
+        # unknown from here whether it computes: it gets the benefit of the doubt before its first step
+        return replace(sample, cpu_seconds=time.monotonic())
+
+    def _judge(self, samples: list[Sample], is_busy: list[bool]) -> None:
+        views = []
+        for rank, (sample, card) in enumerate(zip(samples, self._cards, strict=True)):
+            if card is None:
+                views.append(WorkerView(rank=rank, frame="its start", host="a host that never answered"))
+                continue
+            state = process_state(card.pid) if card.space == process_space() else None
+            views.append(
+                WorkerView(
+                    rank=rank,
+                    pid=card.pid,
+                    host=card.host,
+                    is_done=sample.is_done,
+                    stamp=Stamp(card.beats, card.is_stepping, card.waits_in),
+                    state=state,
+                    is_silent=sample.is_stopped and state is None,
+                    is_busy=is_busy[rank],
+                    frame=card.frame,
+                )
+            )
+        place = Place(host=host_name(), logs=Path(), keeps_logs=False)
+        exit_code, text = stall_of(views, place, self.timeout)
+        end = tuple(view.rank for view in views if view.is_stopped or (not view.is_done and view.waits_in is None))
+        self.leave(_Note(rank=self._member.rank, exit_code=exit_code, text=text, end=end))
+
+    def _who(self) -> str:
+        return f"worker {self._member.rank} of {self._member.world_size} on {host_name()}"
+
+    def _act_on(self, note: _Note) -> None:
+        """Show the note where it is this process's task, end who does not end by itself, and go."""
+        for rank in note.end:
+            card = self._cards[rank]
+            if card is not None and rank != self._member.rank and card.space == process_space():
+                with contextlib.suppress(OSError):
+                    os.kill(card.pid, signal.SIGKILL)
+        try:
+            if self._member.rank == 0:
+                _show(note)
+                self._store.set("shown", "1")
+                if self._member.hosts_store:
+                    time.sleep(2 * _TICK_SECONDS)  # for the others to read the note
+            elif note.rank == self._member.rank:
+                deadline = time.monotonic() + _SHOWN_SECONDS
+                while time.monotonic() < deadline and not self._store.check(["shown"]):
+                    time.sleep(_TICK_SECONDS / 5)
+                if not self._store.check(["shown"]):
+                    _show(note)
+        except Exception:
+            if note.rank == self._member.rank:
+                _show(note)
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(note.exit_code)
+
+
+def _note(text: bytes) -> _Note:
+    fields = json.loads(text)
+    return _Note(**(fields | {"end": tuple(fields["end"])}))
+
+
+def _show(note: _Note) -> None:
+    with contextlib.suppress(OSError):
+        print(f"nugnn: error: {note.text}", file=sys.stderr, flush=True)
+
+
+def _place_of(frame: FrameType | None) -> str:
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+@contextlib.contextmanager
+def joined(member: Member, timeout: float = 300.0) -> Iterator[tuple[Ranks, Callable[[float], None]]]:
+    """Join the other processes; whatever is raised inside, in whichever process, ends all of them.
+
+    Args:
+        member: This process, from `nugnn.member.member_from`.
+        timeout: Seconds until the others have to be there; afterwards as ``timeout`` of `nugnn.launch.launch`.
+
+    Yields:
+        The ranks, and a function that sets another timeout.
+
+    Raises:
+        ValueError: No network interface leads to the others.
+        TimeoutError: The store did not answer in time.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = advertised_interface(
+        member.address, is_one_host=member.is_one_host, given=os.environ.get("GLOO_SOCKET_IFNAME")
+    )
+    memory = bytearray(SIZE)
+    pulse = Pulse(memory)
+    watch = _Watch(member, _connect(member, timeout, hosts=member.hosts_store), memory, timeout)
+    watch.start()
+    try:
+        with pulse.waiting("the start of all workers"):
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore("groups", _connect(member, _COLLECTIVE_SECONDS, hosts=False)),
+                rank=member.rank,
+                world_size=member.world_size,
+                timeout=timedelta(seconds=_COLLECTIVE_SECONDS),
+            )
+        ranks = join_ranks(_COLLECTIVE_SECONDS, pulse)
+
+        def set_timeout(seconds: float) -> None:
+            watch.timeout = seconds
+
+        yield ranks, set_timeout
+        watch.finish()
+    except KeyboardInterrupt:
+        os._exit(130)  # every process gets the signal; torchrun says so
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            watch.leave(_Note(rank=member.rank, exit_code=EXIT_WORKER_LOST, text=f"{watch._who()} left: {error.code}"))
+        raise
+    except Exception as error:
+        watch.fail(error)
+    dist.destroy_process_group()
+
+
+def _connect(member: Member, timeout: float, *, hosts: bool) -> dist.Store:
+    try:
+        store = dist.TCPStore(
+            member.address,
+            member.port,
+            is_master=hosts,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
+    except Exception as error:
+        raise TimeoutError(
+            f"worker {member.rank} on {host_name()} cannot reach {member.address}:{member.port} (MASTER_ADDR and "
+            f"MASTER_PORT) within {timeout:g} s: {type(error).__name__}"
+        ) from error
+    return dist.PrefixStore(f"nugnn/{member.attempt}", store)
+
+
+def gather_texts(ranks: Ranks, text: str) -> list[str]:
+    """Every rank's ``text`` on every rank, in rank order; a collective call."""
+    import torch
+
+    rows = ranks.gather_rows(torch.tensor(list(text.encode()), dtype=torch.uint8))
+    return [bytes(row.tolist()).decode() for row in rows]
+
+
+def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
+    """`nugnn.fit.fit` for processes that have joined already; every one calls it with the same model and data.
+
+    Rank 0 partitions and tells the others; each cuts its own part out of ``data``.
+
+    Args:
+        model: As for `fit`.
+        data: As for `fit`; the same on every rank.
+        ranks: From `joined`.
+        **options: As for `fit`; ``workers``, ``timeout`` and ``log_folder`` are for the process that starts others and
+            are not used, ``cache_folder`` has to be None.
+
+    Returns:
+        `nugnn.fit.FitResult` on rank 0, None elsewhere.
+
+    Raises:
+        ValueError: Options or data do not fit.
+    """
+    import torch
+
+    from nugnn.fit import FitOptions, _check_options, _copy, _result, train_shard
+    from nugnn.partition.assign import partition_nodes
+    from nugnn.partition.shard import build_shard
+    from nugnn.seam import install
+
+    install()
+    shares = options.pop("shares", None) or [1.0] * ranks.world_size
+    method, check = options.pop("partitioner", "metis"), options.pop("check", True)
+    on_epoch, stage = options.pop("on_epoch", None), options.pop("on_stage", None) or (lambda _: None)
+    if options.pop("cache_folder", None) is not None:
+        raise ValueError("cache_folder is not for processes started by torchrun: each cuts its part out of the graph")
+    for name in ("workers", "timeout", "log_folder"):
+        options.pop(name, None)
+    if len(shares) != ranks.world_size:
+        raise ValueError(f"shares: {len(shares)} numbers for {ranks.world_size} processes")
+    if ranks.world_size > data.num_nodes:
+        raise ValueError(f"{ranks.world_size} processes for {data.num_nodes} nodes; each needs at least one")
+    fit_options = FitOptions(**options)
+    _check_options(fit_options, data)
+    parts = torch.empty(data.num_nodes, dtype=torch.int64)
+    notes: tuple[str, ...] = ()
+    if ranks.rank == 0:
+        if check:
+            from nugnn.check import check_model
+
+            stage("check")
+            check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
+        stage("partition")
+        chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=method)
+        parts, notes = chosen.part.to(torch.int64).clone(), tuple(chosen.notes)
+        stage("train")
+    ranks.broadcast_(parts)
+    assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
+    outcome = train_shard(
+        lambda: build_shard(data, assignment, ranks.rank),
+        ranks,
+        _copy(model),
+        fit_options,
+        on_epoch if ranks.rank == 0 else None,
+    )
+    reports = [json.loads(text) for text in gather_texts(ranks, json.dumps(outcome["report"]))]
+    if ranks.rank != 0:
+        return None
+    return _result(model, data, [outcome, *({"report": report} for report in reports[1:])], notes)
+
+
+def train_as_member(
+    member: Member,
+    gather_settings: Callable[[], TrainConfig],
+    show_run: Callable[[TrainConfig, Callable[..., Any]], None],
+) -> None:
+    """``nugnn train`` in a process that ``torchrun`` started; leaves through SystemExit or ends the process.
+
+    Args:
+        member: This process.
+        gather_settings: Reads and checks the settings.
+        show_run: Trains with the function it is given, shows and writes; called on rank 0 only.
+    """
+    from nugnn.options import ConfigError
+    from nugnn.run import take_part
+
+    with joined(member) as (ranks, set_timeout):
+        config = gather_settings()
+        if config.workers != member.world_size:
+            raise ConfigError(f"--workers {config.workers}: torchrun started {member.world_size}; leave --workers out")
+        set_timeout(config.timeout)
+
+        def train(model: Any, data: Any, **options: Any) -> Any:
+            return fit_joined(model, data, ranks, **options)
+
+        show_run(config, train) if ranks.rank == 0 else take_part(config, train)

@@ -1,0 +1,149 @@
+"""``nugnn train`` under torchrun: the result of one process, and one message when one process fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import nugnn
+from nugnn.member import member_from
+
+MODEL = """
+    import os, signal, time
+    import torch, nugnn
+
+    class Model(torch.nn.Module):
+        def __init__(self, in_features, num_classes):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([nugnn.GNN("gcn", in_features, num_classes, layers=2, hidden=8)])
+            self.steps = 0
+
+        def forward(self, graph, x):
+            self.steps += self.training
+            if self.training and self.steps == 3 and os.environ["RANK"] == "1" and "TROUBLE" in os.environ:
+                open(os.environ["NOTE"], "w").write(str(time.time()))
+                trouble()
+            return self.layers[0](graph, x)
+
+    def trouble():
+        kind = os.environ["TROUBLE"]
+        if kind == "user":
+            raise ValueError("labels.csv, row 7: class 12 of 10")
+        if kind == "raise":
+            raise RuntimeError("shape mismatch")
+        if kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while True:
+            pass
+"""
+
+
+def train(tmp_path: Path, *arguments: str, num: int = 2, **variables: str) -> tuple[int, str, str, float]:
+    """Exit code, standard output, standard error and time of the end of ``nugnn train`` in ``num`` processes."""
+    (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
+    path = os.pathsep.join([str(Path(nugnn.__file__).parents[1]), *filter(None, sys.path)])
+    environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
+    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NOTE": str(tmp_path / "note"), **variables}
+    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num), "-m"] if num > 1 else ["-m"]
+    done = subprocess.run(
+        [sys.executable, *starter, "nugnn", "train", "--dataset", "digits", "--out", f"out{num}", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=tmp_path,
+    )
+    return done.returncode, done.stdout, done.stderr, time.time()
+
+
+def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Path) -> None:
+    options = ("--epochs", "4", "--hidden", "8", "--dropout", "0.5")
+    code, shown, errors, _ = train(tmp_path, *options, "--shares", "0.7,0.3")
+    assert code == 0, errors
+    assert shown.count("splitting the graph into 2 parts") == 1 and shown.count("validation accuracy") == 1
+    assert "error" not in errors.lower()
+    assert train(tmp_path, *options, num=1)[0] == 0
+    split, alone = (
+        [json.loads(line) for line in (tmp_path / f"out{num}" / "metrics.jsonl").read_text().splitlines()]
+        for num in (2, 1)
+    )
+    # float32, four steps of Adam: its first steps have the size of the learning rate whatever the gradient
+    assert [epoch["loss"] for epoch in split] == pytest.approx([epoch["loss"] for epoch in alone], rel=1e-3)
+    result = json.loads((tmp_path / "out2" / "result.json").read_text())
+    assert result["workers"] == 2 and len(result["ranks"]) == 2 and result["shares"][0] > 0.65
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker_code", "words"),
+    [
+        ("user", 2, r"nugnn: error: worker 1 of 2 on \S+: labels.csv, row 7: class 12 of 10"),
+        pytest.param(
+            "raise",
+            3,
+            r"nugnn: error: worker 1 of 2 on \S+ failed: RuntimeError: shape mismatch",
+            marks=pytest.mark.slow,
+        ),
+        (
+            "stop",
+            3,
+            r"nugnn: error: worker 1 of 2 is stopped \(SIGSTOP\): no progress for 3 s \(--timeout\)\n.* on \S+",
+        ),
+        pytest.param(
+            "loop",
+            3,
+            r"error: worker 1 of 2 computes in \S*model.py:\d+ \(trouble\) without coming to an end: no progress",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int, words: str, tmp_path: Path) -> None:
+    """By itself torchrun always ends with 1; its own report has the code of each process."""
+    code, _, errors, end = train(
+        tmp_path, "--epochs", "50", "--timeout", "3", "--model", f"{tmp_path / 'model.py'}:Model", TROUBLE=kind
+    )
+    assert code == 1
+    assert re.search(words, errors), errors[-3000:]
+    assert errors.count("nugnn: error:") == 1
+    assert f"(exitcode: {worker_code})" in errors or "exitcode: -9" in errors
+    assert end - float((tmp_path / "note").read_text()) < 3 + 5 + 5  # timeout; torchrun takes up to 5 s to see it
+
+
+def test_wrong_settings_are_said_once(tmp_path: Path) -> None:
+    code, _, errors, _ = train(tmp_path, "--workers", "5")
+    assert code == 1 and errors.count("nugnn: error:") == 1
+    assert "--workers 5: torchrun started 2; leave --workers out" in errors
+
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_members_are_told_from_processes_that_were_started_alone() -> None:
+    member = member_from(TORCHRUN)
+    assert member is not None and (member.rank, member.world_size, member.port) == (1, 4, 29500)
+    assert not member.is_one_host and not member.hosts_store
+    first = member_from({**TORCHRUN, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False", "LOCAL_WORLD_SIZE": "4"})
+    assert first is not None and first.hosts_store and first.is_one_host
+    assert member_from({}) is None and member_from({**TORCHRUN, "WORLD_SIZE": "1"}) is None
+    assert member_from({**TORCHRUN, "NUGNN_LIFELINE_FD": "3"}) is None
+    with pytest.raises(
+        ValueError, match="RANK and WORLD_SIZE are set but MASTER_ADDR is not; start the processes with"
+    ):
+        member_from({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"})
+    with pytest.raises(ValueError, match="have to be numbers"):
+        member_from({**TORCHRUN, "MASTER_PORT": "x"})
