@@ -228,8 +228,8 @@ def _errors_reported() -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        print("nugnn: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"nugnn: {str(error) or 'interrupted'}", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise

@@ -21,6 +21,9 @@ from typing import Any, Literal
 ErrorKind = Literal["user", "internal", "peer"]
 _POLL_SECONDS = 0.02
 
+STOP = "stop"
+"""Name of the file that asks the workers to stop after the epoch in progress."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerError:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import inspect
 import json
 import math
 import platform
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from nugnn.checkpoint import list_checkpoints
 from nugnn.config import TrainConfig, flag_of, option_default
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 from nugnn.fit import FitResult, fit
+from nugnn.interrupt import Interrupted
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
 from nugnn.options import ConfigError
 from nugnn.trainer import Epoch
@@ -31,6 +35,7 @@ _STAGES = {
     "partition": "splitting the graph into {workers} parts",
     "start": "starting {workers} workers",
     "train": "training",
+    "stop": "finishing this epoch and writing a checkpoint; Ctrl-C again ends at once",
 }
 
 
@@ -38,16 +43,22 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
     """Load, prepare, train, and write ``config.out_dir``.
 
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
-    ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch) and ``logs/``
-    when there were workers. Results of an earlier run in it are replaced.
+    ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch),
+    ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run in it are replaced, or continued
+    with ``config.resume``.
 
     Args:
         config: The settings.
-        on_event: Gets ``{"kind": "stage", "text": ...}`` and ``{"kind": "epoch", "epoch": ..., "loss": ...,
-            "val": ...}``.
+        on_event: Gets ``{"kind": "stage", "text": ...}``, ``{"kind": "note", "text": ...}`` and ``{"kind": "epoch",
+            "epoch": ..., "loss": ..., "val": ...}``.
 
     Returns:
         What ``result.json`` holds.
+
+    Raises:
+        ValueError: Settings, data or a checkpoint do not fit; the text says which.
+        nugnn.launch.WorkerFailed: A worker died, timed out, or found the input wrong.
+        nugnn.interrupt.Interrupted: A signal asked for the end; the text says how to go on.
     """
     emit = on_event or (lambda _: None)
     emit({"kind": "stage", "text": f"reading {config.dataset}"})
@@ -55,46 +66,92 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
     torch.manual_seed(config.seed)
     model = build_model(config, data)
     out = config.out_dir
+    if not config.resume and list_checkpoints(out / "checkpoint") and not (out / "result.json").exists():
+        text = f"{out} holds a checkpoint of an unfinished run, which is replaced; --resume would go on from it"
+        emit({"kind": "note", "text": text})
+    log = _MetricsLog(out / "metrics.jsonl")
+
+    def begin(epochs_before: list[Epoch]) -> None:
+        """Replace the results of an earlier run, now that nothing speaks against this one."""
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            _write(out / "config.yaml", config.replaced(resume=False).to_yaml())
+            for stale in ("result.json", "model.safetensors", "predictions.npy"):
+                (out / stale).unlink(missing_ok=True)
+            log.restart(epochs_before)
+        except OSError as error:
+            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+
+    def note(epoch: Epoch) -> None:
+        log.add(epoch)
+        event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
+        emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
+
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    for stale in ("result.json", "metrics.jsonl", "model.safetensors", "predictions.npy"):
-        (out / stale).unlink(missing_ok=True)
-    with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
-
-        def note(epoch: Epoch) -> None:
-            metrics.write(json.dumps(asdict(epoch)) + "\n")
-            metrics.flush()
-            event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
-            emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
-
-        result = fit(
-            model,
-            data,
-            workers=config.workers,
-            shares=config.fractions,
-            partitioner=config.partitioner,
-            check=config.model_file is not None,  # the built-in ones are what the tests run
-            timeout=config.timeout,
-            on_epoch=note,
-            on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
-            log_folder=out / "logs" if config.workers > 1 else None,
-            epochs=config.epochs,
-            patience=config.patience,
-            evaluate_every=config.evaluate_every,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            weight_decay_first_layer_only=config.weight_decay_first_layer_only,
-            seed=config.seed,
-        )
+        with contextlib.closing(log):
+            result = fit(
+                model,
+                data,
+                workers=config.workers,
+                shares=config.fractions,
+                partitioner=config.partitioner,
+                check=config.model_file is not None,  # the built-in ones are what the tests run
+                timeout=config.timeout,
+                on_epoch=note,
+                on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
+                log_folder=out / "logs" if config.workers > 1 else None,
+                checkpoint_folder=out / "checkpoint",
+                checkpoint_every=config.checkpoint_every,
+                resume=config.resume,
+                settings=config.fixed_settings(),
+                on_begin=begin,
+                on_note=lambda text: emit({"kind": "note", "text": text}),
+                epochs=config.epochs,
+                patience=config.patience,
+                evaluate_every=config.evaluate_every,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                weight_decay_first_layer_only=config.weight_decay_first_layer_only,
+                seed=config.seed,
+            )
+    except Interrupted as stop:
+        raise Interrupted(
+            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; go on with: "
+            f"nugnn train --config {shlex.quote(str(out / 'config.yaml'))} --resume",
+            stop.epoch,
+        ) from None
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
         np.save(out / "predictions.npy", predicted_classes(result.logits, data).numpy())
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+class _MetricsLog:
+    """``metrics.jsonl``: an object for each epoch, on the disk as soon as the epoch is over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def restart(self, epochs: list[Epoch]) -> None:
+        """Begin with ``epochs``, whatever the file held."""
+        _write(self._path, "".join(_line(epoch) for epoch in epochs))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def add(self, epoch: Epoch) -> None:
+        assert self._file is not None
+        self._file.write(_line(epoch))
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _line(epoch: Epoch) -> str:
+    return json.dumps(asdict(epoch)) + "\n"
 
 
 def prepare(config: TrainConfig) -> GraphData:
