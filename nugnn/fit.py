@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import statistics
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -166,7 +167,7 @@ def fit(
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
         on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``, and
-            ``stop`` when a signal asked for the end.
+            ``stop`` (from a thread of its own) when a signal asked for the end.
         log_folder: Where the workers' logs go; they are dropped when None.
         cache_folder: Keep and reuse partitions here.
         checkpoint_folder: Write checkpoints here, the last one at the end; earlier ones in it are removed unless
@@ -224,11 +225,7 @@ def fit(
             notes.extend(said)
             job.write_job(folder, {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan})
 
-        def ask_to_stop() -> None:
-            (folder / job.STOP).touch()
-            stage("stop")
-
-        with FirstSignalAsks(ask_to_stop) as signals:
+        with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
 
             def relay(event: dict[str, Any]) -> None:
                 if plan is not None and event == {"kind": "stage", "name": "train"}:
@@ -253,13 +250,8 @@ def _fit_here(
     """Train in this process."""
     stage("train")
     assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
-    asked: list[bool] = []
-
-    def ask_to_stop() -> None:
-        asked.append(True)
-        stage("stop")
-
-    with FirstSignalAsks(ask_to_stop) as signals:
+    asked = threading.Event()
+    with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
         if plan is not None:
             signals.arm()
         outcome = train_shard(
@@ -269,7 +261,7 @@ def _fit_here(
             options,
             on_epoch,
             checkpoints=plan,
-            asked_to_stop=lambda: bool(asked),
+            asked_to_stop=asked.is_set,
         )
     _raise_if_interrupted(outcome, options, plan)
     return _result(model, data, [outcome], assignment.notes)

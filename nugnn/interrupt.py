@@ -25,16 +25,19 @@ class Interrupted(KeyboardInterrupt):
 
 
 class FirstSignalAsks:
-    """A context in which, once `arm` was called, SIGINT or SIGTERM calls ``ask`` and every later one interrupts.
+    """A context in which, once `arm` was called, SIGINT or SIGTERM asks for the end and every later one interrupts.
 
     Outside the main thread, where Python takes no signals, it does nothing.
 
     Args:
-        ask: Called in the main thread, between two instructions; should only leave a mark.
+        ask: Called in the main thread, between any two instructions; should only leave a mark.
+        tell: Called in a thread of its own, as the main one may be in the middle of printing; has returned when the
+            context ends.
     """
 
-    def __init__(self, ask: Callable[[], Any]) -> None:
+    def __init__(self, ask: Callable[[], Any], tell: Callable[[], Any]) -> None:
         self._ask = ask
+        self._teller = threading.Thread(target=tell, name="nugnn-tell", daemon=True)
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> FirstSignalAsks:
@@ -53,6 +56,7 @@ class FirstSignalAsks:
         for each in self._before:
             signal.signal(each, self._second)
         self._ask()
+        self._teller.start()
 
     def _second(self, number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -62,3 +66,5 @@ class FirstSignalAsks:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._teller.ident is not None:
+            self._teller.join()
