@@ -103,11 +103,13 @@ def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: r
     ranks = {int(process.environ()["RANK"]): process for process in workers}
     target = ranks[rng.randrange(len(ranks)) if victim == "worker" else 0]
     rank = next(rank for rank, process in ranks.items() if process is target)
-    for probe in range(1, MAX_PROBES + 1):
+    probes = 0
+    while True:
+        probes += 1
         time.sleep(rng.uniform(0, 0.01))
         os.kill(target.pid, signal.SIGSTOP)
         phase = phase_of(target.pid)
-        if aim in (phase, "any"):
+        if aim in (phase, "any") or probes == MAX_PROBES:
             break
         os.kill(target.pid, signal.SIGCONT)
     epoch = num_epochs_done(out)
@@ -126,7 +128,7 @@ def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: r
         "victim": f"rank {rank}" if victim == "worker" else "launcher",
         "epoch": epoch,
         "partial": len(partial),
-        "probes": probe,
+        "probes": probes,
         "exit_code": run.returncode,
         "gone_after_seconds": round(time.monotonic() - begin, 2),
         "left_alive": len(alive),
