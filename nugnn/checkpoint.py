@@ -147,14 +147,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("epoch-")), reverse=True)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, was_checked: bool = False) -> Checkpoint:
     """Check a checkpoint whole: every file is there, with its size and hash.
+
+    Args:
+        path: Its folder.
+        was_checked: By another process of this run, just now: the sizes will do.
 
     Raises:
         CheckpointError: It is incomplete or not a checkpoint; names the file, and the newest intact one beside it.
     """
     try:
-        return _opened(path)
+        return _opened(path, with_hashes=not was_checked)
     except CheckpointError as error:
         for other in list_checkpoints(path.parent):
             if other != path:
@@ -219,7 +223,7 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _opened(folder: Path) -> Checkpoint:
+def _opened(folder: Path, *, with_hashes: bool = True) -> Checkpoint:
     path = folder / "checkpoint.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -240,19 +244,19 @@ def _opened(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{path} is not a checkpoint: epoch {epoch!r}, num_parts {num_parts!r}")
     if not (isinstance(files, dict) and isinstance(identity, dict) and isinstance(versions, dict)):
         raise CheckpointError(f"{path} is not a checkpoint: files, identity or versions are missing")
-    if set(files) != expected or not all(isinstance(facts, dict) for facts in files.values()):
+    if set(files) != expected or not all(_are_facts(facts) for facts in files.values()):
         raise CheckpointError(f"{path} is not a checkpoint: it lists other files than {', '.join(sorted(expected))}")
     for name, facts in files.items():
-        _check_file(folder / name, facts.get("bytes"), facts.get("sha256"))
+        _check_file(folder / name, facts.get("bytes"), facts.get("sha256") if with_hashes else None)
     return Checkpoint(folder=folder, epoch=epoch, num_parts=num_parts, identity=identity, versions=versions)
 
 
-def _check_file(path: Path, num_bytes: object, sha256: object) -> None:
+def _check_file(path: Path, num_bytes: object, sha256: object | None) -> None:
     try:
         size = path.stat().st_size
         if size != num_bytes:
             raise CheckpointError(f"{path} is incomplete: it has {size} bytes, checkpoint.json lists {num_bytes}")
-        if _sha256(path).hex() != sha256:
+        if sha256 is not None and _sha256(path).hex() != sha256:
             raise CheckpointError(f"{path} is damaged: its content is not what checkpoint.json lists")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -260,6 +264,10 @@ def _check_file(path: Path, num_bytes: object, sha256: object) -> None:
 
 def _rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
+
+
+def _are_facts(facts: object) -> bool:
+    return isinstance(facts, dict) and type(facts.get("bytes")) is int and isinstance(facts.get("sha256"), str)
 
 
 def _file_facts(num_bytes: int, digest: bytes) -> dict[str, Any]:
@@ -295,6 +303,7 @@ class _saying_what_failed:  # noqa: N801 - a context manager, read as a phrase
         shown = getattr(error, "strerror", None) or str(error)
         parent = next((p for p in self._path.parents if p.exists()), Path("/"))
         free = shutil.disk_usage(parent).free / 2**20
+        shutil.rmtree(self._path, ignore_errors=True)  # a full disk needs its room back
         raise OSError(f"{self._path}: the checkpoint cannot be written: {shown} ({free:.0f} MiB free there)") from error
 
 

@@ -64,7 +64,7 @@ class Checkpointer:
         """The state of ``plan.resume_from`` in the trainer, and the epochs until then; a collective call."""
         if self._plan.resume_from is None:
             return History()
-        checkpoint = open_checkpoint(self._plan.resume_from)
+        checkpoint = open_checkpoint(self._plan.resume_from, was_checked=True)
         self._last_written = checkpoint.epoch
         return restore(self._trainer, checkpoint)
 

@@ -26,6 +26,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 from nugnn.fit import FitResult, fit
 from nugnn.interrupt import Interrupted
+from nugnn.launch import EXIT_WORKER_LOST, WorkerFailed
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
 from nugnn.options import ConfigError
 from nugnn.trainer import Epoch
@@ -116,16 +117,23 @@ def run_from_config(config: TrainConfig, on_event: Callable[[dict[str, Any]], No
             )
     except Interrupted as stop:
         raise Interrupted(
-            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; go on with: "
-            f"nugnn train --config {shlex.quote(str(out / 'config.yaml'))} --resume",
+            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; {_how_to_go_on(out)}",
             stop.epoch,
         ) from None
+    except WorkerFailed as failed:
+        if failed.exit_code != EXIT_WORKER_LOST or not list_checkpoints(out / "checkpoint"):
+            raise
+        raise WorkerFailed(failed.exit_code, f"{failed.message}\n{_how_to_go_on(out)}") from None
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
         np.save(out / "predictions.npy", predicted_classes(result.logits, data).numpy())
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _how_to_go_on(out: Path) -> str:
+    return f"go on with: nugnn train --config {shlex.quote(str(out / 'config.yaml'))} --resume"
 
 
 class _MetricsLog:

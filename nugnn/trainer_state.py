@@ -94,8 +94,12 @@ def recorded_history(checkpoint: Checkpoint) -> History:
 
 
 def plain_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
-    """The optimizer's groups with names in place of parameters; a tensor of another place is called ``?``."""
-    return [{**group, "params": [names.get(id(p), "?") for p in group["params"]]} for group in optimizer.param_groups]
+    """The optimizer's groups as they are now, names in place of parameters; a tensor of another place is called ``?``."""
+    return [
+        {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
+        | {"params": [names.get(id(p), "?") for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
 
 
 def _parameter_names(model: nn.Module) -> dict[int, str]:

@@ -507,6 +507,7 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_one(tmp_path: Path, monkeypa
         put(tmp_path, 2)
     newest, problems = newest_checkpoint(tmp_path)
     assert newest is not None and (newest.epoch, problems) == (1, [])
+    assert len(list(tmp_path.iterdir())) == 1, "a full disk needs its room back"
 
 
 # -- the other cases -----------------------------------------------------------------------------------------------
@@ -801,8 +802,10 @@ def test_kill_9_and_ctrl_c_over_two_workers_then_resume_to_the_same_bits(tmp_pat
     )
     _wait_for_line(first, out, 10)
     psutil.Process(first.pid).children()[1].kill()
-    first.communicate(timeout=60)
-    assert first.returncode == 3
+    _, error = first.communicate(timeout=60)
+    assert first.returncode == 3 and error.endswith(
+        f"go on with: nugnn train --config {out / 'config.yaml'} --resume\n"
+    )
 
     second = subprocess.Popen(
         _command(out, *epochs, "--resume"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
