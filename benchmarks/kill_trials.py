@@ -113,7 +113,7 @@ def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: r
             break
         os.kill(target.pid, signal.SIGCONT)
     epoch = num_epochs_done(out)
-    partial = [path.name for path in (out / "checkpoint").iterdir() if path.suffix == ".partial"]
+    partial = list((out / "checkpoint").glob("*.partial"))  # no folder yet before the first one
     if victim == "worker":
         os.kill(target.pid, signal.SIGKILL)
     else:

@@ -94,7 +94,7 @@ def recorded_history(checkpoint: Checkpoint) -> History:
 
 
 def plain_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
-    """The optimizer's groups as they are now, names in place of parameters; a tensor of another place is called ``?``."""
+    """The optimizer's groups as they are now, by names of parameters; a tensor of another place is called ``?``."""
     return [
         {key: value.clone() if isinstance(value, Tensor) else value for key, value in group.items()}
         | {"params": [names.get(id(p), "?") for p in group["params"]]}
