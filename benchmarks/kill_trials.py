@@ -78,7 +78,7 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def wait_for_epoch(run: subprocess.Popen[str], out: Path, number: int) -> None:
-    while num_epochs_done(out) < number:
+    while num_epochs_done(out) < number:  # the folder of the run is new: no lines of an earlier one
         if run.poll() is not None:
             raise RuntimeError(f"the run ended before epoch {number}: {run.communicate()[1]}")
         time.sleep(0.002)
