@@ -19,8 +19,8 @@ def errors_reported() -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
-        print("nugnn: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"nugnn: {str(error) or 'interrupted'}", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise

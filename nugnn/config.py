@@ -17,6 +17,11 @@ from nugnn.options import ConfigError, OptionSpec, check, closest, option, refus
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
 _AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
+FREE_ON_RESUME = (
+    *("epochs", "patience", "workers", "shares", "partitioner", "timeout", "out", "predictions", "tensorboard"),
+    *("resume", "checkpoint_every", "partition_cache", "dataset", "data_dir", "device", "cluster", "plan"),
+)
+"""Options a resumed run may change. The graph itself is compared, not where it was found."""
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
 
@@ -144,9 +149,15 @@ class TrainConfig:
     )
     timeout: float = option(300.0, float, "Seconds after which a silent peer counts as lost.", above=0.0)
     plan: str | None = option(None, str, "Plan to run.", landed=False, later_what="running a plan", optional=True)
-    resume: bool = option(False, bool, "Go on from a checkpoint.", later=(True,), later_what="resuming")
+    resume: bool = option(
+        False, bool, "Go on from the newest checkpoint in the folder for results; start anew if there is none."
+    )
     checkpoint_every: int | None = option(
-        None, int, "Epochs between checkpoints.", landed=False, later_what="periodic checkpointing", optional=True
+        None,
+        int,
+        "Epochs between checkpoints (default: one every five minutes); there is always one at the end.",
+        least=1,
+        optional=True,
     )
     tensorboard: bool = option(False, bool, "Write TensorBoard files to tensorboard/ in the folder of results.")
 
@@ -197,6 +208,11 @@ class TrainConfig:
         if isinstance(self.shares, tuple):
             values["shares"] = list(self.shares)
         return values
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """The settings that a resumed run has to share with its checkpoint; a model file counts by its class."""
+        values = {name: value for name, value in self.to_dict().items() if name not in FREE_ON_RESUME}
+        return values | ({"model": self.model_file[1]} if self.model_file else {})
 
     def to_yaml(self) -> str:
         """Every setting, in declaration order; `from_file` reads it back to an equal value."""

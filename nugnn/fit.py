@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import resource
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from nugnn import job
+from nugnn.checkpoint import newest_checkpoint, remove_checkpoints
+from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
+from nugnn.fingerprint import check_same_run, run_identity
+from nugnn.interrupt import FirstSignalAsks, Interrupted
 from nugnn.launch import launch
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
@@ -26,7 +30,8 @@ from nugnn.partition.shard import Shard, build_shard, iter_shards
 from nugnn.partition.store import write_shards
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import Epoch, Trainer
+from nugnn.trainer import Epoch, History, MakeScheduler, Trainer
+from nugnn.trainer_state import recorded_history
 
 if TYPE_CHECKING:
     import dgl
@@ -47,6 +52,7 @@ class FitOptions:
         weight_decay_first_layer_only: Apply it to the parameters of ``model.layers[0]`` (or of the first child that
             has parameters) only.
         make_optimizer: Replaces Adam; gets the model.
+        make_scheduler: Makes a learning-rate schedule; gets the optimizer. It steps once after each epoch.
         loss: Replaces cross-entropy; one value per row.
         metric: Replaces the metric of the data.
         class_weights: ``(C,)``, for the loss.
@@ -61,6 +67,7 @@ class FitOptions:
     weight_decay: float = 5e-4
     weight_decay_first_layer_only: bool = False
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    make_scheduler: MakeScheduler | None = None
     loss: RowLoss | None = None
     metric: str | None = None
     class_weights: Tensor | None = None
@@ -137,6 +144,12 @@ def fit(
     on_stage: Callable[[str], Any] | None = None,
     log_folder: Path | None = None,
     cache_folder: Path | None = None,
+    checkpoint_folder: Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    on_begin: Callable[[list[Epoch]], Any] | None = None,
+    on_note: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> FitResult:
     """Train ``model`` on the full graph, over ``workers`` unequal processes, as one device would.
@@ -153,15 +166,28 @@ def fit(
         check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
-        on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``.
+        on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``, and
+            ``stop`` (from a thread of its own) when a signal asked for the end.
         log_folder: Where the workers' logs go; they are dropped when None.
         cache_folder: Keep and reuse partitions here.
+        checkpoint_folder: Write checkpoints here, the last one at the end; earlier ones in it are removed unless
+            ``resume``. A first SIGINT or SIGTERM then ends the run after the epoch in progress, with a checkpoint; a
+            second one ends it at once.
+        checkpoint_every: Epochs between checkpoints; one every five minutes when None.
+        resume: Go on from the newest intact checkpoint; start with the first epoch when there is none at all.
+        settings: Names and plain values that a resumed run has to share with its checkpoint, beside those of ``model``,
+            ``data`` and ``options``.
+        on_begin: Called once before anything is started, when options and checkpoint were found to fit; gets the
+            epochs that the checkpoint holds, none without one.
+        on_note: Gets sentences about checkpoints for the user; they are logged when None.
         **options: See `FitOptions`.
 
     Raises:
         ValueError: Options or data do not fit.
         nugnn.check.ModelDiffers: The check found a module that depends on how the graph is split.
         nugnn.launch.WorkerFailed: A worker died, timed out, or found the user's input wrong.
+        nugnn.checkpoint.CheckpointError: There is a checkpoint, but it is damaged or of another run.
+        nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.
     """
     install()
     data = data if isinstance(data, GraphData) else GraphData.from_dgl(data)
@@ -173,11 +199,18 @@ def fit(
     if workers > data.num_nodes:
         raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
     _check_options(fit_options, data)
+    if checkpoint_folder is None and (resume or checkpoint_every is not None):
+        raise ValueError("resume and checkpoint_every need a checkpoint_folder")
+    plan: CheckpointPlan | None = None
+    before: list[Epoch] = []
+    if checkpoint_folder is not None:
+        identity = run_identity(model, data, fit_options, settings)
+        plan = CheckpointPlan(folder=Path(checkpoint_folder).resolve(), every=checkpoint_every, identity=identity)
+        plan, before = _from_where(plan, fit_options, resume, on_note or _LOG.warning)
+    if on_begin is not None:
+        on_begin(before)
     if workers == 1:
-        stage("train")
-        assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
-        outcome = train_shard(lambda: build_shard(data, assignment, 0), Ranks(), _copy(model), fit_options, on_epoch)
-        return _result(model, data, [outcome], assignment.notes)
+        return _fit_here(model, data, fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -190,19 +223,87 @@ def fit(
             stage("partition")
             shards, said = _shards_on_disk(data, weights, partitioner, cache_folder or folder)
             notes.extend(said)
-            job.write_job(folder, {"model": model, "options": fit_options, "shards": shards})
+            job.write_job(folder, {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan})
 
-        stage("start")
-        launch(
-            folder,
-            workers,
-            timeout=timeout,
-            on_event=lambda event: _relay(event, on_epoch, stage),
-            log_folder=log_folder,
-            prepare=prepare,
-        )
+        with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
+
+            def relay(event: dict[str, Any]) -> None:
+                if plan is not None and event == {"kind": "stage", "name": "train"}:
+                    signals.arm()  # before, a run has nothing to save
+                _relay(event, on_epoch, stage)
+
+            stage("start")
+            launch(folder, workers, timeout=timeout, on_event=relay, log_folder=log_folder, prepare=prepare)
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
+    _raise_if_interrupted(outcomes[0], fit_options, plan)
     return _result(model, data, outcomes, notes)
+
+
+def _fit_here(
+    model: nn.Module,
+    data: GraphData,
+    options: FitOptions,
+    plan: CheckpointPlan | None,
+    on_epoch: Callable[[Epoch], Any] | None,
+    stage: Callable[[str], Any],
+) -> FitResult:
+    """Train in this process."""
+    stage("train")
+    assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
+    asked = threading.Event()
+    with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
+        if plan is not None:
+            signals.arm()
+        outcome = train_shard(
+            lambda: build_shard(data, assignment, 0),
+            Ranks(),
+            _copy(model),
+            options,
+            on_epoch,
+            checkpoints=plan,
+            asked_to_stop=asked.is_set,
+        )
+    _raise_if_interrupted(outcome, options, plan)
+    return _result(model, data, [outcome], assignment.notes)
+
+
+def _from_where(
+    plan: CheckpointPlan, options: FitOptions, resume: bool, note: Callable[[str], Any]
+) -> tuple[CheckpointPlan, list[Epoch]]:
+    """``plan`` with the checkpoint to go on from, and its epochs; the folder is emptied when the run starts anew.
+
+    Raises:
+        CheckpointError: No checkpoint is intact, or it is of another run.
+        ValueError: It has more epochs than the run asks for.
+    """
+    if not resume:
+        remove_checkpoints(plan.folder)
+        return plan, []
+    checkpoint, problems = newest_checkpoint(plan.folder)
+    if checkpoint is None:
+        note(f"no checkpoint in {plan.folder} yet: starting with epoch 1")
+        return plan, []
+    check_same_run(checkpoint, plan.identity)
+    if checkpoint.epoch > options.epochs:
+        raise ValueError(
+            f"{checkpoint.folder} was written after epoch {checkpoint.epoch}, but only {options.epochs} epochs are "
+            f"asked for; ask for {checkpoint.epoch} or more"
+        )
+    for problem in problems:
+        note(problem)
+    note(f"going on after epoch {checkpoint.epoch}, from {checkpoint.folder}")
+    return replace(plan, resume_from=checkpoint.folder), recorded_history(checkpoint).epochs
+
+
+def _raise_if_interrupted(outcome: dict[str, Any], options: FitOptions, plan: CheckpointPlan | None) -> None:
+    if "interrupted_after" in outcome:
+        assert plan is not None
+        number = outcome["interrupted_after"]
+        raise Interrupted(
+            f"interrupted after epoch {number} of {options.epochs}; the checkpoint is in {plan.folder}, resume=True "
+            "goes on from it",
+            number,
+        )
 
 
 def _check_options(options: FitOptions, data: GraphData) -> None:
@@ -255,6 +356,9 @@ def train_shard(
     model: nn.Module,
     options: FitOptions,
     on_epoch: Callable[[Epoch], Any] | None = None,
+    *,
+    checkpoints: CheckpointPlan | None = None,
+    asked_to_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train on one rank's shard.
 
@@ -264,10 +368,13 @@ def train_shard(
         model: Trained in place.
         options: How.
         on_epoch: Gets each `Epoch`.
+        checkpoints: Where to write them, and which one to go on from; none when None.
+        asked_to_stop: Asked after each epoch when there are checkpoints; rank 0's answer counts.
 
     Returns:
         Plain tensors and numbers: ``state`` (best weights; embeddings gathered) and ``logits`` of all nodes on rank 0,
-        ``epochs``, ``best``, ``report`` and ``time_to_best_seconds`` on every rank.
+        ``epochs``, ``best``, ``report`` and ``time_to_best_seconds`` on every rank. ``interrupted_after`` (an epoch)
+        alone when the run stopped because it was asked to.
     """
     shard = make_shard()
     graph = ShardGraph(shard, ranks, keep_edge_ids=False)
@@ -279,27 +386,31 @@ def train_shard(
         graph,
         rows,
         make_optimizer=options.optimizer,
+        make_scheduler=options.make_scheduler,
         loss=options.loss,
         metric=metric,
         class_weights=options.class_weights,
         regularizer=options.regularizer,
         seed=options.seed,
     )
-    begin = time.perf_counter()
-    ends: list[float] = []
-
-    def note(epoch: Epoch) -> None:
-        ends.append(time.perf_counter() - begin)
-        if on_epoch is not None:
-            on_epoch(epoch)
-
+    checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)
     history = trainer.fit(
-        options.epochs, patience=options.patience, evaluate_every=options.evaluate_every, on_epoch=note
+        options.epochs,
+        patience=options.patience,
+        evaluate_every=options.evaluate_every,
+        on_epoch=on_epoch,
+        history=History() if checkpointer is None else checkpointer.restore(),
+        between_epochs=None if checkpointer is None else checkpointer.between_epochs,
     )
+    if not history.is_finished(options.epochs, options.patience):
+        return {"interrupted_after": len(history.epochs)}
+    if checkpointer is not None:
+        checkpointer.write(history)
     assert history.best is not None
     model.load_state_dict(history.best_state)
     logits = trainer.predict_all()
-    timed = history.epochs[1:] or history.epochs  # the first epoch compiles and fills caches
+    here = history.epochs[history.num_on_another_split :] or history.epochs
+    timed = here[1:] or here  # the first epoch compiles and fills caches
     median = {
         f"{name}_seconds": statistics.median(e.seconds[name] for e in timed)
         for name in ("epoch", "compute", "halo", "sync", "evaluate")
@@ -316,7 +427,7 @@ def train_shard(
         "epochs": [asdict(epoch) for epoch in history.epochs],
         "best": asdict(history.best),
         "report": report,
-        "time_to_best_seconds": ends[history.best.number - 1],
+        "time_to_best_seconds": history.time_to_best_seconds,
     }
     return outcome | ({"state": state, "logits": logits} if ranks.rank == 0 else {})
 

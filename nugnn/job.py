@@ -27,6 +27,9 @@ _PREFIX = "nugnn-job-"
 _LOCK = "launcher.lock"
 _NOTE_BYTES = 16384
 
+STOP = "stop"
+"""Name of the file that asks the workers to stop after the epoch in progress."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerError:

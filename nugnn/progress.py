@@ -61,9 +61,11 @@ class RunProgress:
             self._line(self._unshown)  # the last epoch, or the last before an error
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Show ``event``; kinds other than ``stage`` and ``epoch`` are for others."""
+        """Show ``event``; kinds other than ``stage``, ``note`` (a line that stays) and ``epoch`` are for others."""
         if event["kind"] == "stage":
             self._line(event["text"]) if self._bar is None else self._update(event["text"], None)
+        elif event["kind"] == "note":
+            self._console.print(event["text"], markup=False, highlight=False, soft_wrap=True)
         elif event["kind"] == "epoch":
             text = epoch_text(event, self._num_epochs)
             if self._bar is not None:

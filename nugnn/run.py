@@ -8,20 +8,25 @@ import inspect
 import json
 import math
 import platform
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from nugnn.checkpoint import list_checkpoints
 from nugnn.config import TrainConfig, flag_of, option_default
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
+from nugnn.failure import EXIT_WORKER_LOST
 from nugnn.fit import FitResult, fit
+from nugnn.interrupt import Interrupted
+from nugnn.launch import WorkerFailed
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
 from nugnn.options import ConfigError
 from nugnn.predictions import predicted_classes, write_predictions
@@ -35,6 +40,7 @@ _STAGES = {
     "partition": "splitting the graph into {workers} parts",
     "start": "starting {workers} workers",
     "train": "training",
+    "stop": "finishing this epoch and writing a checkpoint; Ctrl-C again ends at once",
 }
 
 
@@ -46,17 +52,23 @@ def run_from_config(
     """Load, prepare, train, and write ``config.out_dir``.
 
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
-    ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch) and ``logs/``
-    when there were workers. Results of an earlier run in it are replaced.
+    ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch),
+    ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run in it are replaced, or continued
+    with ``config.resume``.
 
     Args:
         config: The settings.
-        on_event: Gets ``{"kind": "stage", "text": ...}`` and ``{"kind": "epoch", "epoch": ..., "loss": ...,
-            "val": ...}``.
+        on_event: Gets ``{"kind": "stage", "text": ...}``, ``{"kind": "note", "text": ...}`` and ``{"kind": "epoch",
+            "epoch": ..., "loss": ..., "val": ...}``.
         train: `nugnn.fit.fit`, or what stands in for it when the processes were started by others.
 
     Returns:
         What ``result.json`` holds.
+
+    Raises:
+        ValueError: Settings, data or a checkpoint do not fit; the text says which.
+        nugnn.launch.WorkerFailed: A worker died, timed out, or found the input wrong.
+        nugnn.interrupt.Interrupted: A signal asked for the end; the text says how to go on.
     """
     emit = on_event or (lambda _: None)
     emit({"kind": "stage", "text": f"reading {config.dataset}"})
@@ -64,48 +76,54 @@ def run_from_config(
     torch.manual_seed(config.seed)
     model = build_model(config, data)
     out = config.out_dir
+    if not config.resume and list_checkpoints(out / "checkpoint") and not (out / "result.json").exists():
+        text = f"{out} holds a checkpoint of an unfinished run, which is replaced; --resume would go on from it"
+        emit({"kind": "note", "text": text})
+    log = _EpochLog(out / "metrics.jsonl", _scalar_log(config, data))
+
+    def begin(epochs_before: list[Epoch]) -> None:
+        """Replace the results of an earlier run, now that nothing speaks against this one."""
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            _write(out / "config.yaml", config.replaced(resume=False).to_yaml())
+            for stale in ("result.json", "model.safetensors", "predictions.npy"):
+                (out / stale).unlink(missing_ok=True)
+            log.restart(epochs_before)
+        except OSError as error:
+            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+
+    def note(epoch: Epoch) -> None:
+        log.add(epoch)
+        event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
+        emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
+
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    for stale in ("result.json", "metrics.jsonl", "model.safetensors", "predictions.npy"):
-        (out / stale).unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        metrics = stack.enter_context((out / "metrics.jsonl").open("w", encoding="utf-8"))
-        scalars = _scalar_log(config, data, stack)
-
-        def note(epoch: Epoch) -> None:
-            metrics.write(json.dumps(asdict(epoch)) + "\n")
-            metrics.flush()
-            if scalars is not None:
-                scalars.add(epoch)
-            event = {"kind": "epoch", "epoch": epoch.number, "loss": epoch.loss, "train": epoch.train}
-            emit(event | ({} if math.isnan(epoch.val) else {"val": epoch.val}))
-
-        result = train(
-            model,
-            data,
-            **fit_arguments(config),
-            on_epoch=note,
-            on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
-            log_folder=out / "logs" if config.workers > 1 else None,
-            cache_folder=None if config.partition_cache is None else Path(config.partition_cache),
-        )
+        with contextlib.closing(log):
+            result = train(
+                model,
+                data,
+                **fit_arguments(config),
+                on_epoch=note,
+                on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
+                log_folder=out / "logs" if config.workers > 1 else None,
+                on_begin=begin,
+                on_note=lambda text: emit({"kind": "note", "text": text}),
+            )
+    except Interrupted as stop:
+        raise Interrupted(
+            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; {_how_to_go_on(out)}",
+            stop.epoch,
+        ) from None
+    except WorkerFailed as failed:
+        if failed.exit_code != EXIT_WORKER_LOST or not list_checkpoints(out / "checkpoint"):
+            raise
+        raise WorkerFailed(failed.exit_code, f"{failed.message}\n{_how_to_go_on(out)}") from None
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
         write_predictions(out / "predictions.npy", predicted_classes(result.logits, data), data)
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def _scalar_log(config: TrainConfig, data: GraphData, stack: contextlib.ExitStack) -> ScalarLog | None:
-    if not config.tensorboard:
-        return None
-    from nugnn.tensorboard import ScalarLog
-
-    return stack.enter_context(ScalarLog(config.out_dir / "tensorboard", data.metric))
 
 
 def take_part(config: TrainConfig, train: Callable[..., Any]) -> None:
@@ -130,7 +148,62 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "weight_decay": config.weight_decay,
         "weight_decay_first_layer_only": config.weight_decay_first_layer_only,
         "seed": config.seed,
+        "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
+        "checkpoint_folder": config.out_dir / "checkpoint",
+        "checkpoint_every": config.checkpoint_every,
+        "resume": config.resume,
+        "settings": config.fixed_settings(),
     }
+
+
+def _scalar_log(config: TrainConfig, data: GraphData) -> Callable[[int], ScalarLog] | None:
+    if not config.tensorboard:
+        return None
+    from nugnn.tensorboard import ScalarLog
+
+    return lambda first: ScalarLog(config.out_dir / "tensorboard", data.metric, first_epoch=first)
+
+
+def _how_to_go_on(out: Path) -> str:
+    return f"go on with: nugnn train --config {shlex.quote(str(out / 'config.yaml'))} --resume"
+
+
+class _EpochLog:
+    """``metrics.jsonl``, an object for each epoch, on the disk as soon as the epoch is over; TensorBoard beside it.
+
+    Args:
+        path: Of ``metrics.jsonl``.
+        scalars: Makes the TensorBoard log when given; gets the number of the first epoch.
+    """
+
+    def __init__(self, path: Path, scalars: Callable[[int], ScalarLog] | None) -> None:
+        self._path, self._make_scalars = path, scalars
+        self._file: TextIO | None = None
+        self._scalars: ScalarLog | None = None
+
+    def restart(self, epochs: list[Epoch]) -> None:
+        """Begin with ``epochs``, whatever the file held."""
+        _write(self._path, "".join(_line(epoch) for epoch in epochs))
+        self._file = self._path.open("a", encoding="utf-8")
+        if self._make_scalars is not None:
+            self._scalars = self._make_scalars(len(epochs) + 1)
+
+    def add(self, epoch: Epoch) -> None:
+        assert self._file is not None
+        self._file.write(_line(epoch))
+        self._file.flush()
+        if self._scalars is not None:
+            self._scalars.add(epoch)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._scalars is not None:
+            self._scalars.close()
+
+
+def _line(epoch: Epoch) -> str:
+    return json.dumps(asdict(epoch)) + "\n"
 
 
 def prepare(config: TrainConfig) -> GraphData:

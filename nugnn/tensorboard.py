@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import TracebackType
 
 from nugnn.trainer import Epoch
 
 
 class ScalarLog:
-    """Writes ``loss``, the metric of each split and the seconds of each epoch; a context manager.
+    """Writes ``loss``, the metric of each split and the seconds of each epoch; `close` it.
 
     Args:
         folder: Where event files go; those of an earlier run in it are removed, so that one run is one curve.
@@ -35,14 +34,6 @@ class ScalarLog:
         self._metric = metric
         self._writer = SummaryWriter(str(folder), purge_step=first_epoch if first_epoch > 1 else None)
 
-    def __enter__(self) -> ScalarLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-
     def add(self, epoch: Epoch) -> None:
         """Write one epoch; splits that were not evaluated are left out."""
         self._writer.add_scalar("loss", epoch.loss, epoch.number)
@@ -53,3 +44,7 @@ class ScalarLog:
         for part, seconds in epoch.seconds.items():
             self._writer.add_scalar(f"seconds/{part}", seconds, epoch.number)
         self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

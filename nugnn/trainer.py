@@ -22,8 +22,10 @@ from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.metrics import evaluate_rows
 from nugnn.session import intercept, model_dtype
 from nugnn.shard_graph import ShardGraph
+from nugnn.trainer_state import plain_groups
 
 Rows = dict[str, Tensor]
+MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,31 @@ class Epoch:
 
 @dataclass
 class History:
-    """Epochs so far and the best one by validation metric (the earliest among equals)."""
+    """Epochs so far and the best one by validation metric (the earliest among equals).
+
+    Args:
+        epochs: All of them, the first is number 1.
+        best: One of them.
+        best_state: The model's state after it.
+        elapsed_seconds: Wall time of all epochs on this rank.
+        time_to_best_seconds: The same until the end of the best one.
+        num_on_another_split: How many of the epochs, from the first on, ran on another split of the graph: their
+            ``seconds`` say nothing about this one.
+    """
 
     epochs: list[Epoch] = field(default_factory=list)
     best: Epoch | None = None
     best_state: dict[str, Tensor] = field(default_factory=dict)
+    elapsed_seconds: float = 0.0
+    time_to_best_seconds: float = 0.0
+    num_on_another_split: int = 0
+
+    def is_finished(self, epochs: int, patience: int | None) -> bool:
+        """Whether ``epochs`` are done, or ``patience`` epochs have passed since the best one."""
+        number = len(self.epochs)
+        return number >= epochs or (
+            patience is not None and self.best is not None and number - self.best.number >= patience
+        )
 
 
 class Trainer:
@@ -64,6 +86,8 @@ class Trainer:
         graph: From `nugnn.shard`; with ``ndata`` columns ``feat`` (dense or sparse CSR, optional) and ``label``.
         rows: Local rows of the splits: ``train``, ``val``, ``test``.
         make_optimizer: Gets the model, after embeddings were split; Adam with lr 0.01 when None.
+        make_scheduler: Gets the optimizer; its schedule steps once after each epoch (`ReduceLROnPlateau` on the
+            training loss).
         loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
         metric: See `nugnn.metrics.evaluate_rows`.
         class_weights: ``(C,)``, for the loss.
@@ -78,6 +102,7 @@ class Trainer:
         rows: Rows,
         *,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+        make_scheduler: MakeScheduler | None = None,
         loss: RowLoss | None = None,
         metric: str = "accuracy",
         class_weights: Tensor | None = None,
@@ -94,6 +119,9 @@ class Trainer:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         else:
             self.optimizer = make_optimizer(model)
+        names = {id(p): name for name, p in model.named_parameters()}
+        self.first_groups = plain_groups(self.optimizer, names)  # before a schedule changes them
+        self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self.labels_N = graph.ndata["label"]
         default = binary_cross_entropy if self.labels_N.dim() == 2 else cross_entropy
         self.loss = GlobalMean(loss or default, self.labels_N[rows["train"]], self.ranks, class_weights)
@@ -140,7 +168,12 @@ class Trainer:
         sum_gradients(self._replicated, self.ranks)
         self.optimizer.step()
         self.num_steps += 1
-        return float(self.ranks.sum_(loss.detach().double().clone()))
+        global_loss = float(self.ranks.sum_(loss.detach().double().clone()))
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step(global_loss)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        return global_loss
 
     @torch.no_grad()
     def predict(self) -> Tensor:
@@ -176,21 +209,28 @@ class Trainer:
         patience: int | None = None,
         evaluate_every: int = 1,
         on_epoch: Callable[[Epoch], Any] | None = None,
+        history: History | None = None,
+        between_epochs: Callable[[History], bool] | None = None,
     ) -> History:
-        """Train for ``epochs``, or until the validation metric has not improved for ``patience`` epochs.
+        """Train until ``epochs`` are done, or until the validation metric has not improved for ``patience`` epochs.
 
         Every decision is taken from values that are equal on all ranks.
 
         Args:
-            epochs: Upper bound.
+            epochs: Upper bound, those in ``history`` included.
             patience: None to train all epochs.
             evaluate_every: Epochs between evaluations; the last one is always evaluated.
             on_epoch: Gets each `Epoch` (plain numbers, nothing attached to the graph).
+            history: Epochs this trainer has behind it, to go on from; extended in place.
+            between_epochs: Called after each epoch but the last; what it returns, equal on all ranks, says whether to
+                stop here.
         """
-        history = History()
-        for number in range(1, epochs + 1):
+        history = History() if history is None else history
+        first = len(history.epochs) + 1
+        while not history.is_finished(epochs, patience):
             self.ranks.clock.take()
             begin = time.perf_counter()
+            number = len(history.epochs) + 1
             loss = self.train_epoch()
             epoch_seconds = time.perf_counter() - begin
             halo_seconds, sync_seconds = self.ranks.clock.take()
@@ -207,16 +247,17 @@ class Trainer:
             }
             epoch = Epoch(number, loss, scores["train"], scores["val"], scores["test"], seconds)
             history.epochs.append(epoch)
+            history.elapsed_seconds += time.perf_counter() - begin
             if is_evaluated:
                 self._keep_best(history, epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
             if not math.isfinite(loss):
                 raise FloatingPointError(f"the training loss became {loss} in epoch {number}; lower the learning rate")
-            stops = patience is not None and history.best is not None and number - history.best.number >= patience
-            if number in (1, epochs) or stops:
+            is_last = history.is_finished(epochs, patience)
+            if number == first or is_last:
                 self._verify_replicas()
-            if stops:
+            if not is_last and between_epochs is not None and between_epochs(history):
                 break
         return history
 
@@ -241,4 +282,5 @@ class Trainer:
         if known is not None and score <= (known.val if not math.isnan(epoch.val) else -known.loss):
             return
         history.best = epoch
+        history.time_to_best_seconds = history.elapsed_seconds
         history.best_state = copy.deepcopy({k: v.detach() for k, v in self.model.state_dict().items()})

@@ -9,7 +9,7 @@ import torch
 
 from nugnn.comm.groups import join_ranks
 from nugnn.fit import FitOptions, train_shard
-from nugnn.job import read_job
+from nugnn.job import STOP, read_job
 from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.philox import RandomKey
 from nugnn.partition.store import load_shard
@@ -32,6 +32,8 @@ def main(context: WorkerContext) -> None:
         work["model"],
         options,
         on_epoch=lambda epoch: context.emit(kind="epoch", epoch=asdict(epoch)),
+        checkpoints=work["checkpoints"],
+        asked_to_stop=(context.job_folder / STOP).exists,
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()

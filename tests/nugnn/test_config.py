@@ -70,8 +70,6 @@ _LATER = [
     {"device": "cuda"},
     {"cluster": "cluster.yaml"},
     {"plan": "plan.json"},
-    {"resume": True},
-    {"checkpoint_every": 5},
 ]
 
 

@@ -178,13 +178,17 @@ def test_an_error_on_one_rank_is_the_error_that_shows() -> None:
         run_local_ranks(3, lambda ranks: _trainer(ranks, make_graph(), _FailsOn(1)).train_epoch(), timeout_seconds=30)
 
 
+def _no_weights(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)], lr=0.1)
+
+
 def test_a_model_with_other_rows_is_refused_in_words() -> None:
     class Half(nn.Module):
         def forward(self, graph: Any, x: Tensor) -> Tensor:
             return x[::2]
 
     with pytest.raises(ValueError, match=r"shape \(31, 6\).*one row for each of the 61 nodes"):
-        _trainer(Ranks(), make_graph(), nn.Sequential(Half())[0], make_optimizer=lambda m: None).forward()
+        _trainer(Ranks(), make_graph(), nn.Sequential(Half())[0], make_optimizer=_no_weights).forward()
 
 
 def test_halo_05_features_of_width_0_are_refused() -> None:

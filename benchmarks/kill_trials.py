@@ -1,0 +1,253 @@
+"""Runs that are killed at bad moments and resumed: do they end with the bits of the run that nobody disturbed?
+
+    python benchmarks/kill_trials.py                    # 60 kills, 10 Ctrl-C, and resuming on 1, 2, 3 and 5 workers
+    python benchmarks/kill_trials.py --kills 20 --interrupts 0 --no-others
+
+Each trial is ``nugnn train`` as a user runs it, ended with SIGKILL (a worker, every fifth time the launching process),
+then ``nugnn train --resume``. To know what a process does at that moment without any change to it, it is stopped with
+SIGSTOP, py-spy reads its Python stack from its memory, and it is killed there, or goes on when the stack is not in the
+phase that the trial is for. Needs ``pip install py-spy`` and the right to trace own processes. Prints a line for each
+trial and a summary; exit code 1 when a run ended with other bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from safetensors.torch import load_file
+
+BIN = Path(sys.executable).parent
+TRAIN = [str(BIN / "nugnn"), "train"]
+MODEL = ("--dataset", "digits", "--hidden", "16", "--lr", "0.01", "--seed", "3")
+SPLIT = ("--workers", "3", "--shares", "0.5,0.3,0.2")
+PHASES = (
+    # the innermost frame decides; the first pattern it contains
+    ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),
+    ("optimizer step", ("/torch/optim/",)),
+    ("halo exchange", ("/halo_exchange.py",)),
+    ("gradient sum", ("/gradients.py",)),
+    ("evaluation", ("evaluate (", "predict (")),
+    ("backward", ("/autograd/", "/_tensor.py")),
+    ("forward", ("train_epoch (",)),
+    ("loop", ("/trainer.py",)),
+)
+AIMS = ("checkpoint write", "halo exchange", "optimizer step", "any")
+MAX_PROBES = 300
+
+
+def phase_of(pid: int) -> str:
+    """What the main thread of a stopped process is in the middle of."""
+    command = [str(BIN / "py-spy"), "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    threads = [part.splitlines() for part in text.split("\nThread ")[1:]]
+    frames = next((lines[1:] for lines in threads if any("worker_process.py" in line for line in lines)), [])
+    for frame in frames:
+        for phase, patterns in PHASES:
+            if any(pattern in frame for pattern in patterns):
+                return phase
+    return "start or end"
+
+
+def num_epochs_done(out: Path) -> int:
+    try:
+        return (out / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def start(out: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TRAIN, *MODEL, *SPLIT, "--out", str(out), *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_epoch(run: subprocess.Popen[str], out: Path, number: int) -> None:
+    while num_epochs_done(out) < number:  # the folder of the run is new: no lines of an earlier one
+        if run.poll() is not None:
+            raise RuntimeError(f"the run ended before epoch {number}: {run.communicate()[1]}")
+        time.sleep(0.002)
+
+
+def resume(out: Path, *options: str) -> None:
+    done = subprocess.run(
+        [*TRAIN, "--config", str(out / "config.yaml"), "--resume", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"--resume ended with {done.returncode}: {done.stderr}")
+
+
+def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: random.Random) -> dict[str, Any]:
+    """Run, kill, and say what was hit; the folder is ready to be resumed."""
+    run = start(out, "--epochs", str(epochs), "--checkpoint-every", str(every))
+    wait_for_epoch(run, out, rng.randint(1, epochs // 3))
+    workers = sorted(psutil.Process(run.pid).children(), key=lambda process: process.pid)
+    ranks = {int(process.environ()["RANK"]): process for process in workers}
+    target = ranks[rng.randrange(len(ranks)) if victim == "worker" else 0]
+    rank = next(rank for rank, process in ranks.items() if process is target)
+    probes = 0
+    while True:
+        probes += 1
+        time.sleep(rng.uniform(0, 0.01))
+        os.kill(target.pid, signal.SIGSTOP)
+        phase = phase_of(target.pid)
+        if aim in (phase, "any") or probes == MAX_PROBES:
+            break
+        os.kill(target.pid, signal.SIGCONT)
+    epoch = num_epochs_done(out)
+    partial = list((out / "checkpoint").glob("*.partial"))  # no folder yet before the first one
+    if victim == "worker":
+        os.kill(target.pid, signal.SIGKILL)
+    else:
+        os.kill(run.pid, signal.SIGKILL)
+        os.kill(target.pid, signal.SIGCONT)
+    begin = time.monotonic()
+    run.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    return {
+        "aim": aim,
+        "phase": phase,
+        "victim": f"rank {rank}" if victim == "worker" else "launcher",
+        "epoch": epoch,
+        "partial": len(partial),
+        "probes": probes,
+        "exit_code": run.returncode,
+        "gone_after_seconds": round(time.monotonic() - begin, 2),
+        "left_alive": len(alive),
+    }
+
+
+def interrupt_trial(out: Path, epochs: int, rng: random.Random) -> dict[str, Any]:
+    run = start(out, "--epochs", str(epochs))
+    wait_for_epoch(run, out, rng.randint(1, epochs // 2))
+    time.sleep(rng.uniform(0, 0.02))
+    begin = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    _, error = run.communicate(timeout=120)
+    return {
+        "aim": "Ctrl-C",
+        "exit_code": run.returncode,
+        "seconds": round(time.monotonic() - begin, 2),
+        "epoch": num_epochs_done(out),
+        "says": error.strip().replace(str(out), "OUT"),
+    }
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def largest_difference(a: Path, b: Path) -> float:
+    """Between two models, relative to the largest weight."""
+    first, second = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    scale = max(float(value.abs().max()) for value in first.values())
+    return max(float((first[name] - second[name]).abs().max()) for name in first) / scale
+
+
+def same_as(reference: Path, out: Path) -> bool:
+    same_bytes = (reference / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    return same_bytes and losses(reference) == losses(out)
+
+
+def resume_on_others(folder: Path, epochs: int) -> bool:
+    """Resume one interrupted run on 1, 2, 3 and 5 workers.
+
+    The bound is what the order of float32 sums makes of a whole run: four times the largest difference between the
+    uninterrupted run and uninterrupted runs on the other numbers of workers.
+    """
+    reference, run = folder / "others-reference", folder / "others-run"
+    splits = {1: "1", 2: "0.8,0.2", 3: "0.2,0.2,0.6", 5: "0.3,0.1,0.2,0.2,0.2"}
+    start(reference, "--epochs", str(epochs)).communicate()
+    interrupted = start(run, "--epochs", str(epochs), "--checkpoint-every", "1")
+    wait_for_epoch(interrupted, run, epochs // 3)
+    interrupted.send_signal(signal.SIGINT)
+    interrupted.communicate()
+    whole, resumed = {}, {}
+    for workers, shares in splits.items():
+        split = ("--workers", str(workers), "--shares", shares)
+        out = folder / f"whole-{workers}"
+        start(out, "--epochs", str(epochs), *split).communicate()
+        whole[workers] = largest_difference(reference, out)
+        out = folder / f"resumed-{workers}"
+        shutil.copytree(run, out)
+        resume(out, "--out", str(out), *split)
+        resumed[workers] = largest_difference(reference, out)
+        print(
+            f"{workers} workers, shares {shares}: resumed after epoch {num_epochs_done(run)} of {epochs} differs by "
+            f"{resumed[workers]:.1e} of the largest weight, an uninterrupted run by {whole[workers]:.1e}",
+            flush=True,
+        )
+    bound = 4 * max(whole.values())
+    print(f"bound {bound:.1e}: {'kept' if max(resumed.values()) <= bound else 'BROKEN'}")
+    return max(resumed.values()) <= bound
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=60, metavar="N")
+    parser.add_argument("--interrupts", type=int, default=10, metavar="N")
+    parser.add_argument(
+        "--others", action=argparse.BooleanOptionalAction, default=True, help="other numbers of workers"
+    )
+    parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--every", type=int, default=4, help="epochs between checkpoints")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="append a line for each trial")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not (BIN / "py-spy").exists():
+        sys.exit("py-spy is missing: pip install py-spy")
+    rng = random.Random(options.seed)
+    good, bad = collections.Counter[str](), 0
+    with tempfile.TemporaryDirectory(prefix="nugnn-kill-") as name:
+        folder = Path(name)
+        reference = folder / "reference"
+        start(reference, "--epochs", str(options.epochs)).communicate()
+        trials = ["kill"] * options.kills + ["interrupt"] * options.interrupts
+        for number, kind in enumerate(trials, 1):
+            out, begin = folder / "run", time.monotonic()
+            if kind == "kill":
+                victim = "launcher" if number % 5 == 0 else "worker"
+                facts = kill_trial(out, AIMS[number % len(AIMS)], victim, options.epochs, options.every, rng)
+            else:
+                facts = interrupt_trial(out, options.epochs, rng)
+            resume(out)
+            facts["same_bits"] = same_as(reference, out)
+            as_promised = facts["exit_code"] == 130 if kind == "interrupt" else facts["left_alive"] == 0
+            facts |= {"trial": number, "trial_seconds": round(time.monotonic() - begin, 1)}
+            if facts["same_bits"] and as_promised:
+                good[facts.get("phase", "Ctrl-C")] += 1
+            else:
+                bad += 1
+            print(json.dumps(facts), flush=True)
+            if options.json is not None:
+                with options.json.open("a") as file:
+                    file.write(json.dumps(facts) + "\n")
+            shutil.rmtree(out)
+        for phase, count in good.most_common():
+            print(f"{phase}: {count} resumed to the bits of the uninterrupted run")
+        print(f"{sum(good.values())} of {len(trials)} trials")
+        is_bounded = resume_on_others(folder, options.epochs) if options.others else True
+    sys.exit(0 if bad == 0 and is_bounded else 1)
+
+
+if __name__ == "__main__":
+    main()
