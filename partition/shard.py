@@ -14,6 +14,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from nugnn.datasets.mapped import gather_rows
 from nugnn.partition.assign import Assignment
 from nugnn.partition.book import PartitionBook
 
@@ -256,7 +257,7 @@ def _node_data(data: GraphData) -> dict[str, Tensor]:
 def select_rows(rows: Tensor, ids: Tensor) -> Tensor:
     """Rows ``ids`` of a dense or ``sparse_csr`` tensor, in the same layout and type."""
     if rows.layout != torch.sparse_csr:
-        return rows[ids]
+        return gather_rows(rows, ids)
     crow, lengths = rows.crow_indices(), rows.crow_indices().diff()[ids]
     new_crow = torch.zeros(len(ids) + 1, dtype=crow.dtype)
     torch.cumsum(lengths, 0, out=new_crow[1:])
