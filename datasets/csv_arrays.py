@@ -1,20 +1,25 @@
 """Numbers from a CSV file, plain or gzip, block by block: memory is bounded by a block whatever the file's size.
 
-isal inflates in a thread of its own while pyarrow parses the block before. Each block ends at a line's end and is
-parsed on its own, so the reader knows at which line of the file an error lies.
+isal inflates in a thread of its own while pyarrow parses the blocks before in others. Each block ends at a line's end
+and is parsed on its own, so the reader can say at which line of the file an error lies.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 _BLOCK_BYTES = 1 << 20
+_MOST_THREADS = 4
 _LONGEST_LINE_BYTES = 1 << 28
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -37,7 +42,7 @@ def csv_blocks(
         missing: Whether an empty value, NA, null or nan is allowed; it becomes NaN, so ``dtype`` has to be floating.
 
     Yields:
-        ``(rows, num_columns)`` arrays of ``dtype``, C-contiguous, in file order; none for an empty file.
+        ``(rows, num_columns)`` arrays of ``dtype``, column after column in memory, in file order.
 
     Raises:
         CsvError: the file is missing, cut, damaged or no text; a line has another number of values, or a value is
@@ -46,16 +51,19 @@ def csv_blocks(
     path, dtype = Path(path), np.dtype(dtype)
     if missing and dtype.kind != "f":
         raise TypeError(f"missing values need a floating type, not {dtype}")
-    line = 1
-    for block in _whole_lines(path):
-        if num_columns is None:
-            first = block.lstrip(b"\r\n").split(b"\n", 1)[0]
-            if not first:
-                line += block.count(b"\n")
-                continue
-            num_columns = first.count(b",") + 1
-        rows = _parse(path, block, line, dtype, num_columns, missing)
-        line += block.count(b"\n")
+    blocks = _whole_lines(path)
+    if num_columns is None:
+        first = next((block for block in blocks if block.strip(b"\r\n")), b"")
+        num_columns = first.strip(b"\r\n").split(b"\n", 1)[0].count(b",") + 1
+        blocks = _whole_lines(path)
+    parse = functools.partial(_parse, dtype=dtype, num_columns=num_columns, missing=missing)
+    for number, rows in enumerate(_in_order(parse, blocks)):
+        if isinstance(rows, _BadBlock):
+            line = 1 + sum(block.count(b"\n") for block in itertools.islice(_whole_lines(path), number))
+            where = _first_bad_line(rows.block, line, dtype, num_columns, missing)
+            last = line + rows.block.count(b"\n")
+            reason = where or f"between lines {line} and {last}: {rows.reason}"
+            raise CsvError(f"{path}, {reason}; correct the file or get it again")
         if len(rows):
             yield rows
 
@@ -142,7 +150,35 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _parse(path: Path, block: bytes, line: int, dtype: np.dtype[Any], num_columns: int, missing: bool) -> np.ndarray:
+@dataclass(frozen=True)
+class _BadBlock:
+    block: bytes
+    reason: str
+
+
+def _in_order(
+    parse: Callable[[bytes], np.ndarray | _BadBlock], blocks: Iterator[bytes]
+) -> Iterator[np.ndarray | _BadBlock]:
+    """What ``parse`` makes of each block, in order; from the second block on in threads, as pyarrow frees the GIL."""
+    for block in itertools.islice(blocks, 1):
+        yield parse(block)
+    num_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    waiting: collections.deque[Future[np.ndarray | _BadBlock]] = collections.deque()
+    pool = None
+    try:
+        for block in blocks:
+            pool = pool or ThreadPoolExecutor(num_threads)
+            waiting.append(pool.submit(parse, block))
+            if len(waiting) > num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+
+def _parse(block: bytes, dtype: np.dtype[Any], num_columns: int, missing: bool) -> np.ndarray | _BadBlock:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -156,17 +192,13 @@ def _parse(path: Path, block: bytes, line: int, dtype: np.dtype[Any], num_column
             csv.ConvertOptions(column_types=dict.fromkeys(names, kind), check_utf8=False, null_values=list(_MISSING)),
         )
     except (pa.ArrowException, ValueError) as error:  # ArrowInvalid is a ValueError, other failures are not
-        where = _first_bad_line(block, line, dtype, num_columns, missing)
-        last = line + block.count(b"\n")
-        reason = where or f"between lines {line} and {last}: {_first_line(error)}"
-        raise CsvError(f"{path}, {reason}; correct the file or get it again") from error
+        return _BadBlock(block, str(error).split("\n", 1)[0][:200])
     if not missing and any(column.null_count for column in table.columns):
-        where = _first_bad_line(block, line, dtype, num_columns, missing)
-        raise CsvError(f"{path}, {where or f'after line {line}: a value is missing'}; correct the file or get it again")
-    rows = np.empty((table.num_rows, num_columns), dtype)
+        return _BadBlock(block, "a value is missing")
+    columns = np.empty((num_columns, table.num_rows), dtype)
     for number, column in enumerate(table.columns):
-        rows[:, number] = column.to_numpy()
-    return rows
+        columns[number] = column.to_numpy()
+    return columns.T
 
 
 def _first_bad_line(block: bytes, line: int, dtype: np.dtype[Any], num_columns: int, missing: bool) -> str | None:
@@ -195,7 +227,3 @@ def _first_bad_line(block: bytes, line: int, dtype: np.dtype[Any], num_columns: 
             if dtype.kind in "iu" and not low <= parsed <= high:
                 return f"line {place}, value {column} is {value[:40]}; allowed are {low} to {high}"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0][:200]

@@ -134,6 +134,34 @@ def read_ogb(
         raise OgbError(f"{folder}: {error}") from error
 
 
+def write_edges(
+    arrays: ArrayWriter, path: Path, num_nodes: int, num_edges: int, *, inverse: bool, counted_in: Path
+) -> None:
+    """Arrays ``src`` and ``dst`` from a CSV file of edges.
+
+    Args:
+        arrays: Where they go; int32 if N allows it, of ``num_edges``, with inverse edges twice as many.
+        path: ``edge.csv.gz``, one edge a line.
+        num_nodes: N; every id has to lie in ``[0, N)``.
+        num_edges: How many lines the file has to have.
+        inverse: Whether each edge is followed by its reverse.
+        counted_in: File that says so, for errors.
+
+    Raises:
+        ValueError: names the file and the first line that is wrong.
+    """
+    dtype = _id_type(num_nodes)
+    src, dst = (arrays.create(name, (num_edges * (2 if inverse else 1),), dtype) for name in ("src", "dst"))
+    row = 0
+    for block in _counted(csv_blocks(path, dtype, 2), path, num_edges, counted_in):
+        _check_edge_ids(path, block, row, num_nodes)
+        src.append(block.reshape(-1) if inverse else block[:, 0])
+        dst.append(block[:, ::-1].reshape(-1) if inverse else block[:, 1])
+        row += len(block)
+    src.close()
+    dst.close()
+
+
 class _Files:
     """Where the pieces of one data set lie, and what they have in common, whichever way they are stored."""
 
@@ -189,7 +217,7 @@ class _CsvFiles(_Files):
         num_edges = _single_count(self.edge_count, "edges", least=0)
         _plausible(num_edges, "edges", self.edge_count, self.edge, _SHORTEST_EDGE_LINE)
         copies = 2 if self.inverse else 1
-        self._write_edges(arrays, num_nodes, num_edges, copies)
+        write_edges(arrays, self.edge, num_nodes, num_edges, inverse=self.inverse, counted_in=self.edge_count)
         if self.feat.exists():
             _write_table(arrays, "feat", self.feat, num_nodes, self.counted_in, np.float32)
         if self.edge_feat.exists():
@@ -201,18 +229,6 @@ class _CsvFiles(_Files):
         blocks = csv_blocks(self.labels, np.float64, missing=True)
         _write_labels(arrays, _counted(blocks, self.labels, num_nodes, self.counted_in), self.labels, num_nodes)
         self.write_splits(arrays, num_nodes)
-
-    def _write_edges(self, arrays: ArrayWriter, num_nodes: int, num_edges: int, copies: int) -> None:
-        dtype = _id_type(num_nodes)
-        src, dst = (arrays.create(name, (num_edges * copies,), dtype) for name in ("src", "dst"))
-        row = 0
-        for block in _counted(csv_blocks(self.edge, dtype, 2), self.edge, num_edges, self.edge_count):
-            _check_edge_ids(self.edge, block, row, num_nodes)
-            src.append(block.reshape(-1) if self.inverse else block[:, 0])
-            dst.append(block[:, ::-1].reshape(-1) if self.inverse else block[:, 1])
-            row += len(block)
-        src.close()
-        dst.close()
 
 
 class _BinaryFiles(_Files):
