@@ -70,7 +70,7 @@ def read_pandas(path: Path) -> tuple[np.ndarray, dict[str, float]]:
 def read_ours(path: Path, num_edges: int, folder: Path | None) -> tuple[list[np.ndarray], dict[str, float]]:
     """The reader's own path, into memory or into the ``.npy`` files of a cache."""
     import pyarrow.csv  # noqa: F401 - imports are not timed
-    from isal import igzip_threaded  # noqa: F401
+    from isal import igzip  # noqa: F401
 
     from nugnn.datasets.array_writers import MemoryArrays, NpyFolder
     from nugnn.datasets.ogb import write_edges

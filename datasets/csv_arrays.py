@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 _BLOCK_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 16
 _MOST_THREADS = 4
 _LONGEST_LINE_BYTES = 1 << 28
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -119,8 +120,18 @@ def _content(path: Path) -> Iterator[bytes]:
 
     try:
         with _open(path) as file:
-            while block := file.read(_BLOCK_BYTES):
-                yield block
+            block = file.read(_BLOCK_BYTES)
+            if path.stat().st_size < _SMALL_FILE_BYTES:
+                while block:
+                    yield block
+                    block = file.read(_BLOCK_BYTES)
+                return
+            # one block ahead, in a thread of its own; igzip_threaded was seen to hang on small files
+            with ThreadPoolExecutor(1) as pool:
+                while block:
+                    ahead = pool.submit(file.read, _BLOCK_BYTES)
+                    yield block
+                    block = ahead.result()
     except FileNotFoundError:
         raise CsvError(f"{path} is missing: the download or copy is incomplete; get the file again") from None
     except EOFError as error:
@@ -138,9 +149,9 @@ def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         head = file.read(512)
     if head[:2] == _GZIP_MAGIC:
-        from isal import igzip_threaded
+        from isal import igzip
 
-        opened: IO[bytes] = igzip_threaded.open(path, "rb", threads=1)
+        opened: IO[bytes] = igzip.open(path, "rb")
         return opened
     if not head and path.suffix == ".gz":
         raise CsvError(f"{path} is not a complete gzip file: it is empty; get the file again")
