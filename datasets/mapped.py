@@ -28,6 +28,9 @@ class _Source:
     """Of the tensor when it was made: a change in place counts it up, and then the file no longer holds the values."""
     checked: bool
 
+    def __del__(self) -> None:
+        self.file.close()
+
 
 # An attribute of the tensor would travel with it into torch.save and deepcopy, which an open file cannot.
 _SOURCES: WeakIdKeyDictionary = WeakIdKeyDictionary()
