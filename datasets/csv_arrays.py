@@ -141,7 +141,7 @@ def _content(path: Path) -> Iterator[bytes]:
         raise CsvError(
             f"{path} is not a complete gzip file: it is cut off after {size} bytes; get the file again"
         ) from error
-    except (OSError, zlib.error, igzip_lib.IsalError, ValueError) as error:
+    except (OSError, zlib.error, igzip_lib.IsalError, ValueError) as error:  # type: ignore[misc]  # isal's stub
         if isinstance(error, CsvError):
             raise
         raise CsvError(f"{path} is damaged or cannot be read ({error}); get the file again") from error
