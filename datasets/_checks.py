@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nugnn.datasets.mapped import known_checked, row_windows
+
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -57,17 +59,22 @@ def check_features(where: str, num_nodes: int, features: Tensor) -> None:
     if features.layout == torch.sparse_csr:
         check_csr(where, "features", features.crow_indices(), features.col_indices(), *features.shape)
         values = features.values()
-    if not torch.isfinite(values.sum(dtype=torch.float64)):  # cheap; NaN and infinity both survive a sum
-        bad = ~torch.isfinite(values)
+    if known_checked(features):
+        return
+    for first, window in row_windows(values):
+        if torch.isfinite(window.sum(dtype=torch.float64)):  # cheap; NaN and infinity both survive a sum
+            continue
+        bad = ~torch.isfinite(window)
         if bad.any():
             place = first_true(bad.flatten())
             if features.layout == torch.sparse_csr:
-                row = int(torch.searchsorted(features.crow_indices(), place, right=True)) - 1
-                column = int(features.col_indices()[place])
+                row = int(torch.searchsorted(features.crow_indices(), first + place, right=True)) - 1
+                column = int(features.col_indices()[first + place])
             else:
                 row, column = divmod(place, features.shape[1])
+                row += first
             raise ValueError(
-                f"{where}: feature row {row}, column {column} is {float(values.flatten()[place])}; "
+                f"{where}: feature row {row}, column {column} is {float(window.flatten()[place])}; "
                 "every feature has to be finite: fill or drop missing values first"
             )
 
@@ -205,7 +212,7 @@ def _check_tensor(where: str, name: str, tensor: object, layouts: tuple[torch.la
 
 def _out_of_range(ids: Tensor, low: int, high: int) -> Tensor:
     """Mask of ids outside ``[low, high)``; allocates per-row masks only when there is one."""
-    if len(ids) == 0 or (int(ids.min()) >= low and int(ids.max()) < high):
+    if all(int(window.min()) >= low and int(window.max()) < high for _, window in row_windows(ids)):
         return torch.zeros(1, dtype=torch.bool)
     return (ids < low) | (ids >= high)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nugnn.datasets import _checks
+from nugnn.datasets.mapped import row_windows
 
 if TYPE_CHECKING:
     import dgl
@@ -227,7 +228,8 @@ def _feed(digest: hashlib._Hash, key: str, value: object) -> None:
             _feed(digest, "col", value.col_indices())
             _feed(digest, "values", value.values())
         elif value.numel():
-            digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            for _, window in row_windows(value if value.dim() else value.reshape(1)):
+                digest.update(window.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, Mapping):
         digest.update(f"\0{key}\0dict\0{len(value)}\0".encode())
         for name in sorted(value):

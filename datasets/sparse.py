@@ -7,6 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from nugnn.datasets.mapped import gather_rows
+
 
 def csr_matrix(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Make a ``torch.sparse_csr`` matrix from arrays that were checked already (``check_csr``).
@@ -27,7 +29,7 @@ def csr_matrix(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int
 def select_rows(rows: Tensor, ids: Tensor) -> Tensor:
     """Rows ``ids`` of a dense or ``sparse_csr`` tensor, in the same layout and type."""
     if rows.layout != torch.sparse_csr:
-        return rows[ids]
+        return gather_rows(rows, ids)
     crow, lengths = rows.crow_indices(), rows.crow_indices().diff()[ids]
     new_crow = torch.zeros(len(ids) + 1, dtype=crow.dtype)
     torch.cumsum(lengths, 0, out=new_crow[1:])

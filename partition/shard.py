@@ -147,7 +147,7 @@ class _Layout:
                 f"the assignment covers {assignment.num_nodes} nodes, the graph {data.name!r} has {num_nodes}; "
                 "partition this graph again"
             )
-        src, dst = data.src.long().numpy(), data.dst.long().numpy()
+        src, dst = data.src.numpy(), data.dst.numpy()
         self.data = data
         self.book = PartitionBook.from_parts(assignment.part, num_parts)
         self.out_degrees = torch.from_numpy(np.bincount(src, minlength=num_nodes).astype(np.int64))

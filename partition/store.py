@@ -125,7 +125,8 @@ def write_shards(
     (folder / "meta.json").unlink(missing_ok=True)
     parts: list[PartMeta] = []
     num_parts = num_nodes = num_edges = 0
-    for rank, shard in enumerate(shards):
+    for shard in shards:  # not enumerate: it holds on to an item until the next is made, so two would be in memory
+        rank = len(parts)
         if rank == 0:
             num_parts, num_nodes, num_edges = shard.num_parts, shard.num_nodes_global, shard.num_edges_global
         if (shard.rank, shard.num_parts) != (rank, num_parts):
@@ -150,6 +151,7 @@ def write_shards(
                 sha256=_sha256(path),
             )
         )
+        del shard
     meta = StoreMeta(
         key=key,
         versions=dict(versions),
