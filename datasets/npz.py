@@ -10,6 +10,7 @@
 | ``label`` | integers, N; or uint8, N x C | class ids, -1 = unlabelled; or 0/1, multi-label |
 | ``train_idx``, ``val_idx``, ``test_idx`` | integers | node ids of the split |
 | ``train_masks``, ``val_masks``, ``test_masks`` | bool, S x N | S published splits; the ids above equal row 0 |
+| ``original_ids`` | integers or text, N; optional | the user's own id of each node |
 | ``num_classes``, ``metric`` | integer, text; optional | where the labels alone do not tell |
 | ``node_data.KEY``, ``edge_data.KEY`` | first dimension N, E; optional | further data |
 
@@ -41,7 +42,7 @@ _MASK_KEYS = ("train_masks", "val_masks", "test_masks")
 _NOT_READ = ("class_years",)
 _KEYS = (
     *_GRAPH_KEYS,
-    *("edge_weight", "feat", "label", "num_classes", "metric"),
+    *("edge_weight", "feat", "label", "num_classes", "metric", "original_ids"),
     *_SPARSE_KEYS,
     *_SPLIT_KEYS,
     *_MASK_KEYS,
@@ -66,7 +67,7 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, metric: M
             a broken graph; always names the file.
     """
     path = Path(path)
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path)
     where = f"{path}"
     _check_keys(where, arrays)
     num_nodes = int(_integers(where, arrays, "num_nodes", 0))
@@ -93,6 +94,7 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, metric: M
             splits=splits if len(splits) > 1 else (),
             node_data=node_data,
             edge_data=edge_data,
+            original_ids=_read_original_ids(where, arrays),
             metric=str(arrays["metric"]) if "metric" in arrays else metric,  # type: ignore[arg-type]  # checked inside
         )
     except ValueError as error:
@@ -129,7 +131,8 @@ def is_graph_npz(path: Path) -> bool:
         return True
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The plain arrays of any ``.npz``; a ValueError that names the file when it is missing, damaged or pickled."""
     if not path.is_file():
         raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     if not zipfile.is_zipfile(path):
@@ -255,6 +258,18 @@ def _read_splits(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Split, .
     return tuple(splits) or ((empty, empty, empty),)
 
 
+def _read_original_ids(where: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    if "original_ids" not in arrays:
+        return None
+    ids = arrays["original_ids"]
+    if ids.dtype.kind != "U":
+        ids = _integers(where, arrays, "original_ids", 1)
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) < len(ids):
+        raise ValueError(f"{where}: original_ids holds {values[counts.argmax()]!s:.80} more than once")
+    return ids
+
+
 def _further_data(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {"node_data": {}, "edge_data": {}}
     for key, array in arrays.items():
@@ -295,6 +310,8 @@ def _to_arrays(data: GraphData) -> dict[str, Any]:
     arrays.update({key: ids.numpy() for key, ids in zip(_SPLIT_KEYS, first_split, strict=True)})
     arrays.update({f"node_data.{name}": _array(x) for name, x in data.node_data.items()})
     arrays.update({f"edge_data.{name}": _array(x)[order] for name, x in data.edge_data.items()})
+    if data.original_ids is not None:
+        arrays["original_ids"] = data.original_ids
     weight = data.edge_data.get("weight")
     if weight is not None and weight.dim() == 1 and weight.dtype in (torch.float32, torch.float64):
         arrays["edge_weight"] = arrays.pop("edge_data.weight")
