@@ -36,8 +36,39 @@ _NUMBERS = (
     *(b"9223372036854775808", b"18446744073709551616", b"99999999999999999999999", b"1_000", b"1,000", b"+3"),
 )
 _WORDS = (
-    *(b",", b'"', b'""', b"\n", b"\r\n", b"\r", b"\t", b" ", b"  ", b"#", b"%", b"\0", b"\xff", b"\xc3\xa9", b"\xef\xbb\xbf"),
-    *(b"train", b"true", b"NA", b"null", b"src", b"label", b"feat_0", b"\x1a", b"{", b"}", b"[", b":", b"\\u0000", b"../"),
+    *(
+        b",",
+        b'"',
+        b'""',
+        b"\n",
+        b"\r\n",
+        b"\r",
+        b"\t",
+        b" ",
+        b"  ",
+        b"#",
+        b"%",
+        b"\0",
+        b"\xff",
+        b"\xc3\xa9",
+        b"\xef\xbb\xbf",
+    ),
+    *(
+        b"train",
+        b"true",
+        b"NA",
+        b"null",
+        b"src",
+        b"label",
+        b"feat_0",
+        b"\x1a",
+        b"{",
+        b"}",
+        b"[",
+        b":",
+        b"\\u0000",
+        b"../",
+    ),
 )
 _INTEGERS = (0, 1, 2, 3, 4, 7, 8, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 _ADDRESS_SPACE = 24 * 2**30
@@ -80,8 +111,11 @@ def targets() -> list[Target]:
     snap = b"# Directed graph\n# Nodes: 6 Edges: 4\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n2\t2\n4\t0\n"
     weighted = b"10 20 0.5\n20  30 1\n\n# note\n30 10 2e1\n"
     labels = b"0 1\n1 0\n2 1\n4 3\n"
-    nodes = b"id,feat_0,feat_1,label,split,year\n0,1.5,2,0,train,1999\n1,0,-1,1,val,2000\n2,3,1e-3,,test,2001\n3,0,0,,,2002\n"
-    named = b'id,x,label_0,label_1,train,val,test,_note\n"a, b",1,0,1,1,0,0,hi\nc,2,1,1,0,1,0,\n\xc3\xa9,3,0,0,0,0,1,"q""q"\n'
+    nodes = (
+        b"id,feat_0,feat_1,label,split,year\n0,1.5,2,0,train,1999\n1,0,-1,1,val,2000\n2,3,1e-3,,test,2001\n3,0,0,,,2\n"
+    )
+    named = b"id,x,label_0,label_1,train,val,test,_note\n"
+    named += b'"a, b",1,0,1,1,0,0,h\nc,2,1,1,0,1,0,\n\xc3\xa9,3,0,0,0,0,1,"q""q"\n'
     edges = b"src,dst,weight,kind\n0,1,0.5,3\n1,2,1,4\n2,2,2,5\n"
     named_edges = b'\xef\xbb\xbfsource,target,w\r\n"a, b",c,1\r\nc,\xc3\xa9,2.5\r\n'
     metis = b"% a comment\n4 4\n2 3\n1 3\n1 2 4\n3\n"
@@ -90,7 +124,11 @@ def targets() -> list[Target]:
         Target("npz", ({"g.npz": npz}, {"g.npz": _npz(graph, compressed=True)}), "g.npz"),
         Target("CSV edges", ({"e.csv": edges}, {"e.csv": named_edges}), "e.csv"),
         Target("CSV edges gzip", ({"e.csv.gz": _gz(edges)},), "e.csv.gz"),
-        Target("CSV folder", ({"nodes.csv": nodes, "edges.csv": edges}, {"nodes.csv": named, "edges.csv": named_edges}), "."),
+        Target(
+            "CSV folder",
+            ({"nodes.csv": nodes, "edges.csv": edges}, {"nodes.csv": named, "edges.csv": named_edges}),
+            ".",
+        ),
         Target("METIS", ({"m.graph": metis}, {"m.graph": weights}, {"m.graph": b"3 1\n2\n1\n\n"}), "m.graph"),
         Target("METIS gzip", ({"m.graph.gz": _gz(metis)},), "m.graph.gz"),
         Target("Matrix Market", tuple({"a.mtx": text} for text in (mtx, symmetric, integer)), "a.mtx"),
@@ -102,9 +140,7 @@ def targets() -> list[Target]:
     ]
 
 
-def fuzz(
-    target: Target, num_inputs: int, rng: random.Random, folder: Path, *, most_failures: int = 5
-) -> Outcome:
+def fuzz(target: Target, num_inputs: int, rng: random.Random, folder: Path, *, most_failures: int = 5) -> Outcome:
     """Read ``num_inputs`` damaged inputs of one target.
 
     Args:
@@ -123,7 +159,9 @@ def fuzz(
         damaged = dict(seed)
         for _ in range(1 if rng.random() < 0.8 else 2):
             name = rng.choice(target.files_to_damage())
-            damaged[name] = damage_file(name, damaged[name], rng, [other[name] for other in target.seeds if name in other])
+            damaged[name] = damage_file(
+                name, damaged[name], rng, [other[name] for other in target.seeds if name in other]
+            )
         for name, content in damaged.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -338,7 +376,9 @@ def _dgl_targets(graph) -> Iterator[Target]:  # type: ignore[no-untyped-def]
         without = {name: content for name, content in files.items() if name != "nugnn.npz"}
     yield Target("DGL graph", tuple(graphs), "g.bin")
     yield Target("DGL partition, JSON", (files,), description.name, (description.name,))
-    yield Target("DGL partition, parts", (without,), description.name, tuple(n for n in without if n != description.name))
+    yield Target(
+        "DGL partition, parts", (without,), description.name, tuple(n for n in without if n != description.name)
+    )
     yield Target("DGL partition, nugnn.npz", (files,), description.name, ("nugnn.npz",))
 
 
@@ -358,7 +398,9 @@ def main() -> int:
     chosen = [target for target in targets() if options.only in target.name]
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     each = -(-options.inputs // max(1, len(chosen)))
-    print(f"{'reader':<26}{'inputs':>9}{'fine':>9}{'refused':>9}{'other':>7}{'slowest s':>11}{'seconds':>9}", flush=True)
+    print(
+        f"{'reader':<26}{'inputs':>9}{'fine':>9}{'refused':>9}{'other':>7}{'slowest s':>11}{'seconds':>9}", flush=True
+    )
     total = Outcome()
     for target in chosen:
         base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # no disk is worn out
@@ -381,7 +423,9 @@ def main() -> int:
         for attribute in ("inputs", "fine", "refused", "other"):
             setattr(total, attribute, getattr(total, attribute) + getattr(found, attribute))
         total.slowest_seconds = max(total.slowest_seconds, found.slowest_seconds)
-    print(f"{'all':<26}{total.inputs:>9}{total.fine:>9}{total.refused:>9}{total.other:>7}{total.slowest_seconds:>11.3f}")
+    print(
+        f"{'all':<26}{total.inputs:>9}{total.fine:>9}{total.refused:>9}{total.other:>7}{total.slowest_seconds:>11.3f}"
+    )
     if total.other:
         print(f"inputs that fail are kept in {options.save}")
     return 1 if total.other else 0

@@ -103,7 +103,9 @@ def read_edges_csv(
             raise ValueError(f"{where}: there is no edge, so the nodes are unknown; list them in a nodes.csv beside it")
         original_ids, num_nodes = kept_ids(where, listed), len(listed)
         if original_ids is not None and isinstance(listed, np.ndarray):
-            _log.info("%s: ids run up to %d for %d nodes with an edge; kept as original ids", path, listed[-1], num_nodes)
+            _log.info(
+                "%s: ids run up to %d for %d nodes with an edge; kept as original ids", path, listed[-1], num_nodes
+            )
     else:
         src_rows, dst_rows = np.asarray(src), np.asarray(dst)
     return _graph(
@@ -193,7 +195,11 @@ def _read_both(nodes: Path, edges: Path, name: str, metric: Metric) -> GraphData
         if len(rows) and rows.min() < 0:
             row = int((rows < 0).argmax())
             id_ = ids[row] if isinstance(ids, np.ndarray) else ids[row].as_py()
-            known = f"0 to {len(listed) - 1}" if original_ids is None else f"{len(listed)} ids, the first {_show(listed, 0)}"
+            known = (
+                f"0 to {len(listed) - 1}"
+                if original_ids is None
+                else f"{len(listed)} ids, the first {_show(listed, 0)}"
+            )
             raise ValueError(
                 f"{edges}: row {row + 2}, column {column!r} is {id_!r:.80}, an id that {nodes.name} has not "
                 f"(it lists {known}); add the node there or drop the edge"
@@ -293,10 +299,13 @@ def _features(where: str, table: pa.Table, names: Sequence[str]) -> Tensor | Non
         return None
     x_NF = np.empty((len(table), len(names)), dtype=np.float32)
     for number, name in enumerate(names):
-        x_NF[:, number] = _numbers(where, table, name, dtype=torch.float64).numpy()
+        with np.errstate(over="ignore"):  # reported below
+            x_NF[:, number] = _numbers(where, table, name, dtype=torch.float64).numpy()
     if not np.isfinite(x_NF.sum(dtype=np.float64)):
         row, number = (int(place) for place in np.argwhere(~np.isfinite(x_NF))[0])
-        raise ValueError(f"{where}: row {row + 2}, column {names[number]!r} is {table[names[number]][row]}, beyond float32")
+        raise ValueError(
+            f"{where}: row {row + 2}, column {names[number]!r} is {table[names[number]][row]}, beyond float32"
+        )
     return torch.from_numpy(x_NF)
 
 
@@ -319,7 +328,9 @@ def _labels(where: str, table: pa.Table, columns: _NodeColumns) -> Tensor | None
         bad = (column != 0) & (column != 1)
         if bad.any():
             row = int(bad.argmax())
-            raise ValueError(f"{where}: row {row + 2}, column {name!r} is {column[row]:g}; a label matrix holds 0 and 1")
+            raise ValueError(
+                f"{where}: row {row + 2}, column {name!r} is {column[row]:g}; a label matrix holds 0 and 1"
+            )
         stacked[:, number] = column
     return torch.from_numpy(stacked)
 
@@ -346,7 +357,8 @@ def _looked_up(where: str, table: pa.Table, name: str, meanings: dict[str, Any])
         row = int((place < 0).argmax())
         allowed = ", ".join(repr(word) for word in meanings if word)
         raise ValueError(
-            f"{where}: row {row + 2}, column {name!r} is {table[name][row].as_py()!r:.80}; allowed are {allowed}, or nothing"
+            f"{where}: row {row + 2}, column {name!r} is {table[name][row].as_py()!r:.80}; "
+            f"allowed are {allowed}, or nothing"
         )
     return np.array(list(meanings.values()))[place]
 

@@ -127,7 +127,9 @@ class _Cursor:
 
     def expect_end(self) -> None:
         if self.place != len(self._content):
-            raise ValueError(f"the file is damaged: {len(self._content) - self.place} bytes are left over. Get it again")
+            raise ValueError(
+                f"the file is damaged: {len(self._content) - self.place} bytes are left over. Get it again"
+            )
 
     def text(self) -> str:
         try:
@@ -148,7 +150,9 @@ class _Cursor:
         num_dims, code, bits, lanes = struct.unpack("<iBBH", self.take(8))
         dtype = _DTYPES.get((code, bits))
         if dtype is None or lanes != 1:
-            raise ValueError(f"the array before byte {self.place} has the type {code}/{bits}/{lanes}, which DGL has not")
+            raise ValueError(
+                f"the array before byte {self.place} has the type {code}/{bits}/{lanes}, which DGL has not"
+            )
         if not 0 <= num_dims <= _MAX_DIMS:
             raise ValueError(f"the file is damaged: an array of {num_dims} dimensions before byte {self.place}")
         shape = struct.unpack(f"<{num_dims}q", self.take(8 * num_dims))

@@ -93,11 +93,15 @@ class _Layout:
     @classmethod
     def _parse(cls, path: Path, raw: object) -> _Layout:
         if not isinstance(raw, dict) or "part-0" not in raw:
-            raise ValueError("it is not the description of a DGL partition, which has an entry part-0 for the first part")
+            raise ValueError(
+                "it is not the description of a DGL partition, which has an entry part-0 for the first part"
+            )
         graph_name = raw.get("graph_name")
         num_parts = _count(raw, "num_parts")
         if not isinstance(graph_name, str) or num_parts < 1:
-            raise ValueError(f"graph_name is {graph_name!r:.80} and num_parts {num_parts}; expected a name and at least 1")
+            raise ValueError(
+                f"graph_name is {graph_name!r:.80} and num_parts {num_parts}; expected a name and at least 1"
+            )
         nodes = _ranges(raw, "node_map", num_parts, _count(raw, "num_nodes"))
         edges = _ranges(raw, "edge_map", num_parts, _count(raw, "num_edges"))
         files = [_part_files(path.parent, raw, part) for part in range(num_parts)]
@@ -149,7 +153,9 @@ def _part_files(folder: Path, raw: Mapping[str, Any], part: int) -> dict[str, Pa
         if not isinstance(text, str) or not text or "\0" in text:
             raise ValueError(f"{key} of part-{part} is {text!r:.80}; expected the name of a file")
         if Path(text).is_absolute() or ".." in Path(text).parts:
-            raise ValueError(f"{key} of part-{part} is {text!r:.200}, outside the folder of the JSON file; move it inside")
+            raise ValueError(
+                f"{key} of part-{part} is {text!r:.200}, outside the folder of the JSON file; move it inside"
+            )
         files[key] = folder / text
     return files
 
@@ -187,15 +193,21 @@ def _inner_edges(
     inner_node = _column(where, graph.node_data, "inner_node", graph.num_nodes) != 0
     inner_edge = _column(where, graph.edge_data, "inner_edge", len(graph.src)) != 0
     if not torch.equal(node_ids[inner_node], torch.arange(*nodes)):
-        raise ValueError(f"{where}: its inner nodes are not those from {nodes[0]} to {nodes[1] - 1} that the JSON lists")
+        raise ValueError(
+            f"{where}: its inner nodes are not those from {nodes[0]} to {nodes[1] - 1} that the JSON lists"
+        )
     for ends in (graph.src, graph.dst):
         if len(ends) and not 0 <= int(ends.min()) <= int(ends.max()) < graph.num_nodes:
             raise ValueError(f"{where}: the file is damaged: an edge ends outside its {graph.num_nodes} nodes")
     if len(node_ids) and not 0 <= int(node_ids.min()) <= int(node_ids.max()) < num_nodes:
-        raise ValueError(f"{where}: the file is damaged: a global node id is outside the {num_nodes} nodes of the graph")
+        raise ValueError(
+            f"{where}: the file is damaged: a global node id is outside the {num_nodes} nodes of the graph"
+        )
     order = edge_ids[inner_edge].argsort()
     if not torch.equal(edge_ids[inner_edge][order], torch.arange(*edges)):
-        raise ValueError(f"{where}: its inner edges are not those from {edges[0]} to {edges[1] - 1} that the JSON lists")
+        raise ValueError(
+            f"{where}: its inner edges are not those from {edges[0]} to {edges[1] - 1} that the JSON lists"
+        )
     src, dst = (node_ids[ends[inner_edge].to(torch.int64)][order] for ends in (graph.src, graph.dst))
     if len(dst) and not nodes[0] <= int(dst.min()) <= int(dst.max()) < nodes[1]:
         raise ValueError(f"{where}: an inner edge ends at a node of another part")

@@ -100,9 +100,9 @@ def _numbers(path: Path, body: Sequence[tuple[int, bytes]]) -> tuple[np.ndarray,
     joined = b" ".join(words)
     if _NOT_A_NUMBER.search(joined) or (words and max(map(len, words)) > _DIGITS):
         place = next(i for i, word in enumerate(words) if not word.isdigit() or len(word) > _DIGITS)
-        line = int(np.searchsorted(starts, place, side="right")) - 1
+        row = int(np.searchsorted(starts, place, side="right")) - 1
         raise ValueError(
-            f"{path}: line {body[line][0]} holds {words[place].decode(errors='replace')!r:.80}; "
+            f"{path}: line {body[row][0]} holds {words[place].decode(errors='replace')!r:.80}; "
             "a METIS graph holds only whole numbers from 0"
         )
     return np.array(words, dtype=f"S{_DIGITS}").astype(np.int64), np.array(starts, dtype=np.int64)
@@ -123,7 +123,9 @@ def _graph(
     bad = (counts < 0) | (counts % step != 0)
     if bad.any():
         row = int(bad.argmax())
-        expected = f"{before} numbers about the node, then its neighbours" + (" and weights in pairs" if step == 2 else "")
+        expected = f"{before} numbers about the node, then its neighbours" + (
+            " and weights in pairs" if step == 2 else ""
+        )
         raise ValueError(f"{path}: line {line_numbers[row]} has {counts[row] + before} numbers; expected {expected}")
     own = numbers[starts[:-1, None] + np.arange(before)] if before else np.empty((header.num_nodes, 0), dtype=np.int64)
     is_edge = np.ones(len(numbers), dtype=np.bool_)
@@ -135,7 +137,9 @@ def _graph(
     outside = (dst < 0) | (dst >= header.num_nodes) | (dst == src)
     if outside.any():
         place = int(outside.argmax())
-        reason = f"allowed are 1 to {header.num_nodes}" if dst[place] != src[place] else "a node is not its own neighbour"
+        reason = (
+            f"allowed are 1 to {header.num_nodes}" if dst[place] != src[place] else "a node is not its own neighbour"
+        )
         raise ValueError(f"{path}: line {line_numbers[src[place]]} lists neighbour {dst[place] + 1}; {reason}")
     _check_symmetric(path, line_numbers, src, dst, pairs[:, 1] if step == 2 else None)
     if len(src) != 2 * header.num_edges:

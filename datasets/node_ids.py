@@ -12,8 +12,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Ids: TypeAlias = "np.ndarray | pa.ChunkedArray"
-"""int64 array, or an Arrow column of text without nulls."""
+Ids: TypeAlias = "Any"
+"""int64 NumPy array, or an Arrow column of text without nulls."""
 
 LONGEST_ID = 256
 """Characters of an id; they are kept as an array of text of one width."""
@@ -69,13 +69,15 @@ def kept_ids(where: str, listed: Ids) -> np.ndarray | None:
     texts = listed.to_pylist()
     for text in texts:
         if not text or len(text) > LONGEST_ID or "\0" in text:
-            problem = f"has {len(text)} characters, {LONGEST_ID} are allowed" if len(text) > LONGEST_ID else "is not usable"
+            problem = (
+                f"has {len(text)} characters, {LONGEST_ID} are allowed" if len(text) > LONGEST_ID else "is not usable"
+            )
             raise ValueError(f"{where}: the id {text!r:.80} {problem}; give every node a short text or a whole number")
     return np.array(texts, dtype=np.str_)
 
 
 def check_claimed_nodes(where: str, num_nodes: int, num_entries: int) -> None:
-    """Refuse a node count from a header that leaves nearly all nodes isolated: a damaged digit would ask for terabytes."""
+    """Refuse a node count that leaves nearly all nodes isolated: one damaged digit would ask for terabytes."""
     limit = max(10_000_000, 100 * num_entries)
     if num_nodes > limit:
         raise ValueError(

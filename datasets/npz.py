@@ -74,7 +74,7 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, metric: M
     indptr = torch.from_numpy(_integers(where, arrays, "adj_indptr", 1))
     indices = torch.from_numpy(_integers(where, arrays, "adj_indices", 1))
     check_csr(where, "adjacency", indptr, indices, num_nodes, num_nodes)
-    node_data, edge_data = _further_data(arrays)
+    node_data, edge_data = _further_data(where, arrays)
     if "edge_weight" in arrays:
         edge_data["weight"] = _floats(where, arrays, "edge_weight", 1)
     splits = _read_splits(where, arrays)
@@ -270,10 +270,12 @@ def _read_original_ids(where: str, arrays: Mapping[str, np.ndarray]) -> np.ndarr
     return ids
 
 
-def _further_data(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _further_data(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {"node_data": {}, "edge_data": {}}
     for key, array in arrays.items():
         kind, dot, name = key.partition(".")
+        if dot and array.dtype.kind not in "biufc":
+            raise ValueError(f"{where}: {key} is {array.dtype}; further data are numbers or bool")
         if dot:
             found[kind][name] = torch.from_numpy(array)
     return found["node_data"], found["edge_data"]

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -17,15 +16,12 @@ from torch import Tensor
 
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.node_ids import Ids, check_claimed_nodes, kept_ids, number_nodes, rows_of
-from nugnn.datasets.text_table import read_bytes, read_table, to_array
+from nugnn.datasets.number_lines import NumberLines, first_data_line
+from nugnn.datasets.text_table import read_bytes
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_COMMENT = (b"#", b"%")
+_COMMENTS = (b"#", b"%")
+_MOST_CLASSES = 10**7
 _COUNTS = re.compile(rb"Nodes:\s*(\d{1,18})(?:\s+Edges:\s*(\d{1,18}))?", re.I)
-_IDS = re.compile(rb"\d{1,18}")
-_COLUMNS = ("source", "target", "weight")
 
 _log = logging.getLogger("nugnn.datasets")
 
@@ -54,24 +50,25 @@ def read_snap(
             ``num_nodes``), or the compressed file is damaged; names the file, the line and what it holds.
     """
     path = Path(path)
+    where = str(path)
     content = _without_mark(read_bytes(path))
-    has_weight, body = _body(path, content)
-    columns = _COLUMNS if has_weight else _COLUMNS[:2]
-    table = _parse(path, body, content, columns)
-    src, dst = (_id_array(path, content, table, column) for column in columns[:2])
+    start, first = first_data_line(content, 0, _COMMENTS)
+    lines = _edge_lines(where, content, start, first)
+    found = lines.read()
+    src, dst = found["source"], found["target"]
     stem = path.name.split(".")[0]
     labels_file = _labels_file(path, stem)
     labelled = _read_labels(labels_file) if labels_file is not None else None
-    edge_data = {"weight": _weights(path, content, table)} if has_weight else {}
+    edge_data = {"weight": _weights(where, lines, found["weight"])} if "weight" in found else {}
     if num_nodes is not None:
         listed, (src_rows, dst_rows) = np.arange(num_nodes), (rows_of(ids, np.arange(num_nodes)) for ids in (src, dst))
         if len(src) and min(int(src_rows.min()), int(dst_rows.min())) < 0:
             edge = int(((src_rows < 0) | (dst_rows < 0)).argmax())
-            line, text = _edge_line(content, edge)
+            line, text = lines.line_of(edge)
             raise ValueError(f"{path}: line {line} is {text!r:.80}; allowed ids are 0 to {num_nodes - 1}")
     else:
         listed, src_rows, dst_rows = number_nodes(src, dst, None if labelled is None else labelled[0])
-        listed, src_rows, dst_rows = _with_isolated(path, content, listed, src, dst, src_rows, dst_rows)
+        listed, src_rows, dst_rows = _with_isolated(path, content[:start], listed, src, dst, src_rows, dst_rows)
     if not len(listed):
         raise ValueError(f"{path}: there is no edge in it, and so no node")
     labels = None if labelled is None or labels_file is None else _spread(labels_file, listed, *labelled)
@@ -94,100 +91,32 @@ def _without_mark(content: bytes) -> bytes:
     return content[3:] if content.startswith(b"\xef\xbb\xbf") else content
 
 
-def _is_data(line: bytes) -> bool:
-    line = line.strip()
-    return bool(line) and not line.startswith(_COMMENT)
+def _edge_lines(where: str, content: bytes, start: int, first: bytes) -> NumberLines:
+    """The edges, with a weight where the first one has it."""
+    width = len(first.split())
+    expected = {2: "two ids", 3: "two ids and a weight"}.get(width, "two ids and perhaps a weight")
+    hint = "; a list with commas and a header is read when its name ends in .csv" if b"," in first else ""
+    expected += f", the ids whole numbers from 0, as in every line{hint}"
+    if first and width not in (2, 3):
+        number = content.count(b"\n", 0, start) + 1
+        raise ValueError(f"{where}: line {number} is {first.decode(errors='replace')!r:.80}; expected {expected}")
+    columns = {"source": "id", "target": "id"} | ({"weight": "float64"} if width == 3 else {})
+    return NumberLines(where, content, start, comments=_COMMENTS, columns=columns, expected=expected)
 
 
-def _body(path: Path, content: bytes) -> tuple[bool, bytes]:
-    """Whether edges have a weight, and everything from the first edge on."""
-    place = 0
-    while place < len(content):
-        end = content.find(b"\n", place)
-        end = len(content) if end < 0 else end
-        line = content[place:end]
-        if _is_data(line):
-            width = len(line.split())
-            if width not in (2, 3):
-                _refuse_line(path, content)
-            return width == 3, content[place:]
-        place = end + 1
-    return False, b""
-
-
-def _parse(path: Path, body: bytes, content: bytes, columns: tuple[str, ...]) -> pa.Table:
-    """Fast where one tab or blank parts the columns throughout; otherwise once more with blanks made alike."""
-    types = {name: "float64" if name == "weight" else "int64" for name in columns}
-    delimiter = "\t" if b"\t" in body[: body.find(b"\n") if b"\n" in body else None] else " "
-    try:
-        return read_table(body, str(path), columns, types=types, delimiter=delimiter, header_rows=0)
-    except ValueError:
-        lines = [b" ".join(line.split()) for line in body.split(b"\n") if _is_data(line)]
-    try:
-        return read_table(b"\n".join(lines) + b"\n", str(path), columns, types=types, delimiter=" ", header_rows=0)
-    except ValueError:
-        _refuse_line(path, content, len(columns))
-
-
-def _id_array(path: Path, content: bytes, table: pa.Table, name: str) -> np.ndarray:
-    column = table[name]
-    if column.null_count:
-        _refuse_line(path, content, table.num_columns)
-    ids = to_array(column)
-    if len(ids) and ids.min() < 0:
-        _refuse_line(path, content, table.num_columns)
-    return ids
-
-
-def _weights(path: Path, content: bytes, table: pa.Table) -> Tensor:
+def _weights(where: str, lines: NumberLines, values: np.ndarray) -> Tensor:
     with np.errstate(over="ignore"):  # reported below
-        weight = to_array(table["weight"]).astype(np.float64).astype(np.float32)
+        weight = values.astype(np.float32)
     bad = ~np.isfinite(weight)
     if bad.any():
-        line, text = _edge_line(content, int(bad.argmax()))
-        raise ValueError(f"{path}: line {line} is {text!r:.80}; the weight has to be a finite number that fits float32")
+        number, text = lines.line_of(int(bad.argmax()))
+        raise ValueError(f"{where}: line {number} is {text!r:.80}; the weight has to be finite and fit float32")
     return torch.from_numpy(weight)
-
-
-def _edge_line(content: bytes, edge: int) -> tuple[int, str]:
-    """Number and text of the line of an edge."""
-    data = ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if _is_data(line))
-    number, line = next(item for place, item in enumerate(data) if place == edge)
-    return number, line.decode(errors="replace").strip()
-
-
-def _refuse_line(path: Path, content: bytes, width: int | None = None) -> NoReturn:
-    """Name the first line that is not as many numbers as the first edge has."""
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not _is_data(line):
-            continue
-        words = line.split()
-        width = width or len(words)
-        fits = len(words) == width and width in (2, 3) and all(_IDS.fullmatch(word) for word in words[:2])
-        if fits and (width == 2 or _is_number(words[2])):
-            continue
-        hint = ""
-        if b"," in line:
-            hint = "; a list with commas and a header is read when its name ends in .csv"
-        expected = "two ids" if width == 2 else "two ids and a weight" if width == 3 else "two ids and perhaps a weight"
-        raise ValueError(
-            f"{path}: line {number} is {line.decode(errors='replace').strip()!r:.80}; expected {expected}, "
-            f"the ids whole numbers from 0{hint}"
-        )
-    raise ValueError(f"{path}: it is not a list of edges, 'source target' or 'source target weight' per line")
-
-
-def _is_number(word: bytes) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _with_isolated(
     path: Path,
-    content: bytes,
+    head: bytes,
     listed: Ids,
     src: np.ndarray,
     dst: np.ndarray,
@@ -195,12 +124,7 @@ def _with_isolated(
     dst_rows: np.ndarray,
 ) -> tuple[Ids, np.ndarray, np.ndarray]:
     """Follow the comment ``# Nodes: N Edges: E`` above the first edge where there is one."""
-    head = []
-    for line in content[: 2**16].split(b"\n"):
-        if _is_data(line):
-            break
-        head.append(line)
-    counts = _COUNTS.search(b"\n".join(head))
+    counts = _COUNTS.search(head)
     if counts is None:
         return listed, src_rows, dst_rows
     num_nodes = int(counts[1])
@@ -227,22 +151,25 @@ def _labels_file(path: Path, stem: str) -> Path | None:
 
 def _read_labels(path: Path) -> tuple[np.ndarray, np.ndarray]:
     content = _without_mark(read_bytes(path))
-    ids, labels = [], []
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not _is_data(line):
-            continue
-        words = line.split()
-        if len(words) != 2 or not _IDS.fullmatch(words[0]) or not re.fullmatch(rb"\d{1,7}|-1", words[1]):
-            raise ValueError(
-                f"{path}: line {number} is {line.decode(errors='replace').strip()!r:.80}; expected a node's id and its "
-                "class, whole numbers from 0, or -1 for no class"
-            )
-        ids.append(int(words[0]))
-        labels.append(int(words[1]))
-    values, counts = np.unique(np.array(ids, dtype=np.int64), return_counts=True)
+    found = NumberLines(
+        str(path),
+        content,
+        0,
+        comments=_COMMENTS,
+        columns={"id": "id", "label": "int64"},
+        expected="a node's id and its class, whole numbers from 0, or -1 for no class",
+    ).read()
+    ids, labels = found["id"], found["label"]
+    values, counts = np.unique(ids, return_counts=True)
     if len(values) < len(ids):
         raise ValueError(f"{path}: node {values[counts.argmax()]} has more than one line; give every node one class")
-    return np.array(ids, dtype=np.int64), np.array(labels, dtype=np.int64)
+    bad = (labels < -1) | (labels >= _MOST_CLASSES)
+    if bad.any():
+        node = int(bad.argmax())
+        raise ValueError(
+            f"{path}: the class of node {ids[node]} is {labels[node]}; number the classes from 0, -1 for none"
+        )
+    return ids, labels
 
 
 def _spread(path: Path, listed: np.ndarray, ids: np.ndarray, labels: np.ndarray) -> Tensor:

@@ -14,7 +14,9 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CONVERSION = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): invalid value '(.*)'", re.S)
+_CONVERSION = re.compile(
+    r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to (\w+): invalid value '(.*)'", re.S
+)
 _WIDTH = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+): (.*)", re.S)
 _KINDS = {"int64": "a whole number", "double": "a number"}
 _LONGEST_HEADER = 16 * 2**20
@@ -73,7 +75,9 @@ def read_header(path: Path) -> list[str]:
         raise ValueError(f"{path}: the first row is empty; it has to name the columns")
     if "" in names:
         raise ValueError(f"{path}: column {names.index('') + 1} has no name; the header is {', '.join(names)!r:.300}")
-    repeated = [name for number, name in enumerate(names) if name in names[:number]] if len(set(names)) < len(names) else []
+    repeated = (
+        [name for number, name in enumerate(names) if name in names[:number]] if len(set(names)) < len(names) else []
+    )
     if repeated:
         raise ValueError(f"{path}: two columns are called {repeated[0]!r}; rename one")
     return names
@@ -95,8 +99,8 @@ def read_table(
         source: A file, or the bytes of one.
         where: How errors begin.
         names: All columns of the file, in order.
-        types: ``"int64"``, ``"float64"`` or ``"string"`` per column; the type of others follows from their values. Empty
-            cells are null, except in string columns.
+        types: ``"int64"``, ``"float64"`` or ``"string"`` per column; the type of others follows from their values.
+            Empty cells are null, except in string columns.
         delimiter: One character. Quotes mean something only where it is a comma.
         header_rows: Rows to skip.
         columns: Which to return; None for all.
@@ -170,7 +174,7 @@ def _refuse(where: str, names: Sequence[str], problem: str) -> NoReturn:
 def _gzip_errors() -> tuple[type[BaseException], ...]:
     from isal import isal_zlib
 
-    return (OSError, EOFError, isal_zlib.error)
+    return OSError, EOFError, isal_zlib.error  # type: ignore[return-value]  # its types say object
 
 
 def _damaged(path: Path, error: BaseException) -> str:

@@ -143,14 +143,18 @@ def _node_columns(data: GraphData) -> dict[str, Tensor]:
         columns[name] = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill(0, nodes, True)
     taken = sorted(columns.keys() & data.node_data.keys())
     if taken:
-        raise ValueError(f"graph {data.name!r}: node_data {taken} have the names of features, labels or masks; rename them")
+        raise ValueError(
+            f"graph {data.name!r}: node_data {taken} have the names of features, labels or masks; rename them"
+        )
     return columns | dict(data.node_data)
 
 
 def _check_columns(data: GraphData, kind: str, columns: Mapping[str, Tensor]) -> None:
     for name, column in columns.items():
         if column.dtype not in _SAVED:
-            raise ValueError(f"graph {data.name!r}: {kind} data {name!r} is {column.dtype}, which DGL's files do not hold")
+            raise ValueError(
+                f"graph {data.name!r}: {kind} data {name!r} is {column.dtype}, which DGL's files do not hold"
+            )
         if not name:
             raise ValueError(f"graph {data.name!r}: {kind} data need a name in DGL's files")
 
