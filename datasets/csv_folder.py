@@ -188,30 +188,14 @@ def _read_both(nodes: Path, edges: Path, name: str, metric: Metric) -> GraphData
     listed = _id_column(where, node_table, node_columns.id)
     _check_distinct(where, node_columns.id, listed)
     original_ids = kept_ids(where, listed)
-    ends = []
-    for column in edge_columns.ids:
-        ids = _id_column(str(edges), edge_table, column)
-        rows = rows_of(ids, listed)
-        if len(rows) and rows.min() < 0:
-            row = int((rows < 0).argmax())
-            id_ = ids[row] if isinstance(ids, np.ndarray) else ids[row].as_py()
-            known = (
-                f"0 to {len(listed) - 1}"
-                if original_ids is None
-                else f"{len(listed)} ids, the first {_show(listed, 0)}"
-            )
-            raise ValueError(
-                f"{edges}: row {row + 2}, column {column!r} is {id_!r:.80}, an id that {nodes.name} has not "
-                f"(it lists {known}); add the node there or drop the edge"
-            )
-        ends.append(torch.from_numpy(rows))
+    src, dst = _known_ends(edges, edge_table, edge_columns.ids, nodes, listed)
     train, val, test = _split(where, node_table, node_columns)
     return _graph(
         str(nodes.parent),
         name=name,
         num_nodes=len(listed),
-        src=ends[0],
-        dst=ends[1],
+        src=src,
+        dst=dst,
         features=_features(where, node_table, node_columns.features),
         labels=_labels(where, node_table, node_columns),
         train_nodes=train,
@@ -222,6 +206,26 @@ def _read_both(nodes: Path, edges: Path, name: str, metric: Metric) -> GraphData
         original_ids=original_ids,
         metric=metric,
     )
+
+
+def _known_ends(
+    edges: Path, table: pa.Table, columns: tuple[str, str], nodes: Path, listed: Ids
+) -> tuple[Tensor, Tensor]:
+    """Rows of both ends of every edge; the first end that is not listed is refused."""
+    ids = [_id_column(str(edges), table, column) for column in columns]
+    rows = [rows_of(end, listed) for end in ids]
+    unknown = (rows[0] < 0) | (rows[1] < 0)
+    if unknown.any():
+        row = int(unknown.argmax())
+        end = 0 if rows[0][row] < 0 else 1
+        known = f"{len(listed)} ids, the first {_show(listed, 0)}"
+        if isinstance(listed, np.ndarray) and np.array_equal(listed, np.arange(len(listed))):
+            known = f"0 to {len(listed) - 1}"
+        raise ValueError(
+            f"{edges}: row {row + 2}, column {columns[end]!r} is {_show(ids[end], row)}, an id that "
+            f"{nodes.name} has not (it lists {known}); add the node there or drop the edge"
+        )
+    return torch.from_numpy(rows[0]), torch.from_numpy(rows[1])
 
 
 def _graph(where: str, **fields: Any) -> GraphData:

@@ -84,7 +84,10 @@ class _Header:
 
 def _lines(path: Path) -> list[tuple[int, bytes]]:
     """Lines with their numbers, without comments, from the header on."""
-    lines = [line for line in enumerate(read_bytes(path).split(b"\n"), 1) if not line[1].lstrip().startswith(b"%")]
+    texts = read_bytes(path).split(b"\n")
+    if not texts[-1]:
+        texts.pop()  # what follows the last line end is no line
+    lines = [line for line in enumerate(texts, 1) if not line[1].lstrip().startswith(b"%")]
     while lines and not lines[0][1].strip():
         lines.pop(0)
     return lines

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Ids: TypeAlias = "Any"
+Ids: TypeAlias = Any
 """int64 NumPy array, or an Arrow column of text without nulls."""
 
 LONGEST_ID = 256
