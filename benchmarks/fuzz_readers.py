@@ -75,6 +75,10 @@ _ADDRESS_SPACE = 24 * 2**30
 """Bytes; a reader that believes a damaged length then fails at once instead of filling the machine."""
 
 
+_SLOW_SECONDS = 10
+"""Longer than any small file takes on a busy machine; such an input counts as a failure."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A reader to feed: its valid inputs, and which file of an input to open."""
@@ -179,7 +183,10 @@ def fuzz(target: Target, num_inputs: int, rng: random.Random, folder: Path, *, m
             _note(outcome, damaged, error, most_failures)
         else:
             outcome.fine += 1
-        outcome.slowest_seconds = max(outcome.slowest_seconds, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if seconds > _SLOW_SECONDS:
+            _note(outcome, damaged, TimeoutError("it took longer than a small file may"), most_failures)
+        outcome.slowest_seconds = max(outcome.slowest_seconds, seconds)
         outcome.inputs += 1
     return outcome
 
@@ -303,8 +310,9 @@ def _damage_member(content: bytes, rng: random.Random) -> bytes:
 
 def _note(outcome: Outcome, files: Files, error: BaseException, most: int) -> None:
     outcome.other += 1
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    kind = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:150]}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    kind = f"{type(error).__name__}{place}: {str(error)[:150]}"
     outcome.kinds[kind] += 1
     if len(outcome.failures) < most and outcome.kinds[kind] == 1:
         outcome.failures.append((files, kind))

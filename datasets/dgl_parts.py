@@ -150,7 +150,7 @@ def _part_files(folder: Path, raw: Mapping[str, Any], part: int) -> dict[str, Pa
     files = {}
     for key in ("part_graph", "node_feats", "edge_feats"):
         text = entry.get(key)
-        if not isinstance(text, str) or not text or "\0" in text:
+        if not isinstance(text, str) or not text or "\0" in text or max(map(len, Path(text).parts), default=0) > 200:
             raise ValueError(f"{key} of part-{part} is {text!r:.80}; expected the name of a file")
         if Path(text).is_absolute() or ".." in Path(text).parts:
             raise ValueError(

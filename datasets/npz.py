@@ -19,7 +19,9 @@ Edge ids are positions in CSR order. ``class_years`` (what Facebook100 classes s
 
 from __future__ import annotations
 
+import ast
 import difflib
+import math
 import os
 import struct
 import zipfile
@@ -40,6 +42,7 @@ _SPARSE_KEYS = ("feat_indptr", "feat_indices", "feat_data", "feat_shape")
 _SPLIT_KEYS = ("train_idx", "val_idx", "test_idx")
 _MASK_KEYS = ("train_masks", "val_masks", "test_masks")
 _NOT_READ = ("class_years",)
+_SWAPPED = np.dtype(np.uint32).newbyteorder("S")
 _KEYS = (
     *_GRAPH_KEYS,
     *("edge_weight", "feat", "label", "num_classes", "metric", "original_ids"),
@@ -140,6 +143,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             _check_member_count(path, archive.zip)
+            _check_member_sizes(archive.zip)
             arrays = {key: archive[key] for key in archive.files}
     except Exception as error:  # one damaged byte can raise nearly anything in zipfile, zlib and numpy
         if "allow_pickle" in str(error):
@@ -150,7 +154,32 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path}: {key!r} is not an array; an .npz file holds only .npy members")
-    return arrays
+        if array.dtype.kind == "U" and array.size and not _is_unicode(array):
+            raise ValueError(f"{path}: {key!r} holds text that is not Unicode. Get the file again")
+    return {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in arrays.items()}
+
+
+def _is_unicode(array: np.ndarray) -> bool:
+    codes = np.ascontiguousarray(array).reshape(-1).view(np.uint32 if array.dtype.isnative else _SWAPPED)
+    return int(codes.max(initial=0)) < 0x110000
+
+
+def _check_member_sizes(archive: zipfile.ZipFile) -> None:
+    """Refuse an array whose header announces more than its member holds, before memory is taken for it."""
+    for info in archive.infolist():
+        with archive.open(info) as member:
+            if member.read(6) != b"\x93NUMPY":
+                continue  # read_arrays refuses what is no array
+            major, _ = member.read(2)
+            width = 2 if major == 1 else 4
+            text = member.read(int.from_bytes(member.read(width), "little")).decode("latin-1")
+            header = ast.literal_eval(text)
+            dtype = np.dtype(header["descr"])
+            num_bytes = math.prod(header["shape"]) * dtype.itemsize
+            if not dtype.hasobject and num_bytes != info.file_size - member.tell():
+                raise ValueError(
+                    f"{info.filename} announces {num_bytes} bytes and holds {info.file_size - member.tell()}"
+                )
 
 
 def _check_member_count(path: Path, archive: zipfile.ZipFile) -> None:
