@@ -116,7 +116,7 @@ def targets() -> list[Target]:
     weighted = b"10 20 0.5\n20  30 1\n\n# note\n30 10 2e1\n"
     labels = b"0 1\n1 0\n2 1\n4 3\n"
     nodes = (
-        b"id,feat_0,feat_1,label,split,year\n0,1.5,2,0,train,1999\n1,0,-1,1,val,2000\n2,3,1e-3,,test,2001\n3,0,0,,,2\n"
+        b"id,feat_0,feat_1,label,split,year\n0,1.5,2,0,train,1999\n1,0,-1,1,val,2000\n2,3,1e-3,0,test,2001\n3,0,0,,,2\n"
     )
     named = b"id,x,label_0,label_1,train,val,test,_note\n"
     named += b'"a, b",1,0,1,1,0,0,h\nc,2,1,1,0,1,0,\n\xc3\xa9,3,0,0,0,0,1,"q""q"\n'

@@ -233,13 +233,15 @@ def _edges(cursor: _Cursor) -> tuple[int, int, Tensor, Tensor]:
     formats = code & 0xFFFFFFFF if code >> 32 else {0: _COO, 1: _CSR, 2: _CSC}.get(code, 0)
     if formats not in range(1, 8):
         raise ValueError(f"the file is damaged: sparse format {code:#x} before byte {cursor.place}")
-    _skip_meta_graph(cursor)
     found: list[tuple[int, int, Tensor, Tensor]] = []
     if formats & _COO:
+        _skip_meta_graph(cursor)
         found.append(_coo_edges(cursor))
     if formats & _CSR:
+        _skip_meta_graph(cursor)
         found.append(_csr_edges(cursor))
     if formats & _CSC:
+        _skip_meta_graph(cursor)
         num_columns, num_rows, dst, src = _csr_edges(cursor)
         found.append((num_rows, num_columns, src, dst))
     return found[0]
