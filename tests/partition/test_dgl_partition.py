@@ -2,8 +2,6 @@
 
 import nugnn  # noqa: F401  # lets dgl import under this torch
 
-# isort: split
-import dgl
 import numpy as np
 import pytest
 import torch
