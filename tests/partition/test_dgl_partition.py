@@ -1,13 +1,12 @@
 """DGL's partition format: there and back is the same graph, and DGL and nugnn read what the other wrote."""
 
-import nugnn  # noqa: F401  # lets dgl import under this torch
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nugnn  # noqa: F401  # lets dgl import under this torch
 from nugnn.datasets import GraphData, read_path
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.dgl_partition import read_dgl_partition, write_dgl_partition
