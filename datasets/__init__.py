@@ -1,6 +1,7 @@
 """Datasets, each as the same ``GraphData``."""
 
 from nugnn.datasets.digits import digits
+from nugnn.datasets.formats import FORMATS, read_path
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.npz import read_npz, write_npz
@@ -9,6 +10,7 @@ from nugnn.datasets.synthetic import mixed_like, planted_communities, products_l
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 
 __all__ = [
+    "FORMATS",
     "GraphData",
     "Metric",
     "class_ids",
@@ -20,6 +22,7 @@ __all__ = [
     "planted_communities",
     "products_like",
     "read_npz",
+    "read_path",
     "self_loops",
     "write_npz",
 ]

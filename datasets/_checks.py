@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -183,6 +184,15 @@ def check_columns(where: str, kind: str, num_rows: int, columns: Mapping[str, Te
                 f"{where}: {kind} data {name!r} has shape {tuple(column.shape)}; its first dimension has to be "
                 f"{num_rows}, one row per {kind}"
             )
+
+
+def check_original_ids(where: str, num_nodes: int, ids: np.ndarray) -> None:
+    """Refuse ids of nodes that are not one int64 or text each; that they differ is for the readers to see to."""
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or not (ids.dtype == np.int64 or ids.dtype.kind == "U"):
+        given = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
+        raise ValueError(f"{where}: original_ids is {given}; expected a 1-D NumPy array of int64 or of text")
+    if len(ids) != num_nodes:
+        raise ValueError(f"{where}: original_ids has {len(ids)} entries for {num_nodes} nodes; give one per node")
 
 
 def _check_labelled(where: str, labels: Tensor | None, name: str, ids: Tensor) -> None:

@@ -1,12 +1,16 @@
-"""Conversion between ``GraphData`` and ``dgl.DGLGraph``, edge ids unchanged in both directions."""
+"""Between ``GraphData`` and DGL's graphs, in memory or saved by ``dgl.save_graphs``; edge ids stay as they are."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from nugnn.datasets._checks import first_true
+from nugnn.datasets.dgl_files import DglGraphFile, read_dgl_graph_file
 from nugnn.datasets.graph_data import GraphData, Metric, Split
 from nugnn.datasets.labels import class_ids
 
@@ -80,17 +84,54 @@ def from_dgl(
         raise ValueError(_HETEROGRAPH.format(ntypes=graph.ntypes, etypes=graph.etypes))
     if graph.device.type != "cpu":
         raise ValueError(f"the graph lies on {graph.device}; the whole graph is kept on the host: use graph.to('cpu')")
-    node_data = dict(graph.ndata)
-    x_NF = _take(node_data, "features", features, "feat")
-    y = _take(node_data, "labels", labels, "label")
-    taken = [_take(node_data, key, given, key) for key, given in zip(_MASKS, masks, strict=True)]
-    splits = _splits_from_masks(graph.num_nodes(), taken)
     src, dst = graph.edges(order="eid")
+    parts = DglGraphFile(graph.num_nodes(), src, dst, dict(graph.ndata), dict(graph.edata))
+    keys = (features, labels, *masks)
+    return graph_from_columns(parts, name=name, keys=keys, num_classes=num_classes, metric=metric)
+
+
+def read_dgl_graph(path: str | os.PathLike[str], *, name: str | None = None, metric: Metric = "auto") -> GraphData:
+    """Read a file that ``dgl.save_graphs`` wrote with one homogeneous graph in it; DGL is not needed.
+
+    Args:
+        path: The file.
+        name: Name of the graph; default the file's name without suffix.
+        metric: As in ``GraphData``.
+
+    Returns:
+        As ``GraphData.from_dgl`` with its default keys: ``feat``, ``label``, ``train_mask``, ``val_mask`` and
+        ``test_mask`` of the node data, everything else as ``node_data`` and ``edge_data``.
+
+    Raises:
+        ValueError: the file is missing or damaged, or holds no graph that nugnn takes; always names the file.
+    """
+    path = Path(path)
+    parts = read_dgl_graph_file(path)
+    try:
+        return graph_from_columns(parts, name=name or path.stem, metric=metric)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def graph_from_columns(
+    parts: DglGraphFile,
+    *,
+    name: str,
+    keys: tuple[str | None, str | None, str | None, str | None, str | None] = ("feat", "label", *_MASKS),
+    num_classes: int = 0,
+    metric: Metric = "auto",
+) -> GraphData:
+    """The graph of DGL's arrays; ``keys`` name features, labels and the three masks among its node data."""
+    node_data = dict(parts.node_data)
+    x_NF = _take(node_data, "features", keys[0], "feat")
+    y = _take(node_data, "labels", keys[1], "label")
+    taken = [_take(node_data, key, given, key) for key, given in zip(_MASKS, keys[2:], strict=True)]
+    splits = _splits_from_masks(parts.num_nodes, taken)
     return GraphData(
         name=name,
-        num_nodes=graph.num_nodes(),
-        src=src,
-        dst=dst,
+        num_nodes=parts.num_nodes,
+        src=parts.src,
+        dst=parts.dst,
         features=x_NF,
         labels=None if y is None else _read_labels(y),
         num_classes=num_classes,
@@ -99,7 +140,7 @@ def from_dgl(
         test_nodes=splits[0][2],
         splits=splits if len(splits) > 1 else (),
         node_data=node_data,
-        edge_data=dict(graph.edata),
+        edge_data=dict(parts.edge_data),
         metric=metric,
     )
 
@@ -126,7 +167,19 @@ def _read_labels(labels: Tensor) -> Tensor:
     return labels.to(torch.uint8)
 
 
+def _check_mask(num_nodes: int, key: str, mask: Tensor) -> None:
+    if mask.dim() not in (1, 2) or len(mask) != num_nodes or 0 in mask.shape[1:]:
+        raise ValueError(f"{key} has shape {tuple(mask.shape)}; a mask has one value per node, ({num_nodes},)")
+    bad = ((mask != 0) & (mask != 1)).reshape(num_nodes, -1).any(dim=1)
+    if bad.any():
+        row = first_true(bad)
+        raise ValueError(f"{key} of node {row} is {mask[row].tolist()}; a mask holds only 0 and 1, or False and True")
+
+
 def _splits_from_masks(num_nodes: int, masks: list[Tensor | None]) -> tuple[Split, ...]:
+    for key, mask in zip(_MASKS, masks, strict=True):
+        if mask is not None:
+            _check_mask(num_nodes, key, mask)
     widths = {mask.shape[1] if mask.dim() == 2 else 1 for mask in masks if mask is not None}
     if len(widths) > 1:
         raise ValueError(f"the masks hold {sorted(widths)} splits; train, val and test masks need the same number")

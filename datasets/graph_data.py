@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Metric = Literal["auto", "accuracy", "micro_f1", "roc_auc"]
 Split = tuple[Tensor, Tensor, Tensor]
 
-_HASH_FORMAT = b"nugnn.GraphData content, format 1"
+_HASH_FORMAT = b"nugnn.GraphData content, format 2"
 
 
 def _no_nodes() -> Tensor:
@@ -51,6 +52,7 @@ class GraphData:
         splits: All published (train, val, test) triples, when there are several; :meth:`with_split` picks one.
         node_data: Further per-node tensors, first dimension N.
         edge_data: Further per-edge tensors, first dimension E; edge weights are called ``"weight"``.
+        original_ids: ``(N,)`` int64 or unicode array, the user's own id of each node; None where that is its row.
         metric: ``"auto"`` becomes ``"micro_f1"`` for multi-label graphs, ``"accuracy"`` otherwise; ``"roc_auc"`` is for
             two classes or multi-label.
 
@@ -71,6 +73,7 @@ class GraphData:
     splits: tuple[Split, ...] = ()
     node_data: Mapping[str, Tensor] = field(default_factory=dict)
     edge_data: Mapping[str, Tensor] = field(default_factory=dict)
+    original_ids: np.ndarray | None = None
     metric: Metric = "auto"
 
     def __post_init__(self) -> None:
@@ -96,6 +99,8 @@ class GraphData:
         self._set("splits", tuple(sorted_splits))
         _checks.check_columns(where, "node", self.num_nodes, self.node_data)
         _checks.check_columns(where, "edge", self.num_edges, self.edge_data)
+        if self.original_ids is not None:
+            _checks.check_original_ids(where, self.num_nodes, self.original_ids)
         self._set_metric(where)
 
     @property
@@ -230,6 +235,9 @@ def _feed(digest: hashlib._Hash, key: str, value: object) -> None:
         elif value.numel():
             for _, window in row_windows(value if value.dim() else value.reshape(1)):
                 digest.update(window.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, np.ndarray):
+        digest.update(f"\0{key}\0{value.dtype.str}\0{value.shape}\0".encode())
+        digest.update(np.ascontiguousarray(value).view(np.uint8).data)
     elif isinstance(value, Mapping):
         digest.update(f"\0{key}\0dict\0{len(value)}\0".encode())
         for name in sorted(value):

@@ -10,6 +10,7 @@
 | ``label`` | integers, N; or uint8, N x C | class ids, -1 = unlabelled; or 0/1, multi-label |
 | ``train_idx``, ``val_idx``, ``test_idx`` | integers | node ids of the split |
 | ``train_masks``, ``val_masks``, ``test_masks`` | bool, S x N | S published splits; the ids above equal row 0 |
+| ``original_ids`` | integers or text, N; optional | the user's own id of each node |
 | ``num_classes``, ``metric`` | integer, text; optional | where the labels alone do not tell |
 | ``node_data.KEY``, ``edge_data.KEY`` | first dimension N, E; optional | further data |
 
@@ -18,7 +19,9 @@ Edge ids are positions in CSR order. ``class_years`` (what Facebook100 classes s
 
 from __future__ import annotations
 
+import ast
 import difflib
+import math
 import os
 import struct
 import zipfile
@@ -39,9 +42,10 @@ _SPARSE_KEYS = ("feat_indptr", "feat_indices", "feat_data", "feat_shape")
 _SPLIT_KEYS = ("train_idx", "val_idx", "test_idx")
 _MASK_KEYS = ("train_masks", "val_masks", "test_masks")
 _NOT_READ = ("class_years",)
+_SWAPPED = np.dtype(np.uint32).newbyteorder("S")
 _KEYS = (
     *_GRAPH_KEYS,
-    *("edge_weight", "feat", "label", "num_classes", "metric"),
+    *("edge_weight", "feat", "label", "num_classes", "metric", "original_ids"),
     *_SPARSE_KEYS,
     *_SPLIT_KEYS,
     *_MASK_KEYS,
@@ -66,14 +70,14 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, metric: M
             a broken graph; always names the file.
     """
     path = Path(path)
-    arrays = _read_arrays(path)
+    arrays = read_arrays(path)
     where = f"{path}"
     _check_keys(where, arrays)
     num_nodes = int(_integers(where, arrays, "num_nodes", 0))
     indptr = torch.from_numpy(_integers(where, arrays, "adj_indptr", 1))
     indices = torch.from_numpy(_integers(where, arrays, "adj_indices", 1))
     check_csr(where, "adjacency", indptr, indices, num_nodes, num_nodes)
-    node_data, edge_data = _further_data(arrays)
+    node_data, edge_data = _further_data(where, arrays)
     if "edge_weight" in arrays:
         edge_data["weight"] = _floats(where, arrays, "edge_weight", 1)
     splits = _read_splits(where, arrays)
@@ -93,6 +97,7 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, metric: M
             splits=splits if len(splits) > 1 else (),
             node_data=node_data,
             edge_data=edge_data,
+            original_ids=_read_original_ids(where, arrays),
             metric=str(arrays["metric"]) if "metric" in arrays else metric,  # type: ignore[arg-type]  # checked inside
         )
     except ValueError as error:
@@ -129,7 +134,8 @@ def is_graph_npz(path: Path) -> bool:
         return True
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The plain arrays of any ``.npz``; a ValueError that names the file when it is missing, damaged or pickled."""
     if not path.is_file():
         raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     if not zipfile.is_zipfile(path):
@@ -137,6 +143,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             _check_member_count(path, archive.zip)
+            _check_member_sizes(archive.zip)
             arrays = {key: archive[key] for key in archive.files}
     except Exception as error:  # one damaged byte can raise nearly anything in zipfile, zlib and numpy
         if "allow_pickle" in str(error):
@@ -147,7 +154,32 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise ValueError(f"{path}: {key!r} is not an array; an .npz file holds only .npy members")
-    return arrays
+        if array.dtype.kind == "U" and array.size and not _is_unicode(array):
+            raise ValueError(f"{path}: {key!r} holds text that is not Unicode. Get the file again")
+    return {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in arrays.items()}
+
+
+def _is_unicode(array: np.ndarray) -> bool:
+    codes = np.ascontiguousarray(array).reshape(-1).view(np.uint32 if array.dtype.isnative else _SWAPPED)
+    return int(codes.max(initial=0)) < 0x110000
+
+
+def _check_member_sizes(archive: zipfile.ZipFile) -> None:
+    """Refuse an array whose header announces more than its member holds, before memory is taken for it."""
+    for info in archive.infolist():
+        with archive.open(info) as member:
+            if member.read(6) != b"\x93NUMPY":
+                continue  # read_arrays refuses what is no array
+            major, _ = member.read(2)
+            width = 2 if major == 1 else 4
+            text = member.read(int.from_bytes(member.read(width), "little")).decode("latin-1")
+            header = ast.literal_eval(text)
+            dtype = np.dtype(header["descr"])
+            num_bytes = math.prod(header["shape"]) * dtype.itemsize
+            if not dtype.hasobject and num_bytes != info.file_size - member.tell():
+                raise ValueError(
+                    f"{info.filename} announces {num_bytes} bytes and holds {info.file_size - member.tell()}"
+                )
 
 
 def _check_member_count(path: Path, archive: zipfile.ZipFile) -> None:
@@ -255,10 +287,24 @@ def _read_splits(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Split, .
     return tuple(splits) or ((empty, empty, empty),)
 
 
-def _further_data(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _read_original_ids(where: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    if "original_ids" not in arrays:
+        return None
+    ids = arrays["original_ids"]
+    if ids.dtype.kind != "U":
+        ids = _integers(where, arrays, "original_ids", 1)
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) < len(ids):
+        raise ValueError(f"{where}: original_ids holds {values[counts.argmax()]!s:.80} more than once")
+    return ids
+
+
+def _further_data(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {"node_data": {}, "edge_data": {}}
     for key, array in arrays.items():
         kind, dot, name = key.partition(".")
+        if dot and array.dtype.kind not in "biufc":
+            raise ValueError(f"{where}: {key} is {array.dtype}; further data are numbers or bool")
         if dot:
             found[kind][name] = torch.from_numpy(array)
     return found["node_data"], found["edge_data"]
@@ -295,6 +341,8 @@ def _to_arrays(data: GraphData) -> dict[str, Any]:
     arrays.update({key: ids.numpy() for key, ids in zip(_SPLIT_KEYS, first_split, strict=True)})
     arrays.update({f"node_data.{name}": _array(x) for name, x in data.node_data.items()})
     arrays.update({f"edge_data.{name}": _array(x)[order] for name, x in data.edge_data.items()})
+    if data.original_ids is not None:
+        arrays["original_ids"] = data.original_ids
     weight = data.edge_data.get("weight")
     if weight is not None and weight.dim() == 1 and weight.dtype in (torch.float32, torch.float64):
         arrays["edge_weight"] = arrays.pop("edge_data.weight")

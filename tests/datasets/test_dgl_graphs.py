@@ -7,7 +7,7 @@ import dgl
 import pytest
 import torch
 
-from nugnn.datasets import GraphData
+from nugnn.datasets import GraphData, read_path
 
 
 def users_graph():
@@ -101,3 +101,59 @@ def test_node_data_that_would_be_overwritten_is_refused():
 def test_id_type_is_kept(dtype):
     data = GraphData(name="x", num_nodes=2, src=torch.tensor([0], dtype=dtype), dst=torch.tensor([1], dtype=dtype))
     assert GraphData.from_dgl(data.to_dgl()).src.dtype == dtype
+
+
+@pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["coo", "csr", "csc"]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_file_that_dgl_saved_is_read_as_the_graph_in_memory(tmp_path, formats, dtype):
+    g = users_graph().to("cpu")
+    g = g.int() if dtype == torch.int32 else g
+    g.ndata["half"] = torch.arange(4).to(torch.bfloat16)
+    dgl.save_graphs(str(tmp_path / "g.bin"), [g], formats=formats)
+    data = read_path(tmp_path / "g.bin")
+    expected = GraphData.from_dgl(g, name="g")
+    assert data.src.dtype == dtype
+    assert data.content_hash() == expected.content_hash()
+
+
+def test_file_of_several_graphs_and_of_a_heterograph_are_refused(tmp_path):
+    g = users_graph()
+    dgl.save_graphs(str(tmp_path / "g.bin"), [g, g], {"y": torch.tensor([1, 2])})
+    with pytest.raises(ValueError, match=r"g\.bin: it holds 2 graphs; save the one"):
+        read_path(tmp_path / "g.bin")
+    h = dgl.heterograph({("user", "buys", "item"): ([0, 1], [0, 0])})
+    dgl.save_graphs(str(tmp_path / "h.dgl"), [h])
+    with pytest.raises(ValueError, match=r"h\.dgl: .*several node or edge types.*dgl\.to_homogeneous"):
+        read_path(tmp_path / "h.dgl")
+
+
+def test_file_cut_anywhere_is_refused_by_name(tmp_path):
+    dgl.save_graphs(str(tmp_path / "g.bin"), [users_graph()])
+    whole = (tmp_path / "g.bin").read_bytes()
+    for length in [*range(0, 40), *range(4090, len(whole), 3)]:
+        (tmp_path / "g.bin").write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"g\.bin: "):
+            read_path(tmp_path / "g.bin")
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.tensor([0, 1, 2, 0]), r"train_mask of node 2 is 2; a mask holds only 0 and 1"),
+        (torch.tensor([0.0, float("nan"), 0, 0]), r"train_mask of node 1 is nan"),
+        (torch.zeros(4, 1, 1), r"train_mask has shape \(4, 1, 1\); a mask has one value per node"),
+    ],
+)
+def test_mask_that_is_none_is_refused(mask, message):
+    g = users_graph()
+    g.ndata["train_mask"] = mask
+    with pytest.raises(ValueError, match=message):
+        GraphData.from_dgl(g)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32], ids=str)
+def test_masks_of_any_type_are_read(dtype):
+    g = users_graph()
+    for key in ("train_mask", "val_mask", "test_mask"):
+        g.ndata[key] = g.ndata[key].to(dtype)
+    assert [nodes.tolist() for nodes in GraphData.from_dgl(g).split] == [[0], [1], [2]]

@@ -19,6 +19,7 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -213,6 +214,7 @@ DIFFERENT = {
     "splits": (),
     "node_data": {"Age": torch.arange(4)},
     "edge_data": {"weight": torch.tensor([0.5, 1.0, 2.5])},
+    "original_ids": np.array(["a", "b", "c", "d"]),
     "metric": "micro_f1",
 }
 
