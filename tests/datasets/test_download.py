@@ -11,8 +11,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from loopback import cut, serve, stall, status, whole
 
+from loopback import cut, serve, stall, status, whole
 from nugnn.datasets.download import DownloadError, Patience, RemoteFile, download
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()
