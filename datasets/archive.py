@@ -13,7 +13,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -119,7 +119,7 @@ def extract(archive: Path, target: Path) -> None:
 Member = tuple[PurePosixPath, int, IO[bytes]]
 
 
-def _members(archive: Path) -> Iterator[Member]:
+def _members(archive: Path) -> Generator[Member, None, None]:
     """Path, size and content of each regular file; anything but files and folders is refused."""
     if zipfile.is_zipfile(archive) or archive.suffix == ".zip":
         yield from _zip_members(archive)
@@ -127,7 +127,7 @@ def _members(archive: Path) -> Iterator[Member]:
         yield from _tar_members(archive)
 
 
-def _zip_members(path: Path) -> Iterator[Member]:
+def _zip_members(path: Path) -> Generator[Member, None, None]:
     with zipfile.ZipFile(path) as archive:
         _check_member_count(path, archive)
         for info in archive.infolist():
@@ -144,7 +144,7 @@ def _zip_members(path: Path) -> Iterator[Member]:
                     yield name, info.file_size, content
 
 
-def _tar_members(path: Path) -> Iterator[Member]:
+def _tar_members(path: Path) -> Generator[Member, None, None]:
     with tarfile.open(path) as archive:
         for info in archive:
             if not (info.isreg() or info.isdir()):

@@ -114,8 +114,10 @@ def _features(allx: _Rows, tx: _Rows, test_ids: np.ndarray, num_nodes: int) -> t
     values = np.concatenate([allx.values, tx.values])
     order = np.lexsort((columns, rows))
     indptr = np.concatenate([[0], np.cumsum(counts)])
-    parts = (torch.from_numpy(array) for array in (indptr, columns[order], values[order]))
-    return csr_matrix(*parts, shape=(num_nodes, allx.num_columns))
+    shape = (num_nodes, allx.num_columns)
+    return csr_matrix(
+        torch.from_numpy(indptr), torch.from_numpy(columns[order]), torch.from_numpy(values[order]), shape
+    )
 
 
 def _class_ids(one_hot: np.ndarray) -> np.ndarray:
