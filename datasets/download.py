@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,12 @@ class _LastingError(Exception):
 
 
 def download(
-    remote: RemoteFile, target: Path, *, progress: Progress | None = None, patience: Patience | None = None
+    remote: RemoteFile,
+    target: Path,
+    *,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+    lock: bool = True,
 ) -> Path:
     """Fetch a file unless it is there already.
 
@@ -96,6 +101,7 @@ def download(
         target: Path to make; its folder is made when missing. An existing file is left as it is.
         progress: Called as bytes arrive.
         patience: Time limits and retries; default :class:`Patience`.
+        lock: Whether to take the lock of ``target``; False when the caller holds one that covers it.
 
     Returns:
         ``target``.
@@ -110,7 +116,7 @@ def download(
         raise DownloadError(f"{remote.url}: only http and https addresses are downloaded")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target):
+        with locked(target) if lock else nullcontext():
             if not target.is_file():
                 _download_locked(remote, target, progress, patience or Patience())
     except _LastingError as error:

@@ -17,7 +17,7 @@ from nugnn.datasets.planetoid import PARTS, read_planetoid
 from nugnn.datasets.sources import normalised
 
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".mtx", ".graph", ".edges", ".edgelist")
-FILE_SUFFIXES = (".npz", *_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".bin", ".dgl", ".json")
+FILE_SUFFIXES = (".npz", *_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".bin", ".dgl")
 """Ends of names that a file of a graph may have."""
 
 
@@ -53,15 +53,14 @@ def _read_file(path: Path, name: str, metric: Metric) -> GraphData:
 
 def _read_folder(folder: Path, name: str, metric: Metric, cache: Path | None) -> GraphData:
     if (inside := _npz_named_like(folder)) is not None:
-        return _read_file(inside, name, metric)
+        return _read_file(inside, inside.stem, metric)
     if holds_ogb(folder):
         from nugnn.datasets.ogb import read_ogb
 
-        return _with_metric(read_ogb(folder, normalised(folder.name), cache), metric)
+        return _with_metric(read_ogb(folder, normalised(name), cache), metric)
     for place in (folder, folder / "raw"):  # PyG keeps the files of Planetoid in raw/
-        for graph in sorted(place.glob("ind.*.graph")):
-            planetoid = graph.name.removeprefix("ind.").removesuffix(".graph")
-            return _with_metric(dataclasses.replace(read_planetoid(place, planetoid), name=name), metric)
+        if graphs := {path.name.split(".")[1] for path in place.glob("ind.?*.*")}:
+            return _with_metric(_read_planetoid(place, graphs, name), metric)
     if any((folder / file).is_file() for file in (GRAPHSAINT_FILES[0], GRAPHSAINT_FILES[3])):
         return _with_metric(read_graphsaint(folder, name), metric)
     if (folder / REDDIT_FILES[0]).is_file():
@@ -70,6 +69,17 @@ def _read_folder(folder: Path, name: str, metric: Metric, cache: Path | None) ->
     if len(files) == 1 and not (folder / "edges.csv").is_file():
         return _read_file(files[0], name, metric)
     return _read_other(folder, name, metric)
+
+
+def _read_planetoid(folder: Path, graphs: set[str], name: str) -> GraphData:
+    """The only graph there, or the one of that name."""
+    graph = next((graph for graph in sorted(graphs) if len(graphs) == 1 or normalised(graph) == normalised(name)), None)
+    if graph is None:
+        raise ValueError(
+            f"{folder} holds the Planetoid files of {', '.join(sorted(graphs))}; name one of them, with this folder as "
+            "the data folder (--data-dir)"
+        )
+    return dataclasses.replace(read_planetoid(folder, graph), name=name)
 
 
 def holds_ogb(folder: Path) -> bool:
@@ -87,7 +97,9 @@ def _npz_named_like(folder: Path) -> Path | None:
 def _read_other(path: Path, name: str, metric: Metric) -> GraphData:
     try:
         from nugnn.datasets.formats import read_path
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "nugnn.datasets.formats":
+            raise
         if path.is_dir():
             raise ValueError(
                 f"{path} is a folder without {path.resolve().name}.npz; name the .npz file itself"
