@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 
@@ -52,8 +51,7 @@ def check_complete(path: Path, name: str | None = None) -> None:
             with tarfile.open(path) as archive:
                 for info in archive:
                     _read_to_end(archive.extractfile(info) if info.isfile() else None)
-            if name.endswith("gz"):
-                _check_gzip(path)
+                _check_tar_end(archive)
         elif name.endswith(".gz"):
             _check_gzip(path)
     except (OSError, ValueError, *_DAMAGE) as error:
@@ -154,6 +152,7 @@ def _tar_members(path: Path) -> Generator[Member, None, None]:
             if info.isreg() and content is not None:
                 with content:
                     yield name, info.size, content
+        _check_tar_end(archive)
 
 
 def _safe_path(archive: Path, name: str) -> PurePosixPath:
@@ -227,12 +226,21 @@ def _check_member_count(path: Path, archive: zipfile.ZipFile) -> None:
         raise zipfile.BadZipFile(f"it lists {found} of {count} members")
 
 
+def _check_tar_end(archive: tarfile.TarFile) -> None:
+    """Refuse a tar without the zero block at its end, and read on to the checksum of a compressed one."""
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError("its end is missing")
+    _read_to_end(archive.fileobj)
+
+
 def _check_gzip(path: Path) -> None:
     with gzip.open(path) as file:
         _read_to_end(file)
 
 
-def _read_to_end(file: IO[bytes] | io.BufferedIOBase | None) -> None:
+def _read_to_end(file: Any) -> None:
     while file is not None and file.read(_CHUNK):
         pass
 

@@ -146,7 +146,8 @@ def test_too_little_space_and_a_full_target_are_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_datasets_01_cut_anywhere_is_refused_and_leaves_nothing(tmp_path, name):
     whole = make(tmp_path / name, CONTENT).read_bytes()
-    for length in range(0, len(whole) - 1024 if name == "a.tar" else len(whole), 397):
+    end = len(whole.rstrip(b"\0")) if name == "a.tar" else len(whole)  # a tar is padded with zeros
+    for length in range(0, end, 397):
         (tmp_path / name).write_bytes(whole[:length])
         for act in (check_complete, lambda path: extract(path, tmp_path / "out")):
             with pytest.raises(BrokenFileError, match=name.replace(".", r"\.")):
