@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,7 @@ def _fill(entry: Published, folder: Path, progress: Progress | None) -> Path:
                 download(remote, folder / remote.file_name, progress=progress, lock=False)
         else:
             (remote,) = entry.source.files
+            _check_space_twice(entry, folder.parent)
             archive = download(remote, folder.parent / remote.file_name, progress=progress, lock=False)
             extract(archive, folder)
             archive.unlink()
@@ -169,6 +171,17 @@ def _fill(entry: Published, folder: Path, progress: Progress | None) -> Path:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return folder
+
+
+def _check_space_twice(entry: Published, store: Path) -> None:
+    """Refuse an archive whose content, compressed again file by file, would not fit beside it."""
+    needed = 2 * (entry.source.num_bytes or 0) if entry.source else 0
+    free = shutil.disk_usage(store).free
+    if needed > free:
+        raise ValueError(
+            f"{entry.name} needs about {needed / 1e9:.1f} GB, for its archive and what is in it, and {store} has "
+            f"{free / 1e9:.1f} GB free; free some, or name another cache folder with NUGNN_CACHE"
+        )
 
 
 def cache_folder() -> Path:

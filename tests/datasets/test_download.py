@@ -20,6 +20,13 @@ QUICK = Patience(connect_seconds=2, read_seconds=0.5, attempts=3, backoff_second
 HTML = b"<!DOCTYPE html>\n<html><head><title>503 Service Unavailable</title></head></html>"
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    for variable in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+
+
 def zip_bytes(**files):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

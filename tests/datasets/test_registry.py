@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -28,7 +29,9 @@ def cache(tmp_path_factory, monkeypatch):
     """A cache folder that is not there yet, and no network but loopback."""
     folder = tmp_path_factory.mktemp("cache") / "datasets"
     monkeypatch.setenv("NUGNN_CACHE", str(folder))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for variable in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
     for name, entry in PUBLISHED.items():
         if entry.source is not None:
             files = tuple(
@@ -429,6 +432,12 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "nugnn" / "datasets"
+
+
+def test_too_little_space_for_archive_and_content_is_said_before_the_download(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 100_000_000_000))
+    with pytest.raises(ValueError, match=r"ogbn-papers100m needs about 120\.6 GB.*has 100\.0 GB free"):
+        load("ogbn-papers100M")
 
 
 def test_cache_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
