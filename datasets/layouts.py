@@ -11,7 +11,6 @@ from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.graphsaint import GRAPHSAINT_FILES, REDDIT_FILES, read_graphsaint, read_reddit
 from nugnn.datasets.heterophilous import KEYS as HETEROPHILOUS_KEYS
 from nugnn.datasets.heterophilous import read_heterophilous
-from nugnn.datasets.npz import read_npz
 from nugnn.datasets.npz_arrays import npz_keys
 from nugnn.datasets.planetoid import PARTS, read_planetoid
 from nugnn.datasets.sources import normalised
@@ -95,16 +94,8 @@ def _npz_named_like(folder: Path) -> Path | None:
 
 
 def _read_other(path: Path, name: str, metric: Metric) -> GraphData:
-    try:
-        from nugnn.datasets.formats import read_path
-    except ModuleNotFoundError as error:
-        if error.name != "nugnn.datasets.formats":
-            raise
-        if path.is_dir():
-            raise ValueError(
-                f"{path} is a folder without {path.resolve().name}.npz; name the .npz file itself"
-            ) from None
-        return read_npz(path, name=name, metric=metric)
+    from nugnn.datasets.formats import read_path
+
     return read_path(path, name=name, metric=metric)
 
 

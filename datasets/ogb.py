@@ -60,25 +60,6 @@ class OgbError(ValueError):
     """A folder that holds no data set in OGB's layout, or a damaged one; names the file."""
 
 
-def is_ogb_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder looks like OGB's layout: ``raw/`` with edges in it."""
-    raw = Path(folder) / "raw"
-    return any((raw / name).exists() for name in ("edge.csv.gz", "data.npz", "relations", "num-node-list.csv.gz"))
-
-
-def ogb_folder(data_dir: str | os.PathLike[str], name: str) -> Path | None:
-    """The folder of a data set under ``data_dir``, or None.
-
-    OGB writes ``ogbn-arxiv`` as ``ogbn_arxiv``; packages append ``_dgl`` or ``_pyg``, and those come first.
-    """
-    wanted = _normalised(name)
-    for suffix in ("-dgl", "-pyg", ""):
-        for folder in sorted(path for path in Path(data_dir).glob("*") if path.is_dir()):
-            if _normalised(folder.name) == wanted + suffix and is_ogb_folder(folder):
-                return folder
-    return None
-
-
 def read_ogb(
     folder: str | os.PathLike[str], name: str | None = None, cache: str | os.PathLike[str] | None = None
 ) -> GraphData:

@@ -25,7 +25,7 @@ DEFAULT_SYNTHETIC_NODES = 100_000
 
 _SYNTHETIC: dict[str, Callable[..., GraphData]] = {"products-like": products_like, "mixed-like": mixed_like}
 _BUILT_IN = ("digits", *_SYNTHETIC)
-_PACKAGE_SUFFIXES = ("", "-dgl", "-pyg")  # what the OGB package appends to its folders
+_PACKAGE_SUFFIXES = ("-dgl", "-pyg", "")  # what the OGB package appends to its folders, and prefers
 
 Where = Literal["built-in", "local", "cache", "download", "by hand"]
 

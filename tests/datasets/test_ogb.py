@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
-from nugnn.datasets.ogb import is_ogb_folder, ogb_folder, read_ogb
+from nugnn.datasets.ogb import read_ogb
 from ogb_folders import lines, write_binary_layout, write_csv_layout, write_gz, write_mag_layout
 
 DATA = Path(os.environ.get("NUGNN_DATA") or Path(__file__).resolve().parents[2].parent / "shared" / "data")
@@ -159,17 +159,6 @@ def test_mag_is_read_as_the_graph_of_its_papers_and_says_so(tmp_path, caplog):
     assert [ids.tolist() for ids in data.split] == [[0, 1], [2], [3]]
     with pytest.raises(ValueError, match="heterogeneous data set; of these only ogbn-mag is read"):
         read_ogb(folder, "my-mag")
-
-
-def test_folders_are_found_by_name_and_the_one_made_for_dgl_comes_first(tmp_path):
-    write_csv_layout(tmp_path / "ogbn_arxiv", EDGES, 4)
-    assert is_ogb_folder(tmp_path / "ogbn_arxiv")
-    assert ogb_folder(tmp_path, "OGBN-ArXiv") == tmp_path / "ogbn_arxiv"
-    write_csv_layout(tmp_path / "ogbn_arxiv_dgl", EDGES[:2], 4)
-    assert ogb_folder(tmp_path, "ogbn-arxiv") == tmp_path / "ogbn_arxiv_dgl"
-    assert read_ogb(tmp_path / "ogbn_arxiv_dgl").name == "ogbn-arxiv"
-    assert ogb_folder(tmp_path, "ogbn-products") is None
-    assert not is_ogb_folder(tmp_path)
 
 
 def test_an_unknown_name_takes_edges_as_stored_and_the_only_split(tmp_path):
