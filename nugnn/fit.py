@@ -19,6 +19,8 @@ from nugnn.checkpoint import newest_checkpoint, remove_checkpoints
 from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.subgraph import induced_subgraph
+from nugnn.embedding import NodeEmbedding
 from nugnn.fingerprint import check_same_run, run_identity
 from nugnn.interrupt import FirstSignalAsks, Interrupted
 from nugnn.launch import launch
@@ -27,7 +29,7 @@ from nugnn.metrics import METRICS
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.cache import cached_shards
 from nugnn.partition.shard import Shard, build_shard, iter_shards
-from nugnn.partition.store import write_shards
+from nugnn.partition.store import load_meta, write_shards
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, History, MakeScheduler, Trainer
@@ -148,6 +150,7 @@ def fit(
     checkpoint_every: int | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    inductive: bool = False,
     on_begin: Callable[[list[Epoch]], Any] | None = None,
     on_note: Callable[[str], Any] | None = None,
     **options: Any,
@@ -177,6 +180,7 @@ def fit(
         resume: Go on from the newest intact checkpoint; start with the first epoch when there is none at all.
         settings: Names and plain values that a resumed run has to share with its checkpoint, beside those of ``model``,
             ``data`` and ``options``.
+        inductive: Train on the training nodes and the edges between them alone; measure and predict on all of ``data``.
         on_begin: Called once before anything is started, when options and checkpoint were found to fit; gets the
             epochs that the checkpoint holds, none without one.
         on_note: Gets sentences about checkpoints for the user; they are logged when None.
@@ -196,21 +200,23 @@ def fit(
     weights = [1.0] * workers if shares is None else list(shares)
     if workers < 1 or len(weights) != workers:
         raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
-    if workers > data.num_nodes:
-        raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
     _check_options(fit_options, data)
+    seen = visible_in_training(model, data) if inductive else data
+    if workers > seen.num_nodes:
+        what = "training nodes" if inductive else "nodes"
+        raise ValueError(f"{workers} workers for {seen.num_nodes} {what}; each worker needs at least one")
     if checkpoint_folder is None and (resume or checkpoint_every is not None):
         raise ValueError("resume and checkpoint_every need a checkpoint_folder")
     plan: CheckpointPlan | None = None
     before: list[Epoch] = []
     if checkpoint_folder is not None:
-        identity = run_identity(model, data, fit_options, settings)
+        identity = run_identity(model, data, fit_options, {"inductive": inductive} | dict(settings or {}))
         plan = CheckpointPlan(folder=Path(checkpoint_folder).resolve(), every=checkpoint_every, identity=identity)
         plan, before = _from_where(plan, fit_options, resume, on_note or _LOG.warning)
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, fit_options, plan, on_epoch, stage)
+        return _fit_here(model, data, seen, fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -221,9 +227,13 @@ def fit(
                 stage("check")
                 check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
             stage("partition")
-            shards, said = _shards_on_disk(data, weights, partitioner, cache_folder or folder)
+            shards, said = _shards_on_disk(seen, weights, partitioner, cache_folder, folder / "shards")
             notes.extend(said)
-            job.write_job(folder, {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan})
+            work = {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan}
+            if inductive:
+                whole = folder / "whole"
+                work["evaluation_shards"], _ = _shards_on_disk(data, weights, partitioner, cache_folder, whole)
+            job.write_job(folder, work)
 
         with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
 
@@ -242,6 +252,7 @@ def fit(
 def _fit_here(
     model: nn.Module,
     data: GraphData,
+    seen: GraphData,
     options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
@@ -249,22 +260,26 @@ def _fit_here(
 ) -> FitResult:
     """Train in this process."""
     stage("train")
-    assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
+
+    def whole(graph: GraphData) -> Shard:
+        return build_shard(graph, partition_nodes(graph.num_nodes, graph.src, graph.dst, [1.0]), 0)
+
     asked = threading.Event()
     with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
         if plan is not None:
             signals.arm()
         outcome = train_shard(
-            lambda: build_shard(data, assignment, 0),
+            lambda: whole(seen),
             Ranks(),
             _copy(model),
             options,
             on_epoch,
             checkpoints=plan,
             asked_to_stop=asked.is_set,
+            make_evaluation_shard=None if seen is data else lambda: whole(data),
         )
     _raise_if_interrupted(outcome, options, plan)
-    return _result(model, data, [outcome], assignment.notes)
+    return _result(model, data, [outcome], ())
 
 
 def _from_where(
@@ -323,17 +338,31 @@ def _check_options(options: FitOptions, data: GraphData) -> None:
         raise ValueError(f"class_weights has shape {tuple(weights.shape)}, the data {data.num_classes} classes")
 
 
-def _shards_on_disk(
-    data: GraphData, shares: Sequence[float], partitioner: str, folder: Path
-) -> tuple[Path, tuple[str, ...]]:
-    """A folder of shards and the partitioner's notes."""
-    if (folder / "job.pickle").exists() or folder.name.startswith("nugnn-job-"):
-        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=partitioner)  # type: ignore[arg-type]
-        write_shards(folder / "shards", iter_shards(data, assignment), key="private", versions={})
-        return folder / "shards", tuple(assignment.notes)
-    from nugnn.partition.store import load_meta
+def visible_in_training(model: nn.Module, data: GraphData) -> GraphData:
+    """The part of ``data`` that inductive training may see: the training nodes and the edges between them.
 
-    made = cached_shards(folder, data, shares, method=partitioner)  # type: ignore[arg-type]
+    Raises:
+        ValueError: There are no training nodes, or ``model`` learns a row for each node, also for those it never sees.
+    """
+    if len(data.train_nodes) == 0:
+        raise ValueError(f"{data.name}: inductive training needs training nodes, there are none")
+    if any(isinstance(module, NodeEmbedding) for module in model.modules()):
+        raise ValueError(
+            f"{data.name}: inductive training needs features; a row learned for each node says nothing about nodes "
+            "that training does not see"
+        )
+    return induced_subgraph(data, data.train_nodes)
+
+
+def _shards_on_disk(
+    data: GraphData, shares: Sequence[float], partitioner: str, cache_folder: Path | None, own_folder: Path
+) -> tuple[Path, tuple[str, ...]]:
+    """A folder of shards, in the cache if there is one, and the partitioner's notes."""
+    if cache_folder is None:
+        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=partitioner)  # type: ignore[arg-type]
+        write_shards(own_folder, iter_shards(data, assignment), key="private", versions={})
+        return own_folder, tuple(assignment.notes)
+    made = cached_shards(cache_folder, data, shares, method=partitioner)  # type: ignore[arg-type]
     return made, tuple(load_meta(made).notes)
 
 
@@ -359,6 +388,7 @@ def train_shard(
     *,
     checkpoints: CheckpointPlan | None = None,
     asked_to_stop: Callable[[], bool] = lambda: False,
+    make_evaluation_shard: Callable[[], Shard] | None = None,
 ) -> dict[str, Any]:
     """Train on one rank's shard.
 
@@ -370,17 +400,15 @@ def train_shard(
         on_epoch: Gets each `Epoch`.
         checkpoints: Where to write them, and which one to go on from; none when None.
         asked_to_stop: Asked after each epoch when there are checkpoints; rank 0's answer counts.
+        make_evaluation_shard: Of another graph, on which the metric is measured and predictions are made.
 
     Returns:
         Plain tensors and numbers: ``state`` (best weights; embeddings gathered) and ``logits`` of all nodes on rank 0,
         ``epochs``, ``best``, ``report`` and ``time_to_best_seconds`` on every rank. ``interrupted_after`` (an epoch)
         alone when the run stopped because it was asked to.
     """
-    shard = make_shard()
-    graph = ShardGraph(shard, ranks, keep_edge_ids=False)
-    rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
-    metric = options.metric or shard.metric
-    del shard
+    graph, rows, metric = _graph_of(make_shard, ranks)
+    other = None if make_evaluation_shard is None else _graph_of(make_evaluation_shard, ranks)[:2]
     trainer = Trainer(
         model,
         graph,
@@ -388,10 +416,11 @@ def train_shard(
         make_optimizer=options.optimizer,
         make_scheduler=options.make_scheduler,
         loss=options.loss,
-        metric=metric,
+        metric=options.metric or metric,
         class_weights=options.class_weights,
         regularizer=options.regularizer,
         seed=options.seed,
+        evaluate_on=other,
     )
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)
     history = trainer.fit(
@@ -432,10 +461,15 @@ def train_shard(
     return outcome | ({"state": state, "logits": logits} if ranks.rank == 0 else {})
 
 
+def _graph_of(make_shard: Callable[[], Shard], ranks: Ranks) -> tuple[ShardGraph, dict[str, Tensor], str]:
+    """The graph of a shard, its rows of the splits and its metric; the shard itself is dropped."""
+    shard = make_shard()
+    rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
+    return ShardGraph(shard, ranks, keep_edge_ids=False), rows, shard.metric
+
+
 def gathered_state(model: nn.Module, graph: ShardGraph) -> dict[str, Tensor]:
     """The model's state with every node embedding whole, in original node order; a collective call."""
-    from nugnn.embedding import NodeEmbedding
-
     state = {key: value.detach().clone() for key, value in model.state_dict().items()}
     for name, module in model.named_modules():
         if isinstance(module, NodeEmbedding):

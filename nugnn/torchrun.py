@@ -378,7 +378,15 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
     """
     import torch
 
-    from nugnn.fit import FitOptions, _check_options, _copy, _raise_if_interrupted, _result, train_shard
+    from nugnn.fit import (
+        FitOptions,
+        _check_options,
+        _copy,
+        _raise_if_interrupted,
+        _result,
+        train_shard,
+        visible_in_training,
+    )
     from nugnn.partition.assign import partition_nodes
     from nugnn.partition.shard import build_shard
     from nugnn.seam import install
@@ -394,32 +402,44 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
         options.pop(name, None)
     if len(shares) != ranks.world_size:
         raise ValueError(f"shares: {len(shares)} numbers for {ranks.world_size} processes")
-    if ranks.world_size > data.num_nodes:
-        raise ValueError(f"{ranks.world_size} processes for {data.num_nodes} nodes; each needs at least one")
+    inductive = bool(options.pop("inductive", False))
     fit_options = FitOptions(**options)
     _check_options(fit_options, data)
+    seen = visible_in_training(model, data) if inductive else data
+    if ranks.world_size > seen.num_nodes:
+        raise ValueError(f"{ranks.world_size} processes for {seen.num_nodes} nodes; each needs at least one")
     plan = _checkpoints(model, data, ranks, fit_options, checkpointing)
-    parts = torch.empty(data.num_nodes, dtype=torch.int64)
-    notes: tuple[str, ...] = ()
-    if ranks.rank == 0:
-        if check:
-            from nugnn.check import check_model
+    if ranks.rank == 0 and check:
+        from nugnn.check import check_model
 
-            stage("check")
-            check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
+        stage("check")
+        check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
+    notes: tuple[str, ...] = ()
+
+    def own_shard(graph: Any) -> Any:
+        nonlocal notes
+        parts = torch.empty(graph.num_nodes, dtype=torch.int64)
+        if ranks.rank == 0:
+            chosen = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method=method)
+            parts, notes = chosen.part.to(torch.int64).clone(), notes or tuple(chosen.notes)
+        ranks.broadcast_(parts)
+        given = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method="given", parts=parts)
+        return build_shard(graph, given, ranks.rank)
+
+    if ranks.rank == 0:
         stage("partition")
-        chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=method)
-        parts, notes = chosen.part.to(torch.int64).clone(), tuple(chosen.notes)
+    shard = own_shard(seen)
+    whole = own_shard(data) if inductive else None
+    if ranks.rank == 0:
         stage("train")
-    ranks.broadcast_(parts)
-    assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
     outcome = train_shard(
-        lambda: build_shard(data, assignment, ranks.rank),
+        lambda: shard,
         ranks,
         _copy(model),
         fit_options,
         on_epoch if ranks.rank == 0 else None,
         checkpoints=plan,
+        make_evaluation_shard=None if whole is None else lambda: whole,
     )
     _raise_if_interrupted(outcome, fit_options, plan)
     reports = [json.loads(text) for text in gather_texts(ranks, json.dumps(outcome["report"]))]

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
-from nugnn.embedding import shard_embeddings, sharded_parameters
-from nugnn.kernels.rows import rows_of, tag
+from nugnn.embedding import sharded_parameters
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.metrics import evaluate_rows
-from nugnn.session import intercept, model_dtype
+from nugnn.model_on_shard import ModelOnShard
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer_state import plain_groups
 
@@ -93,6 +92,8 @@ class Trainer:
         class_weights: ``(C,)``, for the loss.
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         seed: Of dropout masks.
+        evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
+            made: inductive training sees the training nodes alone.
     """
 
     def __init__(
@@ -108,10 +109,15 @@ class Trainer:
         class_weights: Tensor | None = None,
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         seed: int = 0,
+        evaluate_on: tuple[ShardGraph, Rows] | None = None,
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
-        shard_embeddings(model, graph)
+        self.net = self._evaluated = ModelOnShard(model, graph, seed=seed)
+        self._evaluated_rows = rows
+        if evaluate_on is not None:
+            evaluation_graph, self._evaluated_rows = evaluate_on
+            self._evaluated = ModelOnShard(model, evaluation_graph, seed=seed)
         own = {id(p) for p in sharded_parameters(model)}
         self._replicated = [p for p in model.parameters() if id(p) not in own]
         broadcast_state([*self._replicated, *model.buffers()], self.ranks)
@@ -122,34 +128,11 @@ class Trainer:
         names = {id(p): name for name, p in model.named_parameters()}
         self.first_groups = plain_groups(self.optimizer, names)  # before a schedule changes them
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
-        self.labels_N = graph.ndata["label"]
-        default = binary_cross_entropy if self.labels_N.dim() == 2 else cross_entropy
-        self.loss = GlobalMean(loss or default, self.labels_N[rows["train"]], self.ranks, class_weights)
+        labels_N = graph.ndata["label"]
+        default = binary_cross_entropy if labels_N.dim() == 2 else cross_entropy
+        self.loss = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights)
         self._regularizer = regularizer
-        self.features_ND = self._features()
-        self._interceptor = intercept(model, graph, seed=seed)
         self.num_steps = 0
-
-    def _features(self) -> Tensor | None:
-        if "feat" not in self.graph.ndata:
-            return None
-        feat = self.graph.ndata["feat"]
-        if 0 in feat.shape[1:]:
-            raise ValueError(
-                f"features of shape {tuple(feat.shape)} hold no value; leave them out, or give them columns"
-            )
-        return tag(feat.to(model_dtype(self.model)), rows_of(feat))
-
-    def forward(self) -> Tensor:
-        """``(N, C)`` logits of the inner nodes; inside a step of the interceptor."""
-        inputs = (self.graph,) if self.features_ND is None else (self.graph, self.features_ND)
-        logits_NC: Tensor = self.model(*inputs)
-        if logits_NC.shape[:1] != (self.graph.num_nodes(),):
-            raise ValueError(
-                f"the model returned shape {tuple(logits_NC.shape)}; it has to return one row for each of the "
-                f"{self.graph.num_nodes()} nodes it was given"
-            )
-        return logits_NC
 
     def train_epoch(self) -> float:
         """One full-graph step.
@@ -158,8 +141,8 @@ class Trainer:
             The loss over all ranks.
         """
         self.model.train()
-        with self._interceptor.step(self.num_steps):
-            logits_NC = self.forward()
+        with self.net.interceptor.step(self.num_steps):
+            logits_NC = self.net.forward()
             loss = self.loss(logits_NC[self.rows["train"]])
             if self._regularizer is not None and self.ranks.rank == 0:
                 loss = loss + self._regularizer(self.model)
@@ -175,32 +158,21 @@ class Trainer:
             self.scheduler.step()
         return global_loss
 
-    @torch.no_grad()
     def predict(self) -> Tensor:
         """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
-        was_training = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            with self._interceptor.step(self.num_steps):
-                return self.forward()
-        finally:
-            for module, training in was_training.items():
-                module.training = training
+        return self._evaluated.predict(self.num_steps)
 
     def evaluate(self) -> dict[str, float]:
         """Metric on each split over all ranks; a collective call."""
-        logits_NC = self.predict()
+        logits_NC, labels_N = self.predict(), self._evaluated.graph.ndata["label"]
         return {
-            split: evaluate_rows(self.metric, logits_NC[rows], self.labels_N[rows], self.ranks)
-            for split, rows in self.rows.items()
+            split: evaluate_rows(self.metric, logits_NC[rows], labels_N[rows], self.ranks)
+            for split, rows in self._evaluated_rows.items()
         }
 
     def predict_all(self) -> Tensor:
         """``(num_nodes_global, C)`` logits in the original node order, on every rank; a collective call."""
-        logits = self.predict()
-        ids = torch.cat(self.ranks.gather_rows(self.graph.global_node_ids))
-        rows = torch.cat(self.ranks.gather_rows(logits.contiguous()))
-        return torch.empty_like(rows).index_copy_(0, ids, rows)
+        return self._evaluated.predict_all(self.num_steps)
 
     def fit(
         self,

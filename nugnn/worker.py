@@ -25,6 +25,7 @@ def main(context: WorkerContext) -> None:
     context.init_process_group()
     ranks = join_ranks(context.timeout, context.pulse)
     options: FitOptions = work["options"]
+    whole = work.get("evaluation_shards")
     context.emit(kind="stage", name="train")
     outcome = train_shard(
         lambda: load_shard(work["shards"], context.rank),
@@ -34,6 +35,7 @@ def main(context: WorkerContext) -> None:
         on_epoch=lambda epoch: context.emit(kind="epoch", epoch=asdict(epoch)),
         checkpoints=work["checkpoints"],
         asked_to_stop=(context.job_folder / STOP).exists,
+        make_evaluation_shard=None if whole is None else lambda: load_shard(whole, context.rank),
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()

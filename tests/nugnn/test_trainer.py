@@ -188,7 +188,7 @@ def test_a_model_with_other_rows_is_refused_in_words() -> None:
             return x[::2]
 
     with pytest.raises(ValueError, match=r"shape \(31, 6\).*one row for each of the 61 nodes"):
-        _trainer(Ranks(), make_graph(), nn.Sequential(Half())[0], make_optimizer=_no_weights).forward()
+        _trainer(Ranks(), make_graph(), nn.Sequential(Half())[0], make_optimizer=_no_weights).net.forward()
 
 
 def test_halo_05_features_of_width_0_are_refused() -> None:
@@ -221,7 +221,7 @@ class _Attention(nn.Module):
 
 def _exchanges(ranks: Ranks, model: nn.Module) -> tuple[int, int, int]:
     trainer = _trainer(ranks, make_graph(), model)
-    handler = trainer._interceptor.find(HaloHandler)
+    handler = trainer.net.interceptor.find(HaloHandler)
     trainer.train_epoch()
     first, rounds = handler.num_exchanges, ranks.clock.halo_rounds
     trainer.train_epoch()

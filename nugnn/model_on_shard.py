@@ -1,0 +1,72 @@
+"""A model on one rank's part of a graph: features, forward pass, predictions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.embedding import shard_embeddings
+from nugnn.kernels.rows import rows_of, tag
+from nugnn.session import intercept, model_dtype
+from nugnn.shard_graph import ShardGraph
+
+
+class ModelOnShard:
+    """What training, evaluation and prediction on this rank have in common.
+
+    Args:
+        model: Called as ``model(graph, features)``, or ``model(graph)`` when the graph has no features. Its node
+            embeddings are split.
+        graph: From `nugnn.shard`; the ``ndata`` column ``feat`` (dense or sparse CSR) is optional.
+        seed: Of dropout masks.
+    """
+
+    def __init__(self, model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> None:
+        self.model, self.graph = model, graph
+        shard_embeddings(model, graph)
+        self.features_ND = self._features()
+        self.interceptor = intercept(model, graph, seed=seed)
+
+    def _features(self) -> Tensor | None:
+        if "feat" not in self.graph.ndata:
+            return None
+        feat = self.graph.ndata["feat"]
+        if 0 in feat.shape[1:]:
+            raise ValueError(
+                f"features of shape {tuple(feat.shape)} hold no value; leave them out, or give them columns"
+            )
+        return tag(feat.to(model_dtype(self.model)), rows_of(feat))
+
+    def forward(self) -> Tensor:
+        """``(N, C)`` logits of the inner nodes; inside a step of the interceptor."""
+        inputs = (self.graph,) if self.features_ND is None else (self.graph, self.features_ND)
+        logits_NC: Tensor = self.model(*inputs)
+        if logits_NC.shape[:1] != (self.graph.num_nodes(),):
+            raise ValueError(
+                f"the model returned shape {tuple(logits_NC.shape)}; it has to return one row for each of the "
+                f"{self.graph.num_nodes()} nodes it was given"
+            )
+        return logits_NC
+
+    @torch.no_grad()
+    def predict(self, step: int = 0) -> Tensor:
+        """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call.
+
+        Args:
+            step: Number of the training step after which this is; keys whatever the model draws at random.
+        """
+        was_training = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            with self.interceptor.step(step):
+                return self.forward()
+        finally:
+            for module, training in was_training.items():
+                module.training = training
+
+    def predict_all(self, step: int = 0) -> Tensor:
+        """``(num_nodes_global, C)`` logits in the original node order, on every rank; a collective call."""
+        logits = self.predict(step)
+        ids = torch.cat(self.graph.ranks.gather_rows(self.graph.global_node_ids))
+        rows = torch.cat(self.graph.ranks.gather_rows(logits.contiguous()))
+        return torch.empty_like(rows).index_copy_(0, ids, rows)
