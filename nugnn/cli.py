@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn import cli_partition, cli_results
+from nugnn import cli_datasets, cli_partition, cli_results
 from nugnn.cli_errors import errors_reported
 from nugnn.config import (
     BUILT_IN_MODELS,
@@ -286,6 +286,7 @@ def _train_parameters() -> list[inspect.Parameter]:
 _train.__signature__ = inspect.Signature(_train_parameters())  # type: ignore[attr-defined]
 _train.__annotations__ = {name: p.annotation for name, p in inspect.signature(_train).parameters.items()}
 app.command("train")(_train)
+app.add_typer(cli_datasets.datasets, name="datasets", short_help="List data sets, describe one, get one ready.")
 app.command(short_help="Split a graph once, for many runs of train.")(cli_partition.partition)
 app.command(short_help="Measure the best model of a finished run.")(cli_results.evaluate)
 app.command(short_help="Write the class of every node of a graph.")(cli_results.predict)

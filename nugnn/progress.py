@@ -61,20 +61,26 @@ class RunProgress:
             self._line(self._unshown)  # the last epoch, or the last before an error
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Show ``event``; kinds other than ``stage``, ``note`` (a line that stays) and ``epoch`` are for others."""
+        """Show ``event``: a ``stage``, a ``note`` (a line that stays), a ``download`` or an ``epoch``."""
         if event["kind"] == "stage":
             self._line(event["text"]) if self._bar is None else self._update(event["text"], None)
         elif event["kind"] == "note":
             self._console.print(event["text"], markup=False, highlight=False, soft_wrap=True)
+        elif event["kind"] == "download":
+            total = "" if event["total"] is None else f" of {size_text(event['total'])}"
+            self._show(f"downloading {size_text(event['bytes'])}{total}", None)
         elif event["kind"] == "epoch":
-            text = epoch_text(event, self._num_epochs)
-            if self._bar is not None:
-                self._update(text, event["epoch"])
-            elif self._clock() >= self._next_line:
-                self._next_line = self._clock() + self._gap
-                self._line(text)
-            else:
-                self._unshown = text
+            self._show(epoch_text(event, self._num_epochs), event["epoch"])
+
+    def _show(self, text: str, epoch: int | None) -> None:
+        """In the bar; or as a line, unless the last one was a moment ago."""
+        if self._bar is not None:
+            self._update(text, epoch)
+        elif self._clock() >= self._next_line:
+            self._next_line = self._clock() + self._gap
+            self._line(text)
+        else:
+            self._unshown = text
 
     def _update(self, text: str, epoch: int | None) -> None:
         assert self._bar is not None and self._task is not None
@@ -93,3 +99,12 @@ def epoch_text(event: dict[str, Any], num_epochs: int) -> str:
         if value is not None and not math.isnan(value):  # NaN: not evaluated in this epoch
             text += f"  {name} {value:.4f}"
     return text
+
+
+def size_text(num_bytes: int) -> str:
+    """A size in MB or GB, powers of ten as downloads count them.
+
+    >>> size_text(81_000_000)
+    '81.0 MB'
+    """
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -58,8 +58,8 @@ def run_from_config(
 
     Args:
         config: The settings.
-        on_event: Gets ``{"kind": "stage", "text": ...}``, ``{"kind": "note", "text": ...}`` and ``{"kind": "epoch",
-            "epoch": ..., "loss": ..., "val": ...}``.
+        on_event: Gets ``{"kind": "stage", "text": ...}``, ``{"kind": "note", "text": ...}``, ``{"kind": "download",
+            "bytes": ..., "total": ...}`` and ``{"kind": "epoch", "epoch": ..., "loss": ..., "val": ...}``.
         train: `nugnn.fit.fit`, or what stands in for it when the processes were started by others.
 
     Returns:
@@ -72,7 +72,7 @@ def run_from_config(
     """
     emit = on_event or (lambda _: None)
     emit({"kind": "stage", "text": f"reading {config.dataset}"})
-    data = prepare(config)
+    data = prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
     torch.manual_seed(config.seed)
     model = build_model(config, data)
     out = config.out_dir
@@ -207,9 +207,14 @@ def _line(epoch: Epoch) -> str:
     return json.dumps(asdict(epoch)) + "\n"
 
 
-def prepare(config: TrainConfig) -> GraphData:
-    """The graph as ``config`` asks for it: split, direction, self-loops, feature scaling, in this order."""
-    data = load(config.dataset or "", config.data_dir)
+def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] | None = None) -> GraphData:
+    """The graph as ``config`` asks for it: split, direction, self-loops, feature scaling, in this order.
+
+    Args:
+        config: The settings.
+        on_download: Called with bytes and total (None where unknown) while a file is downloaded.
+    """
+    data = load(config.dataset or "", config.data_dir, progress=on_download)
     data = data.with_split(config.split) if config.split else data
     data = make_undirected(data) if config.undirected else data
     data = self_loops(data, config.self_loops)  # type: ignore[arg-type]

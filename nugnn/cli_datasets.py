@@ -1,0 +1,176 @@
+"""``nugnn datasets``: what can be trained on, what is known of it, and getting it ready."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from nugnn.cli_errors import errors_reported
+from nugnn.progress import size_text
+
+if TYPE_CHECKING:
+    from nugnn.datasets.graph_data import GraphData
+    from nugnn.datasets.registry import DatasetEntry
+
+datasets = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+_DATA_DIR = typer.Option(None, help="Folder to look for data sets in.")
+_JSON = typer.Option(False, "--json", help="Print as JSON.")
+
+
+@datasets.callback()
+def _group() -> None:
+    """List data sets, describe one, or get one ready."""
+
+
+@datasets.command("list", short_help="Every data set that can be named.")
+def list_all(data_dir: str | None = _DATA_DIR, as_json: bool = _JSON) -> None:
+    """Every data set that can be named, and where it would come from."""
+    with errors_reported():
+        from nugnn.datasets.registry import list_datasets
+
+        entries = list_datasets(_folder(data_dir))
+        if as_json:
+            print(json.dumps([_plain(entry) for entry in entries], indent=2))
+            return
+        look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+        table = Table("name", "from", "nodes", "edges", "features", "size", **look)
+        for column in table.columns:
+            column.no_wrap = True
+            column.justify = "left" if column.header in ("name", "from") else "right"
+        for entry in entries:
+            counts = entry.published
+            cells = ("num_nodes", "num_edges", "num_features")
+            numbers = [_number(getattr(counts, cell)) if counts else "" for cell in cells]
+            size = entry.download_bytes if entry.where == "download" else None
+            table.add_row(entry.name, entry.where, *numbers, _size(size))
+        console = Console(width=min(80, Console().width))
+        console.print(table)
+        console.print("by hand: put the graph into the folder that --data-dir names", highlight=False)
+
+
+@datasets.command(short_help="What is known of a data set, without loading it.")
+def info(
+    name: str = typer.Argument(help="Name, in any spelling."), data_dir: str | None = _DATA_DIR, as_json: bool = _JSON
+) -> None:
+    """What is known of a data set, without loading or downloading it."""
+    with errors_reported():
+        from nugnn.datasets.registry import info as describe
+
+        entry = describe(name, _folder(data_dir))
+        if as_json:
+            print(json.dumps(_plain(entry), indent=2))
+            return
+        table = Table(show_header=False, title=entry.name, title_justify="left")
+        for label, value in _plain(entry).items():
+            if label != "name" and value is not None:
+                table.add_row(label.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+        Console(width=min(80, Console().width)).print(table)
+
+
+@datasets.command(short_help="Download a data set if need be, read it, describe it.")
+def prepare(
+    name: str = typer.Argument(help="Name, in any spelling, or a path."),
+    data_dir: str | None = _DATA_DIR,
+    as_json: bool = _JSON,
+) -> None:
+    """Download a data set if need be and read it whole, so that training finds it ready; prints what is in it."""
+    with errors_reported():
+        from nugnn.datasets import load
+
+        console = Console(width=min(80, Console().width), stderr=as_json)
+        with DownloadBar(console) as bar:
+            data = load(name, _folder(data_dir), progress=bar.show)
+        figures = _figures(data)
+        if as_json:
+            print(json.dumps(figures, indent=2))
+            return
+        table = Table(show_header=False, title=data.name, title_justify="left")
+        for label, value in figures.items():
+            if label != "name" and value is not None:
+                table.add_row(label.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+        console.print(table)
+
+
+class DownloadBar:
+    """Shows a download: a bar in a terminal, a line at its start elsewhere; a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("downloading"), BarColumn(bar_width=None), DownloadColumn(), TimeRemainingColumn())
+        self._console = console
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> DownloadBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, num_bytes: int, total: int | None) -> None:
+        """``num_bytes`` of a file's ``total`` (None when the server does not say) have arrived."""
+        if self._bar is None:
+            if self._task is None:
+                self._task = TaskID(0)
+                self._console.print(f"downloading {_size(total) or 'a file of unknown size'}", highlight=False)
+            return
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total)
+        self._bar.update(self._task, completed=num_bytes, total=total)
+
+
+def _folder(data_dir: str | None) -> Path | None:
+    given = data_dir or os.environ.get("NUGNN_DATA")
+    return Path(given) if given else None
+
+
+def _plain(entry: DatasetEntry) -> dict[str, Any]:
+    known = entry.published
+    source = None if known is None or known.source is None else known.source
+    return {
+        "name": entry.name,
+        "from": entry.where,
+        "path": None if entry.path is None else str(entry.path),
+        "nodes": known and known.num_nodes,
+        "edges": known and known.num_edges,
+        "features": known and known.num_features,
+        "classes": known and known.num_classes,
+        "split": None if known is None or known.split is None else "/".join(map(str, known.split)),
+        "metric": None if known is None or known.metric == "auto" else known.metric,
+        "download_bytes": entry.download_bytes,
+        "url": None if source is None else source.files[0].url,
+        "note": (known and known.note) or None,
+    }
+
+
+def _figures(data: GraphData) -> dict[str, Any]:
+    return {
+        "name": data.name,
+        "nodes": data.num_nodes,
+        "edges": data.num_edges,
+        "features": data.num_features,
+        "classes": data.num_classes,
+        "labels": "none" if data.labels is None else "several for each node" if data.is_multilabel else "one each",
+        "split": "/".join(str(len(ids)) for ids in data.split),
+        "splits": data.num_splits,
+        "metric": data.metric,
+        "node_data": ", ".join(data.node_data) or None,
+        "edge_data": ", ".join(data.edge_data) or None,
+    }
+
+
+def _number(value: int | None) -> str:
+    return "" if not value else f"{value:,}"
+
+
+def _size(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else size_text(num_bytes)
