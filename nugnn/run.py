@@ -271,7 +271,9 @@ def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[s
         "num_features": data.num_features,
         "num_classes": data.num_classes,
         "workers": config.workers,
-        "shares": [report["nodes"] / data.num_nodes for report in result.rank_reports],
+        "shares": [
+            report["nodes"] / sum(each["nodes"] for each in result.rank_reports) for report in result.rank_reports
+        ],
         "device": "cpu",
         "metric": data.metric,
         "best_epoch": best.number,
