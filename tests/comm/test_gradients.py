@@ -43,7 +43,7 @@ def _mixed(ranks: Ranks) -> list[Tensor | None]:
     return [p.grad for p in parameters]
 
 
-def test_sums_whatever_each_rank_has(ranks: Any) -> None:
+def test_comm_01_sums_whatever_each_rank_has(ranks: Any) -> None:
     results = ranks.run(3, _mixed)
     everywhere, on_rank_1, nowhere, wide, narrow, sparse, frozen, scalar, empty = results[0]
     assert torch.equal(everywhere, torch.full((3, 2), 6.0))

@@ -187,7 +187,7 @@ def _over_gloo(num_ranks: int, function: Callable[[Ranks], str], timeout_seconds
     return [answers[rank] for rank in range(num_ranks)]
 
 
-def test_halo_04_a_stall_names_exchange_operator_and_peers() -> None:
+def test_halo_04_comm_06_a_stall_names_exchange_operator_and_peers() -> None:
     timeout = 2.0
 
     def one_rank_stays_away(ranks: Ranks) -> str:

@@ -176,7 +176,7 @@ class Payload:
         return (setattr, (Payload, "ran", True))
 
 
-def test_pickled_objects_are_refused_and_not_run(tmp_path):
+def test_datasets_02_pickled_objects_are_refused_and_not_run(tmp_path):
     np.savez(tmp_path / "p.npz", **arrays(label=np.array([Payload(), Payload(), Payload()], dtype=object)))
     Payload.ran = False
     with pytest.raises(ValueError, match=r"p\.npz.*plain arrays"):

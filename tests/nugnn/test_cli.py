@@ -147,7 +147,7 @@ def test_data_folder_from_the_environment(runs: Runs, monkeypatch: pytest.Monkey
         ([], False),
     ],
 )
-def test_every_spelling_of_a_flag_means_what_it_says(runs: Runs, words: list[str], expected: bool) -> None:
+def test_cli_01_every_spelling_of_a_flag_means_what_it_says(runs: Runs, words: list[str], expected: bool) -> None:
     """cli-01."""
     assert exit_code("train", "--dataset", "d", *words) == 0
     assert runs.configs[0].undirected is expected
@@ -156,7 +156,7 @@ def test_every_spelling_of_a_flag_means_what_it_says(runs: Runs, words: list[str
 @pytest.mark.parametrize(
     "words", [["--undirected", "maybe"], ["--undirected=maybe"], ["--undirected="], ["--no-undirected", "false"]]
 )
-def test_other_values_of_a_flag_are_refused_with_the_right_spelling(
+def test_cli_01_other_values_of_a_flag_are_refused_with_the_right_spelling(
     runs: Runs, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code("train", "--dataset", "d", *words) == 2
@@ -250,7 +250,7 @@ def run_fresh(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"], ["train", "--lr", "x"]])
-def test_help_version_and_wrong_options_load_no_heavy_package_and_no_network(arguments: list[str]) -> None:
+def test_cli_03_help_version_and_wrong_options_load_no_heavy_package_and_no_network(arguments: list[str]) -> None:
     """cli-03; what makes them quick is what they do not import, which unlike a time does not depend on the machine."""
     result = run_fresh(f"""
 import sys, socket

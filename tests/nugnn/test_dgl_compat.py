@@ -41,7 +41,7 @@ def assert_silent(result: subprocess.CompletedProcess[str]) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_importing_nugnn_loads_neither_torch_nor_dgl_nor_numpy() -> None:
+def test_cli_03_importing_nugnn_loads_neither_torch_nor_dgl_nor_numpy() -> None:
     code = "import nugnn, sys; assert not {'torch', 'dgl', 'numpy'} & set(sys.modules)"
     assert_silent(run(code))
 

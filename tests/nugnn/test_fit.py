@@ -243,7 +243,7 @@ def test_what_is_wrong_in_one_worker_is_the_one_message(kind: str, words: str) -
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_worker_that_dies_in_epoch_2_ends_all_and_is_named(tmp_path: Path) -> None:
+def test_comm_05_a_worker_that_dies_in_epoch_2_ends_all_and_is_named(tmp_path: Path) -> None:
     """comm-05 (b)."""
     start = time.monotonic()
     model = user_models.DiesInEpochTwo(NUM_FEATURES, NUM_CLASSES).double()

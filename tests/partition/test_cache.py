@@ -67,7 +67,7 @@ def test_the_key_is_stable_and_arrays_count_by_content():
     assert set(cache.tool_versions()) == {"nugnn", "pymetis", "numpy", "scipy"}
 
 
-def test_the_same_options_hit_and_others_miss(data, tmp_path, caplog):
+def test_datasets_08_the_same_options_hit_and_others_miss(data, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="nugnn.partition.cache")
     first = cached_shards(tmp_path, data, [2, 1])
     assert "partition cache miss" in caplog.text
