@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from nugnn.checkpoint import CheckpointError
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.metrics import evaluate_rows
 from nugnn.run import build_model, prepare
+from nugnn.weights import load_weights
 
 _NEEDED = ("config.yaml", "result.json", "model.safetensors")
 
@@ -72,13 +71,14 @@ class FinishedRun:
         Raises:
             ValueError: Weights and model, or model and graph, do not fit.
         """
-        path = self.folder / "model.safetensors"
-        try:
-            weights = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is damaged or incomplete ({error}); train again") from error
         model = build_model(self.config, data)
-        _load_strictly(model, weights, path, data)
+        try:
+            load_weights(model, self.folder / "model.safetensors")
+        except CheckpointError as error:
+            raise ValueError(
+                f"{error}. Graph {data.name!r} has {data.num_nodes} nodes, {data.num_features} features and "
+                f"{data.num_classes} classes"
+            ) from error
         return model.eval()
 
 
@@ -97,26 +97,3 @@ def scores(data: GraphData, logits: Tensor) -> dict[str, float]:
     labels = data.labels
     splits = dict(zip(("train", "val", "test"), data.split, strict=True))
     return {name: evaluate_rows(data.metric, logits[nodes], labels[nodes], Ranks()) for name, nodes in splits.items()}
-
-
-def _load_strictly(model: nn.Module, weights: dict[str, Tensor], path: Path, data: GraphData) -> None:
-    expected = model.state_dict()
-    missing = sorted(expected.keys() - weights.keys())
-    unexpected = sorted(weights.keys() - expected.keys())
-    reshaped = [
-        f"{name} {tuple(weights[name].shape)}, expected {tuple(expected[name].shape)}"
-        for name in expected
-        if name in weights and weights[name].shape != expected[name].shape
-    ]
-    problems = [
-        f"{what}: {', '.join(names)}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("other shape", reshaped))
-        if names
-    ]
-    if problems:
-        raise ValueError(
-            f"{path} does not fit the model on graph {data.name!r} ({data.num_nodes} nodes, {data.num_features} "
-            f"features, {data.num_classes} classes). {'; '.join(problems)}"
-        )
-    with torch.no_grad():
-        model.load_state_dict(weights)
