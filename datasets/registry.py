@@ -425,6 +425,8 @@ def _unknown(text: str, name: str, folder: Path | None) -> str:
         looked = f"it is not in {folder}" if folder.is_dir() else f"the data folder {folder} does not exist"
     close = difflib.get_close_matches(name, {*_BUILT_IN, *PUBLISHED, *in_folder}, n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(close)}? " if close else ""
+    if Path(text).is_dir():
+        hint += f"the folder of that name here is written ./{text}; "
     available = ", ".join([*_BUILT_IN, *in_folder])
     return (
         f"unknown dataset {text!r}: {hint}{looked}. Available: {available}, and the published ones that "

@@ -62,4 +62,5 @@ def induced_subgraph(data: GraphData, nodes: Tensor) -> GraphData:
         splits=tuple(map(kept_split, data.splits)),
         node_data={name: select_rows(rows, nodes) for name, rows in data.node_data.items()},
         edge_data={name: rows[inside] for name, rows in data.edge_data.items()},
+        original_ids=None if data.original_ids is None else data.original_ids[nodes.numpy()],
     )

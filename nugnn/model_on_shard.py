@@ -41,10 +41,12 @@ class ModelOnShard:
         """``(N, C)`` logits of the inner nodes; inside a step of the interceptor."""
         inputs = (self.graph,) if self.features_ND is None else (self.graph, self.features_ND)
         logits_NC: Tensor = self.model(*inputs)
-        if logits_NC.shape[:1] != (self.graph.num_nodes(),):
+        is_tensor = isinstance(logits_NC, Tensor)
+        if not is_tensor or logits_NC.shape[:1] != (self.graph.num_nodes(),):
+            given = f"shape {tuple(logits_NC.shape)}" if is_tensor else type(logits_NC).__name__
             raise ValueError(
-                f"the model returned shape {tuple(logits_NC.shape)}; it has to return one row for each of the "
-                f"{self.graph.num_nodes()} nodes it was given"
+                f"the model returned {given}; it has to return one row for each of the {self.graph.num_nodes()} nodes "
+                "it was given"
             )
         return logits_NC
 

@@ -16,7 +16,7 @@ from nugnn.checkpoint import CheckpointError, newest_checkpoint, open_checkpoint
 _NUM_SHOWN = 6
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor] | Path, *, source: str = "the weights") -> None:
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor] | str | Path, *, source: str = "the weights") -> None:
     """Load every tensor of ``weights`` into the tensor of ``model`` of that name, each on its own device.
 
     The prefixes that ``torch.compile`` (``_orig_mod.``) and ``DistributedDataParallel`` (``module.``) put before names
@@ -30,8 +30,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor] | Path, *, sour
     Raises:
         CheckpointError: Names are missing or unexpected, or a tensor has another shape; all of them are listed.
     """
-    if isinstance(weights, Path):
-        source, weights = str(weights), read_weights(weights)
+    if isinstance(weights, (str, Path)):
+        source, weights = str(weights), read_weights(Path(weights))
     own = model.state_dict()
     given_names, own_names = _plain_names(weights), _plain_names(own)
     fitting = {own_names[plain]: weights[given_names[plain]] for plain in given_names.keys() & own_names.keys()}

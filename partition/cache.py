@@ -111,7 +111,12 @@ def cached_shards(
         versions=versions,
     )
     folder = Path(cache_folder) / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"the folder of partitions {folder.parent} cannot be made: {error.strerror or error}; name another"
+        ) from error
     # Of processes that want the same shards at once the first makes them; the system drops a dead process's lock.
     with FileLock(folder.with_name(f"{key}.lock")):
         reason = _unusable(folder, key)

@@ -30,6 +30,7 @@ def make_graph(seed: int = 0, num_nodes: int = 12, num_edges: int = 40) -> Graph
         test_nodes=order[8:],
         node_data={"year": torch.arange(num_nodes)},
         edge_data={"value": torch.arange(num_edges)},
+        original_ids=np.array([f"node {row}" for row in range(num_nodes)]),
     )
 
 
@@ -50,6 +51,7 @@ def test_adjacency_is_that_of_the_chosen_rows_and_columns(seed: int, order: list
     assert torch.equal(nodes[part.src], data.src[edges]) and torch.equal(nodes[part.dst], data.dst[edges])
     for mine, whole in zip(part.split, data.split, strict=True):
         assert set(nodes[mine].tolist()) == set(whole.tolist()) & set(nodes.tolist())
+    assert part.original_ids is not None and part.original_ids.tolist() == [f"node {node}" for node in nodes.tolist()]
     assert part.num_classes == 3 and part.metric == data.metric
 
 
