@@ -45,13 +45,11 @@ class FinishedRun:
             ValueError: The folder holds no finished run.
         """
         folder = Path(folder)
-        lacking = [
-            name for name in ("config.yaml", "result.json", "model.safetensors") if not (folder / name).is_file()
-        ]
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder; give what --out of nugnn train named")
+        lacking = [name for name in _NEEDED if not (folder / name).is_file()]
         if lacking:
-            known = (
-                sorted(path.parent.name for path in folder.parent.glob("*/model.safetensors")) if folder.name else []
-            )
+            known = sorted(path.parent.name for path in folder.parent.glob("*/model.safetensors"))
             hint = f"; finished runs beside it: {', '.join(known[:5])}" if known else ""
             raise ValueError(f"{folder} holds no finished run: {' and '.join(lacking)} missing{hint}")
         config = TrainConfig.from_file(folder / "config.yaml")

@@ -147,3 +147,18 @@ def test_members_are_told_from_processes_that_were_started_alone() -> None:
         member_from({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"})
     with pytest.raises(ValueError, match="have to be numbers"):
         member_from({**TORCHRUN, "MASTER_PORT": "x"})
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    options = ("--hidden", "8", "--checkpoint-every", "2")
+    assert train(tmp_path, *options, "--epochs", "4")[0] == 0
+    code, shown, errors, _ = train(tmp_path, *options, "--epochs", "7", "--resume")
+    assert code == 0, errors
+    assert shown.count("going on after epoch 4") == 1
+    assert len((tmp_path / "out2" / "metrics.jsonl").read_text().splitlines()) == 7
+    resumed = (tmp_path / "out2" / "model.safetensors").read_bytes()
+    assert train(tmp_path, *options, "--epochs", "7")[0] == 0
+    assert (tmp_path / "out2" / "model.safetensors").read_bytes() == resumed
+    code, _, errors, _ = train(tmp_path, "--hidden", "9", "--epochs", "7", "--resume")
+    assert code != 0 and "hidden was 8, is 9" in errors
