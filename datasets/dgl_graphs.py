@@ -33,9 +33,27 @@ def to_dgl(data: GraphData) -> dgl.DGLGraph:
     """
     import dgl
 
+    graph = dgl.graph((data.src, data.dst), num_nodes=data.num_nodes)
+    for name, column in node_columns(data, data.features).items():
+        graph.ndata[name] = column
+    for name, column in data.edge_data.items():
+        graph.edata[name] = column
+    return graph
+
+
+def node_columns(data: GraphData, features: Tensor | None) -> dict[str, Tensor]:
+    """What DGL's users keep for each node, by name: ``feat``, ``label``, the three masks, and ``node_data``.
+
+    Args:
+        data: The graph.
+        features: Its features, in the layout that is wanted.
+
+    Raises:
+        ValueError: ``node_data`` has an entry under one of the names that the features, labels or masks get.
+    """
     columns: dict[str, Tensor] = {}
-    if data.features is not None:
-        columns["feat"] = data.features
+    if features is not None:
+        columns["feat"] = features
     if data.labels is not None:
         columns["label"] = data.labels
     for name, nodes in zip(_MASKS, data.split, strict=True):
@@ -43,12 +61,7 @@ def to_dgl(data: GraphData) -> dgl.DGLGraph:
     taken = sorted(columns.keys() & data.node_data.keys())
     if taken:
         raise ValueError(f"graph {data.name!r}: node_data {taken} would be overwritten in ndata; rename them")
-    graph = dgl.graph((data.src, data.dst), num_nodes=data.num_nodes)
-    for name, column in (columns | dict(data.node_data)).items():
-        graph.ndata[name] = column
-    for name, column in data.edge_data.items():
-        graph.edata[name] = column
-    return graph
+    return columns | dict(data.node_data)
 
 
 def from_dgl(

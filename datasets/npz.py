@@ -36,6 +36,7 @@ from torch import Tensor
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.graph_data import GraphData, Metric, Split
 from nugnn.datasets.sparse import csr_matrix
+from nugnn.datasets.whole_file import write_whole
 
 _GRAPH_KEYS = ("num_nodes", "adj_indptr", "adj_indices")
 _SPARSE_KEYS = ("feat_indptr", "feat_indices", "feat_data", "feat_shape")
@@ -116,13 +117,7 @@ def write_npz(data: GraphData, path: str | os.PathLike[str]) -> None:
         path: File to write; an existing one is replaced. Its folder has to exist.
     """
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            np.savez_compressed(file, **_to_arrays(data))
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, lambda file: np.savez_compressed(file, **_to_arrays(data)))
 
 
 def is_graph_npz(path: Path) -> bool:

@@ -21,6 +21,7 @@ from nugnn.datasets.csv_arrays import CsvError, csv_blocks, csv_lines, read_csv_
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.npz_stream import NpzMember, npz_members
+from nugnn.datasets.sources import normalised
 
 _log = logging.getLogger("nugnn.datasets")
 
@@ -85,7 +86,7 @@ def read_ogb(
         ValueError: a file is missing, cut, damaged, or contradicts another; it names the file and the line.
     """
     folder = Path(folder)
-    name = _normalised(folder.name if name is None else name)
+    name = normalised(folder.name if name is None else name)
     for suffix in ("-dgl", "-pyg"):
         name = name.removesuffix(suffix)
     settings = SETTINGS.get(name, OgbSettings())
@@ -350,10 +351,6 @@ def _split_folder(folder: Path, wanted: str | None) -> Path:
             + (f"{wanted}/ with train.csv.gz, valid.csv.gz and test.csv.gz" if wanted else "one folder")
         )
     return parent / wanted
-
-
-def _normalised(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
 
 
 def _id_type(num_nodes: int) -> type[np.signedinteger]:

@@ -6,7 +6,7 @@ dgl`` needs the first. Neither is needed for graphs, message passing and ``dgl.n
 is missing, and ``import dgl.sparse`` with an error that names the replacement; a DGL that can load its own is left
 alone. The hook acts when DGL is imported, so a failed ``import dgl`` before ``import nugnn`` does no harm.
 
-DGL imports pandas for a few data sets; here that waits for the first use, which spares each worker some 30 MB.
+DGL imports pandas for a few data sets; here that waits for the first use, sparing each worker memory and time.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.whole_file import write_whole
 
 
 def predicted_classes(logits: Tensor, data: GraphData) -> Tensor:
@@ -38,11 +38,11 @@ def write_predictions(path: Path, values: Tensor, data: GraphData) -> None:
     ids = getattr(data, "original_ids", None)
     try:
         if path.suffix == ".csv":
-            _replace(path, lambda file: _write_csv(file, values, ids))
+            write_whole(path, lambda file: _write_csv(file, values, ids))
             return
-        _replace(path, lambda file: np.save(file, values.numpy()))
+        write_whole(path, lambda file: np.save(file, values.numpy()))
         if ids is not None:
-            _replace(path.with_suffix(".ids.npy"), lambda file: np.save(file, ids))
+            write_whole(path.with_suffix(".ids.npy"), lambda file: np.save(file, ids))
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -69,13 +69,3 @@ class _Encoded:
 
     def write(self, text: str) -> int:
         return self._file.write(text.encode())
-
-
-def _replace(path: Path, write: Any) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            write(file)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

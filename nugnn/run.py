@@ -23,6 +23,7 @@ from nugnn.config import TrainConfig, flag_of, option_default
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
+from nugnn.datasets.whole_file import write_whole
 from nugnn.failure import EXIT_WORKER_LOST
 from nugnn.fit import FitResult, fit
 from nugnn.interrupt import Interrupted
@@ -298,6 +299,4 @@ def _number(value: float) -> float | None:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, lambda file: file.write(text.encode()))

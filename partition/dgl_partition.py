@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn.datasets.dgl_graphs import node_columns
 from nugnn.datasets.dgl_parts import EDGE_TYPE, NODE_TYPE, SIDECAR, read_dgl_parts
 from nugnn.datasets.graph_data import GraphData
 from nugnn.partition.assign import Assignment, partition_nodes
@@ -129,24 +130,12 @@ def _ranges(counts: Tensor) -> list[list[int]]:
 
 
 def _node_columns(data: GraphData) -> dict[str, Tensor]:
-    columns: dict[str, Tensor] = {}
-    if data.features is not None:
-        x_NF = data.features
-        if x_NF.layout == torch.sparse_csr:
-            num_bytes = x_NF.shape[0] * x_NF.shape[1] * x_NF.element_size()
-            _log.warning("graph %r: DGL's files hold dense features only; they take %d bytes", data.name, num_bytes)
-            x_NF = x_NF.to_dense()
-        columns["feat"] = x_NF
-    if data.labels is not None:
-        columns["label"] = data.labels
-    for name, nodes in zip(_MASKS, data.split, strict=True):
-        columns[name] = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill(0, nodes, True)
-    taken = sorted(columns.keys() & data.node_data.keys())
-    if taken:
-        raise ValueError(
-            f"graph {data.name!r}: node_data {taken} have the names of features, labels or masks; rename them"
-        )
-    return columns | dict(data.node_data)
+    x_NF = data.features
+    if x_NF is not None and x_NF.layout == torch.sparse_csr:
+        num_bytes = x_NF.shape[0] * x_NF.shape[1] * x_NF.element_size()
+        _log.warning("graph %r: DGL's files hold dense features only; they take %d bytes", data.name, num_bytes)
+        x_NF = x_NF.to_dense()
+    return node_columns(data, x_NF)
 
 
 def _check_columns(data: GraphData, kind: str, columns: Mapping[str, Tensor]) -> None:

@@ -1,19 +1,4 @@
-"""GraphData: what it refuses, what it fills in, and its content hash.
-
-Cases of users of comparable software, and where they are tested:
-
-| case | about | where |
-|---|---|---|
-| datasets-01 | broken download | .npz: test_npz.py; zip and OGB folders wait for the OGB reader and the downloader |
-| datasets-02 | pickled cache | waits for caches; .npz never unpickles: test_npz.py |
-| datasets-03 | self-edge doubled | test_transforms.py; reading the CSV waits for the CSV reader |
-| datasets-04 | missing labels | here and test_labels.py; the CSV waits |
-| datasets-05 | byte-order mark, missing column | waits for the CSV reader |
-| datasets-06 | ids out of range | here; the CSV waits |
-| datasets-07 | node count guessed | here; the CSV waits |
-| datasets-08 | stale prepared data | its key, the content hash, here; the cache itself waits |
-| api-01 | self-loops twice | test_transforms.py |
-"""
+"""GraphData: what it refuses, what it fills in, and its content hash; docs/cases.md says where each case is tested."""
 
 import dataclasses
 import subprocess
