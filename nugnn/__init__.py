@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from nugnn.config import TrainConfig as TrainConfig
     from nugnn.datasets.graph_data import GraphData as GraphData
     from nugnn.embedding import NodeEmbedding as NodeEmbedding
-    from nugnn.fit import FitOptions as FitOptions
-    from nugnn.fit import FitResult as FitResult
     from nugnn.fit import fit as fit
+    from nugnn.fit_options import FitOptions as FitOptions
+    from nugnn.fit_result import FitResult as FitResult
     from nugnn.models import GNN as GNN
     from nugnn.session import as_edge_rows as as_edge_rows
     from nugnn.session import as_node_rows as as_node_rows
@@ -42,8 +42,8 @@ _dgl_compat.install()
 
 _EXPORTS = {
     "Epoch": "nugnn.trainer",
-    "FitOptions": "nugnn.fit",
-    "FitResult": "nugnn.fit",
+    "FitOptions": "nugnn.fit_options",
+    "FitResult": "nugnn.fit_result",
     "GNN": "nugnn.models",
     "GraphData": "nugnn.datasets.graph_data",
     "ModelDiffers": "nugnn.check",

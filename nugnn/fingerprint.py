@@ -15,7 +15,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.weights import mismatches
 
 if TYPE_CHECKING:
-    from nugnn.fit import FitOptions
+    from nugnn.fit_options import FitOptions
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

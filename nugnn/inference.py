@@ -15,11 +15,10 @@ from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.launch import launch
 from nugnn.model_on_shard import ModelOnShard
-from nugnn.partition.assign import partition_nodes
-from nugnn.partition.shard import Shard, build_shard, iter_shards
-from nugnn.partition.store import write_shards
+from nugnn.partition.shard import Shard
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
+from nugnn.shares import checked_shares, shards_on_disk, whole_shard
 
 
 def infer(
@@ -51,20 +50,14 @@ def infer(
         nugnn.launch.WorkerFailed: A worker died, timed out, or found the user's input wrong.
     """
     install()
-    weights = [1.0] * workers if shares is None else list(shares)
-    if workers < 1 or len(weights) != workers:
-        raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
-    if workers > data.num_nodes:
-        raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
+    weights = checked_shares(shares, workers, data)
     if workers == 1:
-        whole = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
-        return infer_shard(build_shard(data, whole, 0), Ranks(), copy.deepcopy(model))
+        return infer_shard(whole_shard(data), Ranks(), copy.deepcopy(model))
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
-            assignment = partition_nodes(data.num_nodes, data.src, data.dst, weights, method=partitioner)  # type: ignore[arg-type]
-            write_shards(folder / "shards", iter_shards(data, assignment), key="private", versions={})
-            job.write_job(folder, {"model": model, "shards": folder / "shards"})
+            shards, _ = shards_on_disk(data, weights, partitioner, None, folder / "shards")
+            job.write_job(folder, {"model": model, "shards": shards})
 
         launch(
             folder,

@@ -25,7 +25,8 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 from nugnn.datasets.whole_file import write_whole
 from nugnn.failure import EXIT_WORKER_LOST
-from nugnn.fit import FitResult, fit
+from nugnn.fit import fit
+from nugnn.fit_result import FitResult
 from nugnn.interrupt import Interrupted
 from nugnn.launch import WorkerFailed
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model

@@ -23,11 +23,11 @@ from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRows
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import REPLICATED, tag
 from nugnn.member import member_from
-from nugnn.partition import assign as partition_assign
-from nugnn.partition.shard import build_shard
+from nugnn.partition.assign import Method
 from nugnn.partition.store import load_shard
 from nugnn.precision.promotion import PromotionHandler
 from nugnn.shard_graph import ShardGraph
+from nugnn.shares import checked_shares, own_shard
 from nugnn.udf import source_rows
 
 
@@ -54,7 +54,7 @@ def shard(
     ranks: Ranks | None = None,
     *,
     shares: Sequence[float] | None = None,
-    method: partition_assign.Method = "metis",
+    method: Method = "metis",
     seed: int = 0,
 ) -> ShardGraph:
     """Cut the part of this rank out of a graph; every rank has to call.
@@ -73,17 +73,9 @@ def shard(
     ranks = ranks or Ranks()
     if isinstance(data, (str, Path)):
         return ShardGraph(load_shard(Path(data), ranks.rank), ranks)
-    weights = [1.0] * ranks.world_size if shares is None else list(shares)
-    if len(weights) != ranks.world_size:
-        raise ValueError(f"shares: {len(weights)} numbers for {ranks.world_size} ranks")
-    # the same seed and inputs give the same answer everywhere, but a native library need not: rank 0 decides
-    assignment = partition_assign.partition_nodes(data.num_nodes, data.src, data.dst, weights, method=method, seed=seed)
-    if ranks.is_split:
-        parts = ranks.broadcast_(assignment.part.clone())
-        assignment = partition_assign.partition_nodes(
-            data.num_nodes, data.src, data.dst, weights, method="given", parts=parts
-        )
-    return ShardGraph(build_shard(data, assignment, ranks.rank), ranks)
+    weights = checked_shares(shares, ranks.world_size, data)
+    own, _ = own_shard(data, ranks, weights, method=method, seed=seed)
+    return ShardGraph(own, ranks)
 
 
 def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Interceptor:

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -34,10 +33,6 @@ from nugnn.process_state import process_state
 from nugnn.stall import Sample, StallWatch
 from nugnn.worker_process import classify, describe
 
-if TYPE_CHECKING:
-    from nugnn.checkpointer import CheckpointPlan
-    from nugnn.fit import FitOptions
-
 _TICK_SECONDS = 0.5
 _SILENT_SECONDS = 3.0
 """A process whose thread has published nothing for so long is stopped, gone, or in code that lets no thread run."""
@@ -49,7 +44,6 @@ _PEER_SECONDS = 3.0
 """A process that lost a peer waits this long for the peer's own word."""
 _BYE_SECONDS = 10.0
 _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
-_CHECKPOINTING = ("checkpoint_folder", "checkpoint_every", "resume", "settings", "on_begin", "on_note")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,149 +343,6 @@ def _connect(member: Member, timeout: float, *, hosts: bool) -> dist.Store:
     return dist.PrefixStore(f"nugnn/{member.attempt}", store)
 
 
-def gather_texts(ranks: Ranks, text: str) -> list[str]:
-    """Every rank's ``text`` on every rank, in rank order; a collective call."""
-    import torch
-
-    rows = ranks.gather_rows(torch.tensor(list(text.encode()), dtype=torch.uint8))
-    return [bytes(row.tolist()).decode() for row in rows]
-
-
-def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
-    """`nugnn.fit.fit` for processes that have joined already; every one calls it with the same model and data.
-
-    Rank 0 partitions and tells the others; each cuts its own part out of ``data``.
-
-    Args:
-        model: As for `fit`.
-        data: As for `fit`; the same on every rank.
-        ranks: From `joined`.
-        **options: As for `fit`; ``workers``, ``timeout`` and ``log_folder`` are for the process that starts others and
-            are not used, ``cache_folder`` has to be None. Checkpoints need a folder that all processes share; where
-            they do not, none is written, and asking for some is an error.
-
-    Returns:
-        `nugnn.fit.FitResult` on rank 0, None elsewhere.
-
-    Raises:
-        ValueError: Options or data do not fit.
-    """
-    import torch
-
-    from nugnn.fit import (
-        FitOptions,
-        _check_options,
-        _copy,
-        _raise_if_interrupted,
-        _result,
-        train_shard,
-        visible_in_training,
-    )
-    from nugnn.partition.assign import partition_nodes
-    from nugnn.partition.shard import build_shard
-    from nugnn.seam import install
-
-    install()
-    shares = options.pop("shares", None) or [1.0] * ranks.world_size
-    method, check = options.pop("partitioner", "metis"), options.pop("check", True)
-    on_epoch, stage = options.pop("on_epoch", None), options.pop("on_stage", None) or (lambda _: None)
-    if options.pop("cache_folder", None) is not None:
-        raise ValueError("--partition-cache is not for processes started by torchrun: each cuts its part out itself")
-    checkpointing = {name: options.pop(name, None) for name in _CHECKPOINTING}
-    for name in ("workers", "timeout", "log_folder"):
-        options.pop(name, None)
-    if len(shares) != ranks.world_size:
-        raise ValueError(f"shares: {len(shares)} numbers for {ranks.world_size} processes")
-    inductive = bool(options.pop("inductive", False))
-    fit_options = FitOptions(**options)
-    _check_options(fit_options, data)
-    seen = visible_in_training(model, data) if inductive else data
-    if ranks.world_size > seen.num_nodes:
-        raise ValueError(f"{ranks.world_size} processes for {seen.num_nodes} nodes; each needs at least one")
-    plan = _checkpoints(model, data, ranks, fit_options, checkpointing)
-    if ranks.rank == 0 and check:
-        from nugnn.check import check_model
-
-        stage("check")
-        check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
-    notes: tuple[str, ...] = ()
-
-    def own_shard(graph: Any) -> Any:
-        nonlocal notes
-        parts = torch.empty(graph.num_nodes, dtype=torch.int64)
-        if ranks.rank == 0:
-            chosen = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method=method)
-            parts, notes = chosen.part.to(torch.int64).clone(), notes or tuple(chosen.notes)
-        ranks.broadcast_(parts)
-        given = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method="given", parts=parts)
-        return build_shard(graph, given, ranks.rank)
-
-    if ranks.rank == 0:
-        stage("partition")
-    shard = own_shard(seen)
-    whole = own_shard(data) if inductive else None
-    if ranks.rank == 0:
-        stage("train")
-    outcome = train_shard(
-        lambda: shard,
-        ranks,
-        _copy(model),
-        fit_options,
-        on_epoch if ranks.rank == 0 else None,
-        checkpoints=plan,
-        make_evaluation_shard=None if whole is None else lambda: whole,
-    )
-    _raise_if_interrupted(outcome, fit_options, plan)
-    reports = [json.loads(text) for text in gather_texts(ranks, json.dumps(outcome["report"]))]
-    if ranks.rank != 0:
-        return None
-    return _result(model, data, [outcome, *({"report": report} for report in reports[1:])], notes)
-
-
-def _checkpoints(
-    model: Any, data: Any, ranks: Ranks, options: FitOptions, given: dict[str, Any]
-) -> CheckpointPlan | None:
-    """Where every process writes its checkpoints and which one to go on from, as rank 0 decides; a collective call."""
-    from nugnn.checkpointer import CheckpointPlan
-    from nugnn.fingerprint import run_identity
-    from nugnn.fit import _from_where
-
-    begin = given["on_begin"] or (lambda _: None)
-    folder = given["checkpoint_folder"]
-    if folder is None:
-        begin([])
-        return None
-    folder = Path(folder).resolve()
-    mark = ""
-    if ranks.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, path = tempfile.mkstemp(prefix=".shared-", dir=folder)
-        os.close(descriptor)
-        mark = Path(path).name
-    mark = gather_texts(ranks, mark)[0]
-    seen = [answer == "yes" for answer in gather_texts(ranks, "yes" if (folder / mark).exists() else "no")]
-    if ranks.rank == 0:
-        (folder / mark).unlink()
-    if not all(seen):
-        blind = named([rank for rank, sees in enumerate(seen) if not sees])
-        if given["resume"] or given["checkpoint_every"] is not None:
-            raise ValueError(f"{folder} is not shared: {blind} cannot see it; name one with --out that all hosts share")
-        if ranks.rank == 0:
-            (given["on_note"] or print)(f"no checkpoints: {folder} is not shared, {blind} cannot see it")
-            begin([])
-        return None
-    plan = CheckpointPlan(
-        folder=folder, every=given["checkpoint_every"], identity=run_identity(model, data, options, given["settings"])
-    )
-    chosen = ""
-    if ranks.rank == 0:
-        plan, before = _from_where(plan, options, bool(given["resume"]), given["on_note"] or print)
-        begin(before)
-        chosen = "" if plan.resume_from is None else plan.resume_from.name
-    chosen = gather_texts(ranks, chosen)[0]
-    return replace(plan, resume_from=folder / chosen if chosen else None)
-
-
 def train_as_member(
     member: Member,
     gather_settings: Callable[[], TrainConfig],
@@ -504,10 +355,11 @@ def train_as_member(
         gather_settings: Reads and checks the settings.
         show_run: Trains with the function it is given, shows and writes; called on rank 0 only.
     """
-    from nugnn.options import ConfigError
-    from nugnn.run import take_part
-
     with joined(member) as (ranks, set_timeout):
+        from nugnn.fit_joined import fit_joined  # here, so that a failing import ends all processes
+        from nugnn.options import ConfigError
+        from nugnn.run import take_part
+
         config = gather_settings()
         if config.workers != member.world_size:
             raise ConfigError(f"--workers {config.workers}: torchrun started {member.world_size}; leave --workers out")

@@ -8,12 +8,13 @@ from dataclasses import asdict
 import torch
 
 from nugnn.comm.groups import join_ranks
-from nugnn.fit import FitOptions, train_shard
+from nugnn.fit_options import FitOptions
 from nugnn.job import STOP, read_job
 from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.philox import RandomKey
 from nugnn.partition.store import load_shard
 from nugnn.seam import install
+from nugnn.train_shard import train_shard
 from nugnn.worker_process import WorkerContext
 
 

@@ -41,13 +41,15 @@ from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.fingerprint import run_identity
-from nugnn.fit import FitOptions, fit, train_shard
+from nugnn.fit import fit
+from nugnn.fit_options import FitOptions
 from nugnn.interrupt import FirstSignalAsks, Interrupted
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.run import run_from_config
 from nugnn.shard_graph import ShardGraph
+from nugnn.train_shard import train_shard
 from nugnn.trainer import Epoch, History, Trainer
 from nugnn.weights import load_weights, read_weights
 

@@ -19,7 +19,7 @@ from torch import nn
 import nugnn
 import user_models
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn.fit import FitOptions
+from nugnn.fit_options import FitOptions
 from nugnn.launch import WorkerFailed
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.trainer import Epoch
@@ -194,8 +194,12 @@ def test_wrong_options_are_refused(arguments: dict[str, Any], words: str) -> Non
 
 
 def test_unknown_options_are_refused() -> None:
-    with pytest.raises(TypeError, match="weight_decy"):
+    with pytest.raises(TypeError, match="no option 'weight_decy'; did you mean 'weight_decay'"):
         nugnn.fit(make_model(), make_graph(), weight_decy=0.1)
+    with pytest.raises(TypeError, match="no option 'learning_rate'; did you mean 'lr'"):
+        nugnn.fit(make_model(), make_graph(), learning_rate=0.1)
+    with pytest.raises(TypeError, match="no option 'zzz'; it has epochs, patience"):
+        nugnn.fit(make_model(), make_graph(), zzz=1)
 
 
 def test_wrong_data_is_refused() -> None:

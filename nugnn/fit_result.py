@@ -1,0 +1,61 @@
+"""What a run learned, put together from what its ranks left."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from nugnn.trainer import Epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a run learned.
+
+    Args:
+        model: With the weights of the best validation epoch (node embeddings of all nodes, in original order).
+        history: One `nugnn.trainer.Epoch` per epoch, as rank 0 saw it.
+        best: The epoch the weights are from.
+        logits: ``(num_nodes, C)`` of those weights, in original node order.
+        rank_reports: For each rank: ``nodes``, ``edges``, ``halo_rows``, ``peak_memory_bytes``, ``epoch_seconds``
+            (median), and its split into ``compute_seconds``, ``halo_seconds`` and ``sync_seconds``.
+        time_to_best_seconds: From the first epoch's start to the end of the best one.
+        notes: Sentences for the user, from the partitioner.
+    """
+
+    model: nn.Module
+    history: list[Epoch]
+    best: Epoch
+    logits: Tensor
+    rank_reports: list[dict[str, float]]
+    time_to_best_seconds: float
+    notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
+        return f"FitResult({type(self.model).__name__}, best {best}, {len(self.rank_reports)} workers)"
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Median over epochs, of the slowest rank."""
+        return max(report["epoch_seconds"] for report in self.rank_reports)
+
+
+def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[str]) -> FitResult:
+    """``outcomes`` of all ranks, from `nugnn.train_shard.train_shard`; only the first needs weights and logits."""
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(outcomes[0]["state"])
+    trained.eval()
+    return FitResult(
+        model=trained,
+        history=[Epoch(**epoch) for epoch in outcomes[0]["epochs"]],
+        best=Epoch(**outcomes[0]["best"]),
+        logits=outcomes[0]["logits"],
+        rank_reports=[outcome["report"] for outcome in outcomes],
+        time_to_best_seconds=outcomes[0]["time_to_best_seconds"],
+        notes=tuple(notes),
+    )

@@ -1,0 +1,71 @@
+"""From shares to shards: what every way of starting ranks does before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from nugnn.comm.groups import Ranks
+from nugnn.datasets.graph_data import GraphData
+from nugnn.partition.assign import Method, partition_nodes
+from nugnn.partition.cache import cached_shards
+from nugnn.partition.shard import Shard, build_shard, iter_shards
+from nugnn.partition.store import load_meta, write_shards
+
+
+def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData, what: str = "nodes") -> list[float]:
+    """One positive number for each worker; equal when ``shares`` is None.
+
+    Raises:
+        ValueError: There are more or fewer shares than workers, or more workers than nodes.
+    """
+    weights = [1.0] * workers if shares is None else list(shares)
+    if workers < 1 or len(weights) != workers:
+        raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
+    if workers > data.num_nodes:
+        raise ValueError(f"{workers} workers for {data.num_nodes} {what}; each worker needs at least one")
+    return weights
+
+
+def whole_shard(data: GraphData) -> Shard:
+    """All of ``data`` as the shard of a single rank."""
+    return build_shard(data, partition_nodes(data.num_nodes, data.src, data.dst, [1.0]), 0)
+
+
+def own_shard(
+    data: GraphData, ranks: Ranks, shares: Sequence[float], *, method: Method = "metis", seed: int = 0
+) -> tuple[Shard, tuple[str, ...]]:
+    """This rank's shard of ``data``, which every rank holds, and (on rank 0) the partitioner's notes; collective.
+
+    Rank 0 alone partitions: a native library need not give two processes the same answer.
+
+    Raises:
+        ValueError: The data or shares do not fit.
+        RuntimeError: Rank 0 failed; it raises its own error.
+    """
+    parts = torch.full((data.num_nodes,), -1)
+    notes: tuple[str, ...] = ()
+    try:
+        if ranks.rank == 0:
+            chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=method, seed=seed)
+            parts, notes = chosen.part.to(torch.int64).clone(), tuple(chosen.notes)
+    finally:
+        ranks.broadcast_(parts)  # also after a failure: the others wait for it
+    if len(parts) and int(parts[0]) < 0:
+        raise RuntimeError("worker 0 could not partition the graph; it says why")
+    given = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
+    return build_shard(data, given, ranks.rank), notes
+
+
+def shards_on_disk(
+    data: GraphData, shares: Sequence[float], partitioner: str, cache_folder: Path | None, own_folder: Path
+) -> tuple[Path, tuple[str, ...]]:
+    """A folder of shards, in the cache if there is one, and the partitioner's notes."""
+    if cache_folder is None:
+        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=partitioner)  # type: ignore[arg-type]
+        write_shards(own_folder, iter_shards(data, assignment), key="private", versions={})
+        return own_folder, tuple(assignment.notes)
+    made = cached_shards(cache_folder, data, shares, method=partitioner)  # type: ignore[arg-type]
+    return made, tuple(load_meta(made).notes)
