@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -24,8 +23,11 @@ def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
     """
     if not ranks.is_split:
         return
-    begin = time.perf_counter()
-    trainable = [p for p in parameters if p.requires_grad]
+    with ranks.clock.measure("sync", ranks.device):
+        _sum_gradients([p for p in parameters if p.requires_grad], ranks)
+
+
+def _sum_gradients(trainable: list[nn.Parameter], ranks: Ranks) -> None:
     present = ranks.max_(torch.tensor([p.grad is not None for p in trainable], dtype=torch.uint8))
     by_type: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter, somewhere in zip(trainable, present.tolist(), strict=True):
@@ -36,7 +38,6 @@ def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
         ranks.sum_(flat)
         for parameter, piece in zip(group, flat.split([p.numel() for p in group]), strict=True):
             parameter.grad = piece.view_as(parameter)
-    ranks.clock.sync_seconds += time.perf_counter() - begin
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

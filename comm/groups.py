@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,20 +17,47 @@ from torch import Tensor
 
 from nugnn.comm.pulse import Pulse
 
+_CPU = torch.device("cpu")
+
 
 @dataclass
 class CommClock:
-    """Seconds this rank spent in communication, waiting for peers included; read and reset by the trainer."""
+    """Seconds this rank spent in communication, waiting for peers included; read and reset by the trainer.
 
-    halo_seconds: float = 0.0
-    sync_seconds: float = 0.0
+    On a GPU the time between two events of its stream counts; they are read in `take`, so nothing waits before.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"halo": 0.0, "sync": 0.0})
     halo_rounds: int = 0
     """Halo exchanges begun since the run started, those of backward included; the same on every rank."""
+    _spans: list[tuple[str, Any, Any]] = field(default_factory=list, repr=False)
+
+    @contextmanager
+    def measure(self, what: str, device: torch.device) -> Iterator[None]:
+        """Count what happens inside as ``halo`` or ``sync``."""
+        if device.type != "cuda":
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[what] += time.perf_counter() - begin
+            return
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        try:
+            yield
+        finally:
+            last.record()
+            self._spans.append((what, first, last))
 
     def take(self) -> tuple[float, float]:
-        """``(halo_seconds, sync_seconds)`` since the last call."""
-        taken = (self.halo_seconds, self.sync_seconds)
-        self.halo_seconds = self.sync_seconds = 0.0
+        """``(halo, sync)`` seconds since the last call; waits for a GPU that has not got there."""
+        for what, first, last in self._spans:
+            last.synchronize()
+            self.seconds[what] += first.elapsed_time(last) / 1000
+        self._spans.clear()
+        taken = (self.seconds["halo"], self.seconds["sync"])
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
         return taken
 
 
@@ -37,6 +70,8 @@ class Ranks:
         world_size: P, the number of ranks (= parts).
         halo: Group of halo exchanges; None when P = 1.
         control: Group of gradient sums, metrics and decisions; None when P = 1.
+        device: Where this rank computes.
+        carries_cuda: Whether the groups take CUDA tensors (NCCL); they travel through the host's memory otherwise.
         clock: Where communication time is added up.
         pulse: Where this rank notes its progress and what it waits for.
     """
@@ -45,6 +80,8 @@ class Ranks:
     world_size: int = 1
     halo: dist.ProcessGroup | None = None
     control: dist.ProcessGroup | None = None
+    device: torch.device = _CPU
+    carries_cuda: bool = False
     clock: CommClock = field(default_factory=CommClock)
     pulse: Pulse = field(default_factory=Pulse)
 
@@ -52,25 +89,35 @@ class Ranks:
     def is_split(self) -> bool:
         return self.world_size > 1
 
+    def on_wire(self, x: Tensor) -> Tensor:
+        """``x`` where the process groups take it: itself, or a copy in the host's memory."""
+        return x if self.carries_cuda or x.device.type == "cpu" else x.cpu()
+
     def sum_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by sum, in place."""
         if self.is_split:
+            wire = self.on_wire(x)
             with self.pulse.waiting("a sum over all workers"):
-                dist.all_reduce(x, group=self.control)
+                dist.all_reduce(wire, group=self.control)
+            _bring_back(x, wire)
         return x
 
     def max_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by maximum, in place."""
         if self.is_split:
+            wire = self.on_wire(x)
             with self.pulse.waiting("a maximum over all workers"):
-                dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.control)
+                dist.all_reduce(wire, op=dist.ReduceOp.MAX, group=self.control)
+            _bring_back(x, wire)
         return x
 
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``x`` with the values of rank ``source``."""
         if self.is_split:
+            wire = self.on_wire(x)
             with self.pulse.waiting(f"a broadcast from worker {source}"):
-                dist.broadcast(x, group_src=source, group=self.control)
+                dist.broadcast(wire, group_src=source, group=self.control)
+            _bring_back(x, wire)
         return x
 
     def gather_rows(self, x: Tensor) -> list[Tensor]:
@@ -82,7 +129,7 @@ class Ranks:
         self.sum_(counts)
         width = x[:1].numel() if len(x) else max(1, x.new_empty((1, *x.shape[1:])).numel())
         longest = int(counts.max())
-        padded = x.new_zeros((longest, *x.shape[1:]))
+        padded = self.on_wire(x).new_zeros((longest, *x.shape[1:]))
         padded[: len(x)] = x
         received = [torch.empty_like(padded) for _ in range(self.world_size)]
         if longest * width:
@@ -92,20 +139,46 @@ class Ranks:
                     padded.view(torch.uint8) if padded.dtype is torch.bool else padded,
                     group=self.control,
                 )
-        return [r[:n] for r, n in zip(received, counts.tolist(), strict=True)]
+        return [r[:n].to(x.device) for r, n in zip(received, counts.tolist(), strict=True)]
 
 
-def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None) -> Ranks:
+def _bring_back(x: Tensor, wire: Tensor) -> None:
+    if wire is not x:
+        x.copy_(wire)
+
+
+def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, device: torch.device = _CPU) -> Ranks:
     """The ranks of the initialised default process group, or a single rank when there is none.
+
+    Tensors on GPUs travel through NCCL when every rank has a GPU of its own, through gloo and the host's memory when a
+    rank computes on the CPU or two share a GPU.
 
     Args:
         timeout_seconds: How long a collective may wait for its peers.
         pulse: Where this rank notes its progress; nobody sees it when None.
+        device: Where this rank computes.
     """
     pulse = pulse or Pulse()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return Ranks(pulse=pulse)
+        return Ranks(device=device, pulse=pulse)
     timeout = timedelta(seconds=timeout_seconds)
     with pulse.waiting("the start of all workers"):
-        halo, control = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
-    return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, pulse=pulse)
+        carries_cuda = _own_a_gpu_each(device)
+        backend = "cpu:gloo,cuda:nccl" if carries_cuda else "gloo"
+        halo = dist.new_group(timeout=timeout, backend=backend)
+        control = dist.new_group(timeout=timeout, backend=backend)
+    return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, device, carries_cuda, pulse=pulse)
+
+
+def _own_a_gpu_each(device: torch.device) -> bool:
+    """Whether every rank computes on a GPU that no other uses; the same answer everywhere, a collective call."""
+    number = 0
+    if device.type == "cuda" and dist.is_nccl_available():
+        name = f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}"
+        number = 1 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+    numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, torch.tensor([number]))
+    known = {int(n) for n in numbers}
+    return 0 not in known and len(known) == len(numbers)

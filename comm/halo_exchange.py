@@ -24,7 +24,7 @@ class HaloPlan:
 
     Args:
         num_inner: N.
-        send_rows: ``(S,)`` int64 inner rows, concatenated by peer.
+        send_rows: ``(S,)`` int64 inner rows, concatenated by peer, on the device of the rank.
         send_splits: Rows sent to each rank, length P.
         recv_splits: Rows received from each rank, length P; halo rows are ordered by owner.
         ranks: Groups the exchange runs on.
@@ -80,9 +80,15 @@ def _all_to_all_rows(
         return
     begin = time.perf_counter()
     ranks.clock.halo_rounds += 1
+    waiting = ranks.pulse.waiting(f"halo exchange {ranks.clock.halo_rounds} ({label})")
     try:
-        with ranks.pulse.waiting(f"halo exchange {ranks.clock.halo_rounds} ({label})"):
-            _transfer(out, rows, out_splits, splits, row_bytes, ranks)
+        with ranks.clock.measure("halo", out.device), waiting:
+            if ranks.on_wire(rows) is rows:
+                _transfer(out, rows, out_splits, splits, row_bytes, ranks)
+            else:
+                received = torch.empty(out.shape, dtype=out.dtype)
+                _transfer(received, rows.cpu(), out_splits, splits, row_bytes, ranks)
+                out.copy_(received)
     except RuntimeError as error:
         peers = [str(peer) for peer in range(ranks.world_size) if out_splits[peer] or splits[peer]]
         raise HaloExchangeError(
@@ -91,7 +97,6 @@ def _all_to_all_rows(
             f"{', '.join(peers) or 'none'}; one of them stopped, is slow, or made other calls than this rank. "
             f"The transport says: {error}"
         ) from error
-    ranks.clock.halo_seconds += time.perf_counter() - begin
 
 
 def _transfer(

@@ -39,7 +39,7 @@ def _pna_tower(plain: _Forward, module: Any, graph: ShardGraph, *args: Any, **kw
     def correct(h: Tensor) -> Tensor:
         return tag(h * ratio, rows)
 
-    counts = torch.tensor([graph.num_nodes()])
+    counts = torch.tensor([graph.num_nodes()], device=graph.device)
     with _answering(graph, batch_num_nodes=lambda *_: counts), _before(module.batchnorm, correct):
         return plain(module, graph, *args, **kwargs)
 
@@ -142,7 +142,7 @@ def _dropping_replicated(module: nn.Module) -> Iterator[None]:
 def _set_transformer_encoder(plain: _Forward, module: Any, graph: ShardGraph, feat: Tensor) -> Any:
     """Attention among all nodes: every rank computes it on all rows and keeps its own."""
     everything = in_global_order(graph, feat, graph.global_node_ids)
-    counts = torch.tensor([graph.num_nodes_global()])
+    counts = torch.tensor([graph.num_nodes_global()], device=graph.device)
     with _answering(graph, batch_num_nodes=lambda *_: counts), _dropping_replicated(module):
         out = plain(module, graph, everything)
     order = torch.cat(graph.ranks.gather_rows(graph.global_node_ids)).sort().values
@@ -153,7 +153,7 @@ def _set_transformer_encoder(plain: _Forward, module: Any, graph: ShardGraph, fe
 def _set_transformer_decoder(plain: _Forward, module: Any, graph: ShardGraph, feat: Tensor) -> Any:
     """Attention of seed vectors over all nodes: computed on all rows by every rank."""
     everything = in_global_order(graph, feat, graph.global_node_ids)
-    counts = torch.tensor([graph.num_nodes_global()])
+    counts = torch.tensor([graph.num_nodes_global()], device=graph.device)
     with _answering(graph, batch_num_nodes=lambda *_: counts), _dropping_replicated(module):
         return tag(plain(module, graph, everything), REPLICATED)
 

@@ -24,6 +24,7 @@ _RUN = typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of
 _DATASET = typer.Option(None, help="Another graph with the same features; the run's own otherwise.")
 _DATA_DIR = typer.Option(None, help="Folder to look for data sets in.")
 _WORKERS = typer.Option(1, min=1, help="Number of worker processes.")
+_DEVICE = typer.Option("auto", help="Where to compute: auto, cpu, cuda, or one for each worker.")
 _SHARES = typer.Option("even", help="Part of the graph each worker gets: even, or fractions such as 0.6,0.4.")
 
 
@@ -34,11 +35,12 @@ def evaluate(
     split: int | None = typer.Option(None, min=0, help="Another of the data set's splits."),
     workers: int = _WORKERS,
     shares: str = _SHARES,
+    device: str = _DEVICE,
     as_json: bool = typer.Option(False, "--json", help="Print the numbers as JSON."),
 ) -> None:
     """Measure a finished run's best model on the train, validation and test nodes."""
     with errors_reported():
-        data, logits = _logits(run, dataset, data_dir, split, workers, shares)
+        data, logits = _logits(run, dataset, data_dir, split, workers, shares, device)
         from nugnn.finished_run import scores
 
         found = scores(data, logits)
@@ -62,13 +64,14 @@ def predict(
     logits: bool = typer.Option(False, "--logits", help="Write the model's outputs, float32, instead of classes."),
     workers: int = _WORKERS,
     shares: str = _SHARES,
+    device: str = _DEVICE,
 ) -> None:
     """Write the class of every node of a graph, in its order, by a finished run's best model."""
     with errors_reported():
         target = Path(run) / "predictions.npy" if out is None else out
         if target.suffix not in (".npy", ".csv"):
             raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")
-        data, rows = _logits(run, dataset, data_dir, None, workers, shares)
+        data, rows = _logits(run, dataset, data_dir, None, workers, shares, device)
         from nugnn.predictions import predicted_classes, write_predictions
 
         values = rows.float() if logits else predicted_classes(rows, data)
@@ -77,11 +80,18 @@ def predict(
 
 
 def _logits(
-    run: str, dataset: str | None, data_dir: str | None, split: int | None, workers: int, shares: str
+    run: str,
+    dataset: str | None,
+    data_dir: str | None,
+    split: int | None,
+    workers: int,
+    shares: str,
+    device: str,
 ) -> tuple[GraphData, Tensor]:
     from nugnn.config import TrainConfig
 
-    fractions = TrainConfig(dataset="any", workers=workers, shares=shares).fractions  # checked before torch loads
+    # checked before torch loads
+    fractions = TrainConfig(dataset="any", workers=workers, shares=shares, device=device).fractions
     from nugnn.finished_run import FinishedRun
     from nugnn.inference import infer
 
@@ -95,5 +105,6 @@ def _logits(
         workers=workers,
         shares=fractions,
         partitioner=finished.config.partitioner,
+        device=device,
         timeout=finished.config.timeout,
     )

@@ -23,6 +23,7 @@ FREE_ON_RESUME = (
 )
 """Options a resumed run may change. The graph itself is compared, not where it was found."""
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+_DEVICES = re.compile(r"auto|(cpu|cuda(:\d+)?)(,(cpu|cuda(:\d+)?))*")
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
 
 
@@ -102,7 +103,9 @@ class TrainConfig:
     partition_cache: str | None = option(
         None, str, "Folder to keep partitions in and find them again, as nugnn partition makes it.", optional=True
     )
-    device: str = option("auto", str, "Where to compute.", choices=("auto", "cpu"), later=("cuda",), later_what="CUDA")
+    device: str = option(
+        "auto", str, "Where to compute: auto (GPUs where there is one for each worker), cpu, cuda, or cuda:0,cpu."
+    )
     cluster: str | None = option(
         None,
         str,
@@ -167,6 +170,9 @@ class TrainConfig:
             object.__setattr__(self, entry.name, value)
         if self.model not in BUILT_IN_MODELS and not _MODEL_FILE.fullmatch(self.model):
             raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
+        if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
+            allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
+            raise ConfigError(refusal("--device", self.device, allowed))
         for name, models in _ONLY_FOR.items():
             default = type(self).__dataclass_fields__[name].default
             if self.model in BUILT_IN_MODELS and self.model not in models and getattr(self, name) != default:

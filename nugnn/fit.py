@@ -16,6 +16,7 @@ from nugnn import job
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
+from nugnn.devices import devices_of
 from nugnn.fingerprint import run_identity
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.fit_result import FitResult, result_of
@@ -41,6 +42,7 @@ def fit(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
+    device: str = "auto",
     check: bool = True,
     timeout: float = 600.0,
     on_epoch: Callable[[Epoch], Any] | None = None,
@@ -67,6 +69,8 @@ def fit(
         workers: Number of processes; 1 trains in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
         partitioner: ``metis`` or ``random``.
+        device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such
+            as ``cuda:0,cpu``.
         check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
@@ -100,6 +104,10 @@ def fit(
     stage = on_stage or (lambda _: None)
     seen = visible_in_training(model, data) if inductive else data
     weights = checked_shares(shares, workers, seen, "training nodes" if inductive else "nodes")
+    devices, said = devices_of(device, workers)
+    note = on_note or _LOG.warning
+    if said:
+        note(said)
     if checkpoint_folder is None and (resume or checkpoint_every is not None):
         raise ValueError("resume and checkpoint_every need a checkpoint_folder")
     plan: CheckpointPlan | None = None
@@ -107,11 +115,11 @@ def fit(
     if checkpoint_folder is not None:
         identity = run_identity(model, data, fit_options, {"inductive": inductive} | dict(settings or {}))
         plan = CheckpointPlan(folder=Path(checkpoint_folder).resolve(), every=checkpoint_every, identity=identity)
-        plan, before = from_where(plan, fit_options, resume, on_note or _LOG.warning)
+        plan, before = from_where(plan, fit_options, resume, note)
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, seen, fit_options, plan, on_epoch, stage)
+        return _fit_here(model, data, seen, devices[0], fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -122,9 +130,9 @@ def fit(
                 stage("check")
                 check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
             stage("partition")
-            shards, said = shards_on_disk(seen, weights, partitioner, cache_folder, folder / "shards")
-            notes.extend(said)
-            work = {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan}
+            shards, remarks = shards_on_disk(seen, weights, partitioner, cache_folder, folder / "shards")
+            notes.extend(remarks)
+            work = {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan, "devices": devices}
             if inductive:
                 whole = folder / "whole"
                 work["evaluation_shards"], _ = shards_on_disk(data, weights, partitioner, cache_folder, whole)
@@ -148,6 +156,7 @@ def _fit_here(
     model: nn.Module,
     data: GraphData,
     seen: GraphData,
+    device: torch.device,
     options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
@@ -161,7 +170,7 @@ def _fit_here(
             signals.arm()
         outcome = train_shard(
             lambda: whole_shard(seen),
-            Ranks(),
+            Ranks(device=device),
             copy.deepcopy(model),
             options,
             on_epoch,

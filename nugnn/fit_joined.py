@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from nugnn.checkpointer import CheckpointPlan
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, join_ranks
 from nugnn.datasets.graph_data import GraphData
+from nugnn.devices import own_device
 from nugnn.failure import named
 from nugnn.fingerprint import run_identity
 from nugnn.fit_options import FitOptions, checked_options
@@ -25,6 +26,8 @@ from nugnn.seam import install
 from nugnn.shares import checked_shares, own_shard
 from nugnn.train_shard import train_shard
 
+_COLLECTIVE_SECONDS = 7 * 24 * 3600.0
+"""The processes' own watch judges; see `nugnn.torchrun`."""
 _CHECKPOINTING = ("checkpoint_folder", "checkpoint_every", "resume", "settings", "on_begin", "on_note")
 
 
@@ -57,6 +60,9 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     data = data if isinstance(data, GraphData) else GraphData.from_dgl(data)
     shares, method = options.pop("shares", None), options.pop("partitioner", "metis")
     check = options.pop("check", True)
+    device = own_device(options.pop("device", "auto"))
+    if device != ranks.device:
+        ranks = join_ranks(_COLLECTIVE_SECONDS, ranks.pulse, device)
     on_epoch, stage = options.pop("on_epoch", None), options.pop("on_stage", None) or (lambda _: None)
     if options.pop("cache_folder", None) is not None:
         raise ValueError("--partition-cache is not for processes started by torchrun: each cuts its part out itself")

@@ -21,8 +21,9 @@ class FitResult:
         history: One `nugnn.trainer.Epoch` per epoch, as rank 0 saw it.
         best: The epoch the weights are from.
         logits: ``(num_nodes, C)`` of those weights, in original node order.
-        rank_reports: For each rank: ``nodes``, ``edges``, ``halo_rows``, ``peak_memory_bytes``, ``epoch_seconds``
-            (median), and its split into ``compute_seconds``, ``halo_seconds`` and ``sync_seconds``.
+        rank_reports: For each rank: ``device`` (its name), ``nodes``, ``edges``, ``halo_rows``, ``peak_memory_bytes``
+            (allocated on a GPU, resident on the CPU), ``epoch_seconds`` (median), and its split into
+            ``compute_seconds``, ``halo_seconds`` and ``sync_seconds``.
         time_to_best_seconds: From the first epoch's start to the end of the best one.
         notes: Sentences for the user, from the partitioner.
     """
@@ -31,7 +32,7 @@ class FitResult:
     history: list[Epoch]
     best: Epoch
     logits: Tensor
-    rank_reports: list[dict[str, float]]
+    rank_reports: list[dict[str, Any]]
     time_to_best_seconds: float
     notes: tuple[str, ...] = field(default=())
 

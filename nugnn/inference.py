@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nugnn import job
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
+from nugnn.devices import devices_of
 from nugnn.launch import launch
 from nugnn.model_on_shard import ModelOnShard
 from nugnn.partition.shard import Shard
@@ -28,6 +29,7 @@ def infer(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
+    device: str = "auto",
     timeout: float = 600.0,
     log_folder: Path | None = None,
 ) -> Tensor:
@@ -39,6 +41,7 @@ def infer(
         workers: Number of processes; 1 computes in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
         partitioner: ``metis`` or ``random``.
+        device: As for `nugnn.fit`.
         timeout: Seconds after which a silent worker counts as lost.
         log_folder: Where the workers' logs go; they are dropped when None.
 
@@ -51,13 +54,14 @@ def infer(
     """
     install()
     weights = checked_shares(shares, workers, data)
+    devices, _ = devices_of(device, workers)
     if workers == 1:
-        return infer_shard(whole_shard(data), Ranks(), copy.deepcopy(model))
+        return infer_shard(whole_shard(data), Ranks(device=devices[0]), copy.deepcopy(model))
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
             shards, _ = shards_on_disk(data, weights, partitioner, None, folder / "shards")
-            job.write_job(folder, {"model": model, "shards": shards})
+            job.write_job(folder, {"model": model, "shards": shards, "devices": devices})
 
         launch(
             folder,
@@ -73,5 +77,5 @@ def infer(
 
 
 def infer_shard(shard: Shard, ranks: Ranks, model: nn.Module) -> Tensor:
-    """``(num_nodes_global, C)`` logits of every node, on every rank; a collective call."""
-    return ModelOnShard(model, ShardGraph(shard, ranks, keep_edge_ids=False)).predict_all()
+    """``(num_nodes_global, C)`` logits of every node, on the CPU of every rank; a collective call."""
+    return ModelOnShard(model.to(ranks.device), ShardGraph(shard, ranks, keep_edge_ids=False)).predict_all().cpu()

@@ -17,7 +17,8 @@ def main(context: WorkerContext) -> None:
     install()
     work = read_job(context.job_folder)
     context.init_process_group()
-    logits = infer_shard(load_shard(work["shards"], context.rank), join_ranks(context.timeout), work["model"])
+    ranks = join_ranks(context.timeout, context.pulse, work["devices"][context.rank])
+    logits = infer_shard(load_shard(work["shards"], context.rank), ranks, work["model"])
     if context.rank == 0:
         torch.save({"logits": logits}, context.job_folder / "logits.pt")
     torch.distributed.barrier()

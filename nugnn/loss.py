@@ -46,7 +46,7 @@ class GlobalMean:
         if class_weights is not None:
             if labels.dim() != 1:
                 raise ValueError("class_weights need one class per row; multi-label targets have a column per class")
-            self._weights = class_weights[labels]
+            self._weights = class_weights.to(labels.device)[labels]
         mass = torch.tensor(
             [len(labels) if self._weights is None else self._weights.double().sum()], dtype=torch.float64
         )

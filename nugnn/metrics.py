@@ -27,7 +27,7 @@ def evaluate_rows(metric: str, logits: Tensor, labels: Tensor, ranks: Ranks) -> 
         ValueError: Unknown metric.
     """
     if metric == "accuracy":
-        hits, rows = _sum_counts(ranks, (logits.argmax(1) == labels).sum(), torch.tensor(len(labels)))
+        hits, rows = _sum_counts(ranks, (logits.argmax(1) == labels).sum(), labels.new_tensor(len(labels)))
         return hits / rows if rows else float("nan")
     if metric == "micro_f1":
         predicted, actual = logits > 0, labels > 0

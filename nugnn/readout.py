@@ -33,7 +33,7 @@ def _reduce(graph: ShardGraph, x: Tensor, rows: Rows, count_global: int, op: str
         return tag(x.new_zeros((1, *x.shape[1:])), REPLICATED)
     worst = float("-inf") if op == "max" else float("inf")
     padded = torch.cat([x, x.new_full((1, *x.shape[1:]), worst)])
-    ids = torch.cat([rows.row_ids(len(x)), torch.tensor([torch.iinfo(torch.int64).max])])
+    ids = torch.cat([rows.row_ids(len(x)), torch.tensor([torch.iinfo(torch.int64).max], device=x.device)])
     local = padded.max(0, keepdim=True) if op == "max" else padded.min(0, keepdim=True)
     return tag(extreme_over_ranks(local.values, ids[local.indices], graph.ranks, largest=op == "max"), REPLICATED)
 
@@ -147,7 +147,8 @@ def laplacian_lambda_max(graph: ShardGraph) -> list[float]:
     answer = torch.zeros(1, dtype=torch.float64)
     if graph.ranks.rank == 0:
         ends = (target, source) if graph.index.is_reversed else (source, target)
-        answer[0] = dgl.laplacian_lambda_max(dgl.graph(ends, num_nodes=graph.num_nodes_global()))[0]
+        on_host = dgl.graph(tuple(end.cpu() for end in ends), num_nodes=graph.num_nodes_global())
+        answer[0] = dgl.laplacian_lambda_max(on_host)[0]
     return [float(graph.ranks.broadcast_(answer))]
 
 

@@ -141,6 +141,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "workers": config.workers,
         "shares": config.fractions,
         "partitioner": config.partitioner,
+        "device": config.device,
         "check": config.model_file is not None,  # the built-in ones are what the tests run
         "timeout": config.timeout,
         "epochs": config.epochs,
@@ -276,7 +277,7 @@ def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[s
         "shares": [
             report["nodes"] / sum(each["nodes"] for each in result.rank_reports) for report in result.rank_reports
         ],
-        "device": "cpu",
+        "device": ", ".join(dict.fromkeys(report["device"] for report in result.rank_reports)),
         "metric": data.metric,
         "best_epoch": best.number,
         "val": _number(best.val),

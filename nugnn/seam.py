@@ -11,12 +11,13 @@ from typing import Any
 import dgl
 import dgl.ops
 import dgl.transforms
+import torch
 from dgl.base import is_all
 
 from nugnn import adapters, readout
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
-from nugnn.shard_graph import ShardGraph, check_ids
+from nugnn.shard_graph import ShardGraph, check_ids, on_device
 from nugnn.shard_lists import (
     EXACT_FUNCTIONS,
     LOCAL_FUNCTIONS,
@@ -102,7 +103,10 @@ def _on_shard(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
                 shard.refuse(f"dgl.{name}", instead)
         only = next(iter(_shards_in((*args, *kwargs.values()))))
         check_ids(only, plain, args, kwargs)
-        return plain(*(_with_whole(x) for x in args), **{key: _with_whole(x) for key, x in kwargs.items()})
+        host = torch.device("cpu")
+        given = [_with_whole(on_device(x, host)) for x in args]
+        named = {key: _with_whole(on_device(x, host)) for key, x in kwargs.items()}
+        return on_device(plain(*given, **named), only.device)
 
     return refuse_when_split
 
@@ -134,14 +138,27 @@ def _dispatch(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return dispatch
 
 
-def _keeping_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_rows(plain: Callable[..., Any], on_gpu: Callable[..., Any]) -> Callable[..., Any]:
     """``gather_mm`` and ``segment_mm`` multiply each row by the matrix of its type: row identity stays."""
 
     @functools.wraps(plain)
     def product(a: Any, *args: Any, **kwargs: Any) -> Any:
-        return tag(plain(a, *args, **kwargs), rows_of(a))
+        return tag((on_gpu if a.is_cuda else plain)(a, *args, **kwargs), rows_of(a))
 
     return product
+
+
+def _segment_mm(a: torch.Tensor, b: torch.Tensor, seglen_a: torch.Tensor) -> torch.Tensor:
+    """``(n, D2)``: the i-th run of ``seglen_a[i]`` rows of ``a (n, D1)`` times ``b[i] (D1, D2)``; any device."""
+    pieces = a.split(seglen_a.tolist())
+    return torch.cat([piece @ matrix for piece, matrix in zip(pieces, b, strict=True)])
+
+
+def _gather_mm(a: torch.Tensor, b: torch.Tensor, *, idx_b: torch.Tensor) -> torch.Tensor:
+    """``(n, D2)``: row i of ``a (n, D1)`` times ``b[idx_b[i]] (D1, D2)``; any device."""
+    order = torch.argsort(idx_b, stable=True)
+    sorted_rows = _segment_mm(a[order], b, torch.bincount(idx_b, minlength=len(b)))
+    return torch.empty_like(sorted_rows).index_copy(0, order, sorted_rows)
 
 
 def _route_transforms() -> None:
@@ -170,9 +187,9 @@ def _route_functions() -> None:
         plain = getattr(dgl, name, None)
         if plain is not None:
             replacement[id(plain)] = _dispatch(name, plain)
-    for name in ("gather_mm", "segment_mm"):
+    for name, on_gpu in (("gather_mm", _gather_mm), ("segment_mm", _segment_mm)):
         plain = getattr(dgl.ops, name)
-        replacement[id(plain)] = _keeping_rows(plain)
+        replacement[id(plain)] = _keeping_rows(plain, on_gpu)
     importlib.import_module("dgl.nn.pytorch")
     for module_name, module in list(sys.modules.items()):
         if module is None or not (module_name == "dgl" or module_name.startswith("dgl.")):

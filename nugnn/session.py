@@ -19,6 +19,7 @@ from nugnn.comm.groups import Ranks, join_ranks
 from nugnn.comm.halo_exchange import HaloHandler
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
+from nugnn.devices import own_device
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRowsHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import REPLICATED, tag
@@ -31,14 +32,15 @@ from nugnn.shares import checked_shares, own_shard
 from nugnn.udf import source_rows
 
 
-def init(timeout_seconds: float = 600.0) -> Ranks:
+def init(timeout_seconds: float = 600.0, *, device: str = "cpu") -> Ranks:
     """Join the ranks that ``torchrun`` (or `nugnn.fit`) started; a single rank when nothing was started.
 
     Args:
         timeout_seconds: How long a rank waits for its peers in a collective before it gives up.
+        device: ``cpu``, ``cuda`` (the GPU of this process's number on its host) or ``auto``: a GPU if there is one.
 
     Raises:
-        ValueError: No network interface leads to the other hosts; says which variable to set.
+        ValueError: No network interface leads to the other hosts; says which variable to set. Or there is no GPU.
     """
     if not dist.is_initialized() and (member := member_from(os.environ)) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = advertised_interface(
@@ -46,7 +48,7 @@ def init(timeout_seconds: float = 600.0) -> Ranks:
         )
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
-    return join_ranks(timeout_seconds)
+    return join_ranks(timeout_seconds, device=own_device(device))
 
 
 def shard(
@@ -56,6 +58,7 @@ def shard(
     shares: Sequence[float] | None = None,
     method: Method = "metis",
     seed: int = 0,
+    device: str = "cpu",
 ) -> ShardGraph:
     """Cut the part of this rank out of a graph; every rank has to call.
 
@@ -65,12 +68,13 @@ def shard(
         shares: Target share of each rank's nodes, any positive numbers; equal when None.
         method: ``metis`` or ``random``; ignored for a folder.
         seed: Of the partitioner.
+        device: Of the single rank, as for `init`; given ``ranks``, their device counts.
 
     Raises:
         ValueError: The data or shares do not fit, or the folder holds another number of parts.
     """
     seam.install()
-    ranks = ranks or Ranks()
+    ranks = ranks or Ranks(device=own_device(device))
     if isinstance(data, (str, Path)):
         return ShardGraph(load_shard(Path(data), ranks.rank), ranks)
     weights = checked_shares(shares, ranks.world_size, data)

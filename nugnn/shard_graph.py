@@ -82,7 +82,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     def __init__(self, shard: Shard, ranks: Ranks | None = None, *, keep_edge_ids: bool = True) -> None:
         """Args:
         shard: What this rank owns.
-        ranks: Process groups; a single rank when None.
+        ranks: Process groups and this rank's device, where the graph and its data go; a single CPU rank when None.
         keep_edge_ids: Keep `global_edge_ids`, 8 bytes per edge; message passing and dropout do without.
 
         Raises:
@@ -95,21 +95,23 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
                 f"{shard.num_parts}; partition for {ranks.world_size} parts and load the file of this rank."
             )
         num_inner = len(shard.global_node_ids)
-        plan = HaloPlan(num_inner, shard.send_rows, shard.send_splits, shard.recv_splits, ranks)
+        device = ranks.device
+        plan = HaloPlan(num_inner, shard.send_rows.to(device), shard.send_splits, shard.recv_splits, ranks)
         plan.verify()
+        indptr = shard.indptr.to(device)
         index = ShardIndex(
-            Structure(plan.num_local, shard.indptr, shard.indices),
+            Structure(plan.num_local, indptr, shard.indices.to(device)),
             plan,
-            Rows("node", shard.global_node_ids, split=ranks.is_split),
-            Rows("edge", IdRuns(shard.edge_starts, shard.indptr), split=ranks.is_split),
+            Rows("node", shard.global_node_ids.to(device), split=ranks.is_split),
+            Rows("edge", IdRuns(shard.edge_starts.to(device), indptr), split=ranks.is_split),
         )
-        self._setup(index, shard.out_degrees, shard.num_nodes_global, shard.num_edges_global)
-        self._edge_ids = shard.global_edge_ids if keep_edge_ids else None
+        self._setup(index, shard.out_degrees.to(device), shard.num_nodes_global, shard.num_edges_global)
+        self._edge_ids = shard.global_edge_ids.to(device) if keep_edge_ids else None
         self._edge_id_bound = shard.num_edges_global
         for key, value in shard.node_data.items():
-            self._node_frames[0][key] = tag(value, index.node_rows)
+            self._node_frames[0][key] = tag(value.to(device), index.node_rows)
         for key, value in shard.edge_data.items():
-            self._edge_frames[0][key] = tag(value, index.edge_rows)
+            self._edge_frames[0][key] = tag(value.to(device), index.edge_rows)
 
     def _setup(self, index: ShardIndex, out_degrees: Tensor, num_nodes: int, num_edges: int) -> None:
         self._init(
@@ -251,7 +253,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return self.ranks.device
 
     def is_pinned(self) -> bool:
         return False
@@ -300,7 +302,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         if isinstance(edges, tuple):
             if self.is_split:
                 self.refuse("naming edges by (source, destination) pairs", "edge rows of graph.edata")
-            edges = self._whole().edge_ids(*edges)
+            edges = self._whole().edge_ids(*on_device(edges, _HOST)).to(self.device)
         return self._row_ids(edges, self.num_edges())
 
     def _distinct(self, ids: Tensor, what: str) -> Tensor:
@@ -390,7 +392,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         picked = self._distinct(self._edge_row_ids(edges), "send_and_recv")
         if not self.is_split and len(picked) == 0:
             return
-        mask = torch.zeros(self.num_edges(), dtype=torch.bool)
+        mask = torch.zeros(self.num_edges(), dtype=torch.bool, device=self.device)
         mask[picked] = True
         self._pass_along(mask, None, message_func, reduce_func, apply_node_func)
 
@@ -400,7 +402,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         Whatever the order of ``u``, a node's mailbox is in global edge-id order.
         """
         self.get_etype_id(etype)
-        chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8)
+        chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8, device=self.device)
         chosen[self._distinct(self._row_ids(u), "push")] = 1
         mask = self.index.sddmm("copy_lhs", chosen, None, "u", "v").bool()
         if not self.is_split and not mask.any():
@@ -413,7 +415,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         nodes = self._distinct(self._row_ids(v), "pull")
         if not self.is_split and len(nodes) == 0:
             return
-        chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8)
+        chosen = torch.zeros(self.num_nodes(), dtype=torch.uint8, device=self.device)
         chosen[nodes] = 1
         mask = self.index.sddmm("copy_rhs", None, chosen, "u", "v").bool()
         self._pass_along(mask, nodes, message_func, reduce_func, apply_node_func)
@@ -429,7 +431,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         """The same nodes and the edges in ``mask_E``; frames of nodes are shared, of edges subset."""
         old = self.index.structure
         rows = mask_E.nonzero().view(-1)
-        kept = torch.zeros(old.num_edges + 1, dtype=torch.int64)
+        kept = old.indptr.new_zeros(old.num_edges + 1)
         torch.cumsum(mask_E, 0, out=kept[1:])
         structure = Structure(old.num_src, kept[old.indptr], old.indices[rows])
         edge_rows = _subset(self.index.edge_rows, rows)
@@ -445,7 +447,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     def filter_nodes(self, predicate: Any, nodes: Any = ALL, ntype: str | None = None) -> Tensor:
         """Local ids of inner nodes for which ``predicate`` holds."""
         self.get_ntype_id(ntype)
-        ids = torch.arange(self.num_nodes()) if is_all(nodes) else self._row_ids(nodes)
+        ids = torch.arange(self.num_nodes(), device=self.device) if is_all(nodes) else self._row_ids(nodes)
         frame = self._node_frames[0]
         held: list[Tensor] = []
 
@@ -459,7 +461,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     def filter_edges(self, predicate: Any, edges: Any = ALL, etype: Any = None) -> Tensor:
         """Local edge rows for which ``predicate`` holds."""
         self.get_etype_id(etype)
-        ids = torch.arange(self.num_edges()) if is_all(edges) else self._edge_row_ids(edges)
+        ids = torch.arange(self.num_edges(), device=self.device) if is_all(edges) else self._edge_row_ids(edges)
         held: list[Tensor] = []
 
         def keep(batch: Any) -> dict[str, Tensor]:
@@ -498,8 +500,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         structure = self.index.structure
         loops = structure.indices == structure.dst
         part = self._with_edges(~loops)
-        gone = torch.zeros(self.num_nodes(), dtype=torch.int64)
-        gone.index_add_(0, structure.dst[loops].long(), torch.ones(int(loops.sum()), dtype=torch.int64))
+        gone = torch.bincount(structure.dst[loops], minlength=self.num_nodes())
         part._out_degrees = self._out_degrees - gone
         part._node_frames = [self._node_frames[0].clone()]
         return part._count_edges()
@@ -522,13 +523,14 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         if unknown := filled - set(self._edge_frames[0]):
             raise dgl.DGLError(f"edge_feat_names: there is no edge column {sorted(unknown)[0]!r}")
         old, num_nodes = self.index.structure, self.num_nodes()
-        kept = torch.arange(old.num_edges) + old.dst
-        loops = old.indptr[1:] + torch.arange(num_nodes)
+        nodes = torch.arange(num_nodes + 1, device=self.device)
+        kept = torch.arange(old.num_edges, device=self.device) + old.dst
+        loops = old.indptr[1:] + nodes[:-1]
         indices = old.indices.new_empty(old.num_edges + num_nodes)
-        indices[kept], indices[loops] = old.indices, torch.arange(num_nodes, dtype=indices.dtype)
+        indices[kept], indices[loops] = old.indices, nodes[:-1].to(indices.dtype)
 
         def with_loops(ids: Tensor) -> Tensor:
-            merged = torch.empty(len(indices), dtype=torch.int64)
+            merged = torch.empty(len(indices), dtype=torch.int64, device=self.device)
             merged[kept], merged[loops] = ids, self._edge_id_bound + self.global_node_ids
             return merged
 
@@ -537,7 +539,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         part = copy.copy(self)
         part._graph = replace(
             self.index,
-            structure=Structure(old.num_src, old.indptr + torch.arange(num_nodes + 1), indices),
+            structure=Structure(old.num_src, old.indptr + nodes, indices),
             edge_rows=Rows("edge", with_loops(row_ids), 1, self.is_split),
         )
         part._edge_ids = None if self._edge_ids is None else with_loops(self._edge_ids)
@@ -606,12 +608,19 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return self._with_idtype(torch.int64)
 
     def cpu(self) -> ShardGraph:
-        return self
+        return self.to("cpu")
 
     def to(self, device: Any, **_: Any) -> ShardGraph:
-        if torch.device(device).type != "cpu":
+        """The graph itself, which lies on its rank's device.
+
+        Raises:
+            NotImplementedError: ``device`` is another one.
+        """
+        wanted = torch.device(device)
+        if wanted.type != self.device.type or wanted.index not in (None, self.device.index):
             raise NotImplementedError(
-                f"moving a shard graph to {device} has not landed yet; this version trains on CPU"
+                f"a shard graph stays on the device of its rank, {self.device}, and cannot go to {wanted}. Choose the "
+                "device with nugnn.shard(data, device=...), nugnn.init(device=...) or nugnn.fit(device=...)."
             )
         return self
 
@@ -629,11 +638,15 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     # -- one rank: DGL itself answers what has no meaning on a part -----------------------------------------------
 
     def _whole(self) -> dgl.DGLGraph:
-        """A plain DGL graph of the same nodes, edges and data; one rank only."""
+        """A plain DGL graph of the same nodes, edges and data, on the CPU; one rank only."""
         structure = self.index.structure
-        ends = (structure.indices.to(self.idtype), structure.dst.to(self.idtype))
+        ends = (structure.indices.cpu().to(self.idtype), structure.dst.cpu().to(self.idtype))
         graph = dgl.graph(ends[::-1] if self.index.is_reversed else ends, num_nodes=self.num_nodes())
-        graph._node_frames, graph._edge_frames = self._node_frames, self._edge_frames
+        if self.device.type == "cpu":
+            graph._node_frames, graph._edge_frames = self._node_frames, self._edge_frames
+        else:
+            graph.ndata.update({key: value.cpu() for key, value in self._node_frames[0].items()})
+            graph.edata.update({key: value.cpu() for key, value in self._edge_frames[0].items()})
         return graph
 
 
@@ -666,6 +679,16 @@ def check_ids(graph: ShardGraph, function: Callable[..., Any], args: Any, kwargs
 
 
 _FORMATS = {"coo", "csr", "csc"}
+_HOST = torch.device("cpu")
+
+
+def on_device(x: Any, device: torch.device) -> Any:
+    """``x`` with every tensor in it, also in tuples, lists and dictionaries, on ``device``; graphs stay."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if type(x) in (tuple, list):
+        return type(x)(on_device(item, device) for item in x)
+    return {key: on_device(item, device) for key, item in x.items()} if type(x) is dict else x
 
 
 def _refusing(name: str, instead: str) -> Callable[..., Any]:
@@ -674,9 +697,9 @@ def _refusing(name: str, instead: str) -> Callable[..., Any]:
             self.refuse(f"DGLGraph.{name}", instead)
         answer = getattr(self._whole(), name)
         if not callable(answer):
-            return answer
+            return on_device(answer, self.device)
         check_ids(self, answer, args, kwargs)
-        return answer(*args, **kwargs)
+        return on_device(answer(*on_device(args, _HOST), **on_device(kwargs, _HOST)), self.device)
 
     method.__name__ = name
     method.__doc__ = f"Refused when the graph is split; use instead: {instead}."

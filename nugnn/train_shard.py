@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nugnn.checkpointer import Checkpointer, CheckpointPlan
@@ -35,7 +36,7 @@ def train_shard(
     Args:
         make_shard: Builds or loads it; called here so that nobody else keeps what training does not need.
         ranks: Who takes part.
-        model: Trained in place.
+        model: Trained in place, on the device of this rank.
         options: How.
         on_epoch: Gets each `Epoch`.
         checkpoints: Where to write them, and which one to go on from; none when None.
@@ -47,7 +48,11 @@ def train_shard(
         ``epochs``, ``best``, ``report`` and ``time_to_best_seconds`` on every rank. ``interrupted_after`` (an epoch)
         alone when the run stopped because it was asked to.
     """
+    on_gpu = ranks.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(ranks.device)
     graph, rows, metric = _graph_of(make_shard, ranks)
+    model.to(ranks.device)
     other = None if make_evaluation_shard is None else _graph_of(make_evaluation_shard, ranks)[:2]
     trainer = Trainer(
         model,
@@ -77,7 +82,7 @@ def train_shard(
         checkpointer.write(history)
     assert history.best is not None
     model.load_state_dict(history.best_state)
-    logits = trainer.predict_all()
+    logits = trainer.predict_all().cpu()
     here = history.epochs[history.num_on_another_split :] or history.epochs
     timed = here[1:] or here  # the first epoch compiles and fills caches
     median = {
@@ -88,7 +93,8 @@ def train_shard(
         "nodes": graph.num_nodes(),
         "edges": graph.num_edges(),
         "halo_rows": graph.index.plan.num_halo,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "device": torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu",
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(ranks.device) if on_gpu else _peak_resident_bytes(),
         **median,
     }
     state = gathered_state(model, graph)
@@ -105,13 +111,18 @@ def _graph_of(make_shard: Callable[[], Shard], ranks: Ranks) -> tuple[ShardGraph
     """The graph of a shard, its rows of the splits and its metric; the shard itself is dropped."""
     shard = make_shard()
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
+    rows = {split: numbers.to(ranks.device) for split, numbers in rows.items()}
     return ShardGraph(shard, ranks, keep_edge_ids=False), rows, shard.metric
 
 
+def _peak_resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def gathered_state(model: nn.Module, graph: ShardGraph) -> dict[str, Tensor]:
-    """The model's state with every node embedding whole, in original node order; a collective call."""
-    state = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    """The model's state on the CPU with every node embedding whole, in original node order; a collective call."""
+    state = {key: value.detach().clone().cpu() for key, value in model.state_dict().items()}
     for name, module in model.named_modules():
         if isinstance(module, NodeEmbedding):
-            state[f"{name}.weight" if name else "weight"] = module.gather(graph)
+            state[f"{name}.weight" if name else "weight"] = module.gather(graph).cpu()
     return state

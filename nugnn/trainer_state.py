@@ -32,7 +32,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
                     f"the optimizer holds a tensor of shape {tuple(p.shape)} that is no parameter of the model; a "
                     "checkpoint could not bring it back"
                 )
-    sharded = _sharded_names(trainer.model)
+    sharded, device = _sharded_names(trainer.model), trainer.ranks.device
     model, best = _whole_state(trainer.model), history.best_state
     states = {names[id(p)]: dict(state) for p, state in optimizer.state.items()}
     epochs = history.epochs
@@ -58,6 +58,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "best_model": {name: value for name, value in best.items() if name in sharded},
         "optimizer": {name: state for name, state in states.items() if name in sharded},
         "random_state": torch.get_rng_state(),
+        "gpu_random_state": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "seconds": torch.tensor([[e.seconds[name] for name in _SECONDS] for e in epochs], dtype=torch.float64),
     }
     return shared, own
@@ -82,6 +83,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
         trainer.scheduler.load_state_dict(shared["schedule"])
     trainer.num_steps = shared["num_steps"]
     torch.set_rng_state(own["random_state"].clone())
+    if trainer.ranks.device.type == "cuda" and own.get("gpu_random_state") is not None:
+        torch.cuda.set_rng_state(own["gpu_random_state"].clone(), trainer.ranks.device)
     return _history(shared, own, is_same_split=same_split)
 
 

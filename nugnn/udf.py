@@ -99,7 +99,9 @@ def run_edge_function(
 
     node_keys, edge_keys = (lambda: list(frame_N.keys())), (lambda: list(frame_E.keys()))
     read_source, read_target = (read_own, read_remote) if graph.index.is_reversed else (read_remote, read_own)
-    ids = torch.arange(structure.num_edges, dtype=graph.idtype) if edges is None else edges
+    ids = edges
+    if ids is None:
+        ids = torch.arange(structure.num_edges, dtype=graph.idtype, device=graph.device)
     batch = _ShardEdgeBatch(
         graph,
         ids,
@@ -120,7 +122,7 @@ def run_node_function(
         assert rows.ids is not None
         rows = Rows("node", rows.ids[nodes.long()], 1, rows.split)
     data = _Columns(lambda: list(columns), lambda key: tag(_pick(columns[key], nodes), rows))
-    ids = torch.arange(graph.num_nodes(), dtype=graph.idtype) if nodes is None else nodes
+    ids = torch.arange(graph.num_nodes(), dtype=graph.idtype, device=graph.device) if nodes is None else nodes
     return {key: tag(value, rows) for key, value in func(NodeBatch(graph, ids, graph.ntypes[0], data)).items()}
 
 
@@ -159,8 +161,8 @@ def run_reduce_function(
         # an empty batch still says which columns come back and keeps them in the autograd graph
         for degree in [d for d in torch.unique(degrees).tolist() if d > 0] or [0]:
             restart()
-            nodes = (degrees == degree).nonzero().view(-1) if degree else torch.empty(0, dtype=torch.int64)
-            edges = (indptr[nodes][:, None] + torch.arange(max(degree, 1))).view(-1)
+            nodes = (degrees == degree).nonzero().view(-1) if degree else degrees.new_empty(0)
+            edges = (indptr[nodes][:, None] + torch.arange(max(degree, 1), device=graph.device)).view(-1)
             edges = edges if order is None else order[edges]
             rows = Rows("node", node_rows.ids[nodes], 1, node_rows.split)
             mailbox = {

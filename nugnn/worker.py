@@ -24,7 +24,7 @@ def main(context: WorkerContext) -> None:
     _warm_up()
     work = read_job(context.job_folder)
     context.init_process_group()
-    ranks = join_ranks(context.timeout, context.pulse)
+    ranks = join_ranks(context.timeout, context.pulse, work["devices"][context.rank])
     options: FitOptions = work["options"]
     whole = work.get("evaluation_shards")
     context.emit(kind="stage", name="train")

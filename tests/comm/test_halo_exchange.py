@@ -263,5 +263,5 @@ def test_one_rank_fetches_nothing() -> None:
 
 
 def test_the_clock_counts_and_starts_again() -> None:
-    clock = CommClock(halo_seconds=1.5, sync_seconds=0.5, halo_rounds=3)
+    clock = CommClock({"halo": 1.5, "sync": 0.5}, halo_rounds=3)
     assert clock.take() == (1.5, 0.5) and clock.take() == (0.0, 0.0) and clock.halo_rounds == 3
