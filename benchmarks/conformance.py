@@ -1,13 +1,15 @@
 """Prints which modules of ``dgl.nn.pytorch`` give the same numbers on three unequal parts, on one, and in plain DGL.
 
-Run it from anywhere: ``python benchmarks/conformance.py [NAME ...]``. It starts its own ranks, as threads.
+Run it from anywhere: ``python benchmarks/conformance.py [--device cuda] [NAME ...]``. It starts its own ranks, as
+threads. On a GPU, runs with dropout are compared with one part on the CPU too.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -18,14 +20,15 @@ import nugnn  # noqa: F401
 from conformance import Job, Outcome, Run, compare, run_shards
 from conformance_cases import REASONS, all_cases
 from nugnn.comm.local_ranks import run_local_ranks
+from nugnn.devices import devices_of
 from nugnn.seam import install
 
 NAME_WIDTH, REASON_WIDTH = 27, 52
 
 
-def on_three_threads(jobs: list[Job]) -> list[list[Run | str]]:
+def on_three_threads(device: torch.device) -> Callable[[list[Job]], list[list[Run | str]]]:
     """`run_shards` on three ranks."""
-    return run_local_ranks(3, lambda ranks: run_shards(ranks, jobs), timeout_seconds=120)
+    return lambda jobs: run_local_ranks(3, lambda r: run_shards(r, jobs), timeout_seconds=120, device=device)
 
 
 def summary(name: str, outcomes: Iterable[Outcome]) -> tuple[str, bool]:
@@ -42,7 +45,7 @@ def summary(name: str, outcomes: Iterable[Outcome]) -> tuple[str, bool]:
     return f"{name:<{NAME_WIDTH}} {configurations:>7} {to_one:>13.1e} {to_dgl:>13.1e}  {verdict}", verdict == "same"
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], device: torch.device) -> int:
     """Print the table; the number of modules that do not pass."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -55,7 +58,9 @@ def main(names: list[str]) -> int:
     for name in sorted({case.name for case in cases}):
         if names and name not in names:
             continue
-        line, passes = summary(name, compare([case for case in cases if case.name == name], on_three_threads))
+        line, passes = summary(
+            name, compare([case for case in cases if case.name == name], on_three_threads(device), device)
+        )
         failures += not passes
         print(line, flush=True)
     for name, reason in sorted(REASONS.items()):
@@ -66,4 +71,8 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(sys.argv[1:]), 1))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="modules; all when none is named")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parser.parse_args()
+    sys.exit(min(main(options.names, devices_of(options.device, 1)[0][0]), 1))

@@ -162,13 +162,20 @@ class LocalRanks(Ranks):
         return x
 
 
-def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_seconds: float = 60.0) -> list[T]:
+def run_local_ranks(
+    num_ranks: int,
+    function: Callable[[Ranks], T],
+    *,
+    timeout_seconds: float = 60.0,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+) -> list[T]:
     """Call ``function(ranks)`` on ``num_ranks`` threads of this process.
 
     Args:
         num_ranks: P; one rank runs in the calling thread.
         function: Must not share mutable state between ranks (give each its own copy of a model).
         timeout_seconds: How long a rank waits for its peers.
+        device: Of all ranks; on a GPU they share its default stream, so one's work is done before another reads it.
 
     Returns:
         Results in rank order.
@@ -177,7 +184,7 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
         BaseException: What the first failing rank raised, before what its peers raised because of it.
     """
     if num_ranks == 1:
-        return [function(Ranks())]
+        return [function(Ranks(device=device))]
     meeting = _Meeting(num_ranks, timeout_seconds)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -185,7 +192,9 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
     def run(rank: int) -> None:
         halo: Any = _LocalHalo(rank, meeting)
         try:
-            results[rank] = function(LocalRanks(rank, num_ranks, halo, meeting=meeting))
+            results[rank] = function(
+                LocalRanks(rank, num_ranks, halo, device=device, carries_cuda=True, meeting=meeting)
+            )
         except BaseException as error:
             errors.append(error)
         finally:

@@ -160,7 +160,7 @@ class Run:
     ids: dict[str, Tensor | None] = field(default_factory=dict)
 
     def put(self, name: str, value: Tensor, ids: Tensor | None = None) -> None:
-        self.values[name], self.ids[name] = value.detach().clone(), ids
+        self.values[name], self.ids[name] = value.detach().clone().cpu(), None if ids is None else ids.cpu()
 
 
 def _weights(number: int, rows: Tensor, shape: Sequence[int]) -> Tensor:
@@ -185,7 +185,7 @@ def _finish(
         rows = ids["edge" if kind == "e" else "node"]
         x = head(x)
         run.put(f"output {number}", x, None if kind == "g" else rows)
-        weights = _weights(number, rows, x.shape[1:])
+        weights = _weights(number, rows.cpu(), x.shape[1:]).to(x.device)
         loss = loss + (x * weights).sum()  # (1, D) times (N, D) for a whole-graph output
     return loss
 
@@ -265,7 +265,7 @@ def run_shard(ranks: Ranks, job: Job, step: int = 3) -> Run:
     graph = cut(ranks, job.graph_name)
     inputs = shard_inputs(graph)
     ids = {"node": graph.global_node_ids, "edge": graph.global_edge_ids}
-    run, module = Run(), copy.deepcopy(job.module)
+    run, module = Run(), copy.deepcopy(job.module).to(ranks.device)
     with intercept(module, graph, seed=11).step(step):
         out = case.call(module, graph, inputs)
         loss = _finish(run, case, out, inputs, ids, lambda x: nn.functional.dropout(x, drop))
@@ -349,24 +349,37 @@ class Outcome:
     error: str = ""
 
 
-def compare(cases: Iterable[Case], run_on_three: Callable[[list[Job]], list[list[Run | str]]]) -> Iterator[Outcome]:
+def compare(
+    cases: Iterable[Case],
+    run_on_three: Callable[[list[Job]], list[list[Run | str]]],
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
+) -> Iterator[Outcome]:
     """Every case on each of its graphs, without dropout and with it.
 
     Args:
         cases: Which configurations.
         run_on_three: Calls `run_shards` on three ranks.
+        device: Of the single part; with dropout, one part on the CPU has to say the same.
     """
     jobs = [Job.of(case, graph, drop) for case in cases for graph in case.graphs for drop in (0.0, DROP)]
     on_three = zip(*run_on_three(jobs), strict=True)
     without_dropout = Run()
     for job, split in zip(jobs, on_three, strict=True):
-        (alone,) = run_shards(Ranks(), [job])
+        (alone,) = run_shards(Ranks(device=device), [job])
         errors = [run for run in (alone, *split) if isinstance(run, str)]
         if errors:
             yield Outcome(job, error=errors[0])
             continue
         one, three = merge([alone]), merge([run for run in split if isinstance(run, Run)])  # type: ignore[list-item]
         if job.drop:
+            if device.type != "cpu":
+                (on_host,) = run_shards(Ranks(), [job])
+                assert isinstance(on_host, Run), on_host
+                three_on_host = difference(merge([on_host]), three)
+                yield Outcome(
+                    job, max(difference(one, three), three_on_host), None, difference(without_dropout, one)[0]
+                )
+                continue
             yield Outcome(job, difference(one, three), None, difference(without_dropout, one)[0])
             continue
         without_dropout = one
