@@ -106,5 +106,6 @@ def _logits(
         shares=fractions,
         partitioner=finished.config.partitioner,
         device=device,
+        precision=finished.config.precision,
         timeout=finished.config.timeout,
     )

@@ -118,9 +118,9 @@ class TrainConfig:
         "fp32",
         str,
         "Number format of the arithmetic.",
-        choices=("fp32",),
-        later=("tf32", "bf16", "fp16", "amp", "int8", "fp8", "auto", "FILE"),
-        later_what="mixed precision",
+        choices=("fp32", "tf32", "bf16", "fp16", "amp"),
+        later=("int8", "fp8", "auto", "FILE"),
+        later_what="precision by operator",
     )
     halo_wire: str = option(
         "fp32",

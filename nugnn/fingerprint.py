@@ -33,6 +33,7 @@ def run_identity(
     """
     training = {
         "seed": options.seed,
+        "precision": options.precision,
         "evaluate_every": options.evaluate_every,
         "metric": options.metric,
         "loss": _name(options.loss),

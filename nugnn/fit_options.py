@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nugnn.datasets.graph_data import GraphData
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
+from nugnn.precision.storage import Storage
 from nugnn.trainer import MakeScheduler
 
 _OTHER_NAMES = {
@@ -43,6 +44,7 @@ class FitOptions:
         class_weights: ``(C,)``, for the loss.
         regularizer: Parameter-only term added to the loss once.
         seed: Of dropout masks.
+        precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
     """
 
     epochs: int = 200
@@ -58,6 +60,7 @@ class FitOptions:
     class_weights: Tensor | None = None
     regularizer: Callable[[nn.Module], Tensor] | None = None
     seed: int = 0
+    precision: str = "fp32"
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's; or what ``make_optimizer`` returns."""
@@ -105,6 +108,7 @@ def _check_labels(options: FitOptions, data: GraphData) -> None:
     """Refuse what does not fit the labels, before anything is started."""
     if data.labels is None:
         raise ValueError(f"{data.name}: the graph has no labels, so there is nothing to train for")
+    Storage(options.precision)
     metric, is_multilabel = options.metric or data.metric, data.labels.dim() == 2
     if metric not in METRICS:
         raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")

@@ -30,6 +30,7 @@ def infer(
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
     device: str = "auto",
+    precision: str = "fp32",
     timeout: float = 600.0,
     log_folder: Path | None = None,
 ) -> Tensor:
@@ -42,6 +43,7 @@ def infer(
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
         partitioner: ``metis`` or ``random``.
         device: As for `nugnn.fit`.
+        precision: As for `nugnn.fit`.
         timeout: Seconds after which a silent worker counts as lost.
         log_folder: Where the workers' logs go; they are dropped when None.
 
@@ -56,12 +58,12 @@ def infer(
     weights = checked_shares(shares, workers, data)
     devices, _ = devices_of(device, workers)
     if workers == 1:
-        return infer_shard(whole_shard(data), Ranks(device=devices[0]), copy.deepcopy(model))
+        return infer_shard(whole_shard(data), Ranks(device=devices[0]), copy.deepcopy(model), precision)
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
             shards, _ = shards_on_disk(data, weights, partitioner, None, folder / "shards")
-            job.write_job(folder, {"model": model, "shards": shards, "devices": devices})
+            job.write_job(folder, {"model": model, "shards": shards, "devices": devices, "precision": precision})
 
         launch(
             folder,
@@ -76,6 +78,7 @@ def infer(
     return logits
 
 
-def infer_shard(shard: Shard, ranks: Ranks, model: nn.Module) -> Tensor:
+def infer_shard(shard: Shard, ranks: Ranks, model: nn.Module, precision: str = "fp32") -> Tensor:
     """``(num_nodes_global, C)`` logits of every node, on the CPU of every rank; a collective call."""
-    return ModelOnShard(model.to(ranks.device), ShardGraph(shard, ranks, keep_edge_ids=False)).predict_all().cpu()
+    graph = ShardGraph(shard, ranks, keep_edge_ids=False)
+    return ModelOnShard(model.to(ranks.device), graph, precision=precision).predict_all().cpu()

@@ -18,7 +18,7 @@ def main(context: WorkerContext) -> None:
     work = read_job(context.job_folder)
     context.init_process_group()
     ranks = join_ranks(context.timeout, context.pulse, work["devices"][context.rank])
-    logits = infer_shard(load_shard(work["shards"], context.rank), ranks, work["model"])
+    logits = infer_shard(load_shard(work["shards"], context.rank), ranks, work["model"], work["precision"])
     if context.rank == 0:
         torch.save({"logits": logits}, context.job_folder / "logits.pt")
     torch.distributed.barrier()

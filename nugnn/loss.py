@@ -63,6 +63,8 @@ class GlobalMean:
         Raises:
             ValueError: The loss function reduced over rows.
         """
+        if logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()  # exponentials and the sum over rows need float32
         values = self._loss(logits, self._labels)
         if values.shape[:1] != logits.shape[:1] or values.dim() not in (1, 2):
             raise ValueError(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
 from nugnn.embedding import shard_embeddings
 from nugnn.kernels.rows import rows_of, tag
+from nugnn.precision.storage import Storage
 from nugnn.session import intercept, model_dtype
 from nugnn.shard_graph import ShardGraph
 
@@ -19,10 +23,12 @@ class ModelOnShard:
             embeddings are split.
         graph: From `nugnn.shard`; the ``ndata`` column ``feat`` (dense or sparse CSR) is optional.
         seed: Of dropout masks.
+        precision: One of `nugnn.precision.storage.PRECISIONS`.
     """
 
-    def __init__(self, model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> None:
+    def __init__(self, model: nn.Module, graph: ShardGraph, *, seed: int = 0, precision: str = "fp32") -> None:
         self.model, self.graph = model, graph
+        self.storage = Storage(precision)
         shard_embeddings(model, graph)
         self.features_ND = self._features()
         self.interceptor = intercept(model, graph, seed=seed)
@@ -35,10 +41,16 @@ class ModelOnShard:
             raise ValueError(
                 f"features of shape {tuple(feat.shape)} hold no value; leave them out, or give them columns"
             )
-        return tag(feat.to(model_dtype(self.model)), rows_of(feat))
+        return tag(feat.to(self.storage.dtype_of(model_dtype(self.model))), rows_of(feat))
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around the forward and backward pass of step ``number``, which keys whatever is drawn at random."""
+        with self.storage.casts(self.model, self.graph.device), self.interceptor.step(number):
+            yield
 
     def forward(self) -> Tensor:
-        """``(N, C)`` logits of the inner nodes; inside a step of the interceptor."""
+        """``(N, C)`` logits of the inner nodes, in the type the model works in; inside `step`."""
         inputs = (self.graph,) if self.features_ND is None else (self.graph, self.features_ND)
         logits_NC: Tensor = self.model(*inputs)
         is_tensor = isinstance(logits_NC, Tensor)
@@ -52,7 +64,7 @@ class ModelOnShard:
 
     @torch.no_grad()
     def predict(self, step: int = 0) -> Tensor:
-        """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call.
+        """``(N, C)`` logits of the inner nodes in evaluation mode, float32 or wider; a collective call.
 
         Args:
             step: Number of the training step after which this is; keys whatever the model draws at random.
@@ -60,8 +72,9 @@ class ModelOnShard:
         was_training = {module: module.training for module in self.model.modules()}
         self.model.eval()
         try:
-            with self.interceptor.step(step):
-                return self.forward()
+            with self.step(step):
+                logits_NC = self.forward()
+            return logits_NC.float() if logits_NC.dtype in (torch.bfloat16, torch.float16) else logits_NC
         finally:
             for module, training in was_training.items():
                 module.training = training

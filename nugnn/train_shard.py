@@ -65,6 +65,7 @@ def train_shard(
         class_weights=options.class_weights,
         regularizer=options.regularizer,
         seed=options.seed,
+        precision=options.precision,
         evaluate_on=other,
     )
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)

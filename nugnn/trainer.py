@@ -20,6 +20,7 @@ from nugnn.embedding import sharded_parameters
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.metrics import evaluate_rows
 from nugnn.model_on_shard import ModelOnShard
+from nugnn.precision.loss_scale import LossScale
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer_state import plain_groups
 
@@ -92,6 +93,7 @@ class Trainer:
         class_weights: ``(C,)``, for the loss.
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         seed: Of dropout masks.
+        precision: See `nugnn.precision.storage.Storage`.
         evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
             made: inductive training sees the training nodes alone.
     """
@@ -109,15 +111,16 @@ class Trainer:
         class_weights: Tensor | None = None,
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         seed: int = 0,
+        precision: str = "fp32",
         evaluate_on: tuple[ShardGraph, Rows] | None = None,
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
-        self.net = self._evaluated = ModelOnShard(model, graph, seed=seed)
+        self.net = self._evaluated = ModelOnShard(model, graph, seed=seed, precision=precision)
         self._evaluated_rows = rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
-            self._evaluated = ModelOnShard(model, evaluation_graph, seed=seed)
+            self._evaluated = ModelOnShard(model, evaluation_graph, seed=seed, precision=precision)
         own = {id(p) for p in sharded_parameters(model)}
         self._replicated = [p for p in model.parameters() if id(p) not in own]
         broadcast_state([*self._replicated, *model.buffers()], self.ranks)
@@ -131,6 +134,7 @@ class Trainer:
         labels_N = graph.ndata["label"]
         default = binary_cross_entropy if labels_N.dim() == 2 else cross_entropy
         self.loss = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights)
+        self.loss_scale = LossScale(is_on=self.net.storage.needs_loss_scale, largest=self.ranks.max_)
         self._regularizer = regularizer
         self.num_steps = 0
 
@@ -141,15 +145,16 @@ class Trainer:
             The loss over all ranks.
         """
         self.model.train()
-        with self.net.interceptor.step(self.num_steps):
+        with self.net.step(self.num_steps):
             logits_NC = self.net.forward()
             loss = self.loss(logits_NC[self.rows["train"]])
             if self._regularizer is not None and self.ranks.rank == 0:
                 loss = loss + self._regularizer(self.model)
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
         sum_gradients(self._replicated, self.ranks)
-        self.optimizer.step()
+        if self.loss_scale.unscale_(self.model.parameters()):
+            self.optimizer.step()
         self.num_steps += 1
         global_loss = float(self.ranks.sum_(loss.detach().double().clone()))
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

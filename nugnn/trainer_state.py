@@ -39,6 +39,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
     shared = {
         "num_nodes": trainer.graph.num_nodes_global(),
         "num_steps": trainer.num_steps,
+        "loss_scale": trainer.loss_scale.state(),
         "model": {name: value for name, value in model.items() if name not in sharded},
         "best_model": {name: value for name, value in best.items() if name not in sharded},
         "optimizer": {name: state for name, state in states.items() if name not in sharded},
@@ -82,6 +83,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(shared["schedule"])
     trainer.num_steps = shared["num_steps"]
+    if "loss_scale" in shared:  # not in checkpoints written before there was one
+        trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())
     if trainer.ranks.device.type == "cuda" and own.get("gpu_random_state") is not None:
         torch.cuda.set_rng_state(own["gpu_random_state"].clone(), trainer.ranks.device)

@@ -59,5 +59,5 @@ def test_a_process_of_torchrun_takes_the_gpu_of_its_number(monkeypatch: pytest.M
 def test_the_option_is_checked_before_torch_is_imported() -> None:
     assert TrainConfig(dataset="digits", workers=2, device="cuda:0,cpu").device == "cuda:0,cpu"
     for wrong in ("gpu", "cuda:", "cpu,", "cuda,cuda,cuda"):
-        with pytest.raises(ConfigError, match="--device .* is not allowed; allowed: auto, cpu, cuda"):
+        with pytest.raises(ConfigError, match=r"--device .* is not allowed; allowed: auto, cpu, cuda"):
             TrainConfig(dataset="digits", workers=2, device=wrong)
