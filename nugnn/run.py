@@ -28,6 +28,7 @@ from nugnn.failure import EXIT_WORKER_LOST
 from nugnn.fit import FitResult, fit
 from nugnn.interrupt import Interrupted
 from nugnn.launch import WorkerFailed
+from nugnn.model_on_shard import refuse_empty_features
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
 from nugnn.options import ConfigError
 from nugnn.predictions import predicted_classes, write_predictions
@@ -224,6 +225,8 @@ def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] 
 
 def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
     """The model of ``config``; learnable node rows as wide as a hidden layer stand in for missing features."""
+    if data.features is not None:
+        refuse_empty_features(data.features)
     width = config.hidden if data.features is None else data.features.shape[1]
     options: dict[str, Any] = {
         "layers": config.layers,
