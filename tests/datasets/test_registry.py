@@ -151,7 +151,7 @@ def test_missing_data_folder_is_named_whatever_is_asked_for_and_not_created(name
 def test_a_file_is_no_data_folder(tmp_path):
     (tmp_path / "file").touch()
     for ask in (list_datasets, lambda folder: info("digits", folder), lambda folder: load("digits", folder)):
-        with pytest.raises(ValueError, match="the data folder .*file is a file"):
+        with pytest.raises(ValueError, match=r"the data folder .*file is a file"):
             ask(tmp_path / "file")
 
 
