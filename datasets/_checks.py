@@ -196,12 +196,11 @@ def check_original_ids(where: str, num_nodes: int, ids: np.ndarray) -> None:
 
 
 def _check_labelled(where: str, labels: Tensor | None, name: str, ids: Tensor) -> None:
-    if labels is None:
-        unlabelled = torch.ones(len(ids), dtype=torch.bool)
-    elif labels.dim() == 2:
+    if len(ids) and labels is None:
+        raise ValueError(f"{where}: {len(ids)} {name} nodes, but no labels; give labels, or leave the {name} nodes out")
+    if labels is None or labels.dim() == 2:
         return
-    else:
-        unlabelled = labels[ids] < 0
+    unlabelled = labels[ids] < 0
     count = int(unlabelled.sum())
     if count:
         raise ValueError(

@@ -139,6 +139,12 @@ def graph_from_columns(
     x_NF = _take(node_data, "features", keys[0], "feat")
     y = _take(node_data, "labels", keys[1], "label")
     taken = [_take(node_data, key, given, key) for key, given in zip(_MASKS, keys[2:], strict=True)]
+    if y is None and keys[1] is not None and any(mask is not None and bool(mask.any()) for mask in taken):
+        raise ValueError(
+            f"the graph has no labels: they are looked for in the node data {keys[1]!r}, and there is "
+            f"{', '.join(map(repr, parts.node_data)) or 'none'}; rename the column, or name it: "
+            "GraphData.from_dgl(graph, labels=...)"
+        )
     splits = _splits_from_masks(parts.num_nodes, taken)
     return GraphData(
         name=name,

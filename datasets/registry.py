@@ -73,22 +73,23 @@ def load(
 
     Args:
         name_or_path: What the user typed.
-        data_dir: Folder to look in; None to skip step 2. Never created or written to.
+        data_dir: Folder to look in, which has to be there whatever is asked for; None to skip step 2. Never created or
+            written to.
         cache: Folder for downloads and processed graphs; default :func:`cache_folder`. Made when first needed.
         progress: Called with bytes and total while a file is downloaded.
 
     Raises:
-        ValueError: nothing of that name, with the closest names or where to put which file; the download failed; or
-            the file is broken.
+        ValueError: nothing of that name, with the closest names or where to put which file; no such data folder; the
+            download failed; or the file is broken.
     """
     text = os.fspath(name_or_path)
     store = cache_folder() if cache is None else Path(cache)
+    folder = _data_folder(data_dir)
     path = _existing_path(text)
     if path is not None:
         return _read(path, path.name if path.is_dir() else _stem(path), store)
     name, *arguments = text.split(":")
     name = normalised(name)
-    folder = None if data_dir is None else Path(data_dir)
     if not arguments:
         found = _look(folder, name)
         if found is not None:
@@ -99,8 +100,6 @@ def load(
         return digits()
     if arguments or (name not in PUBLISHED and _look(store, name) is None):
         raise ValueError(_unknown(text, name, folder))
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"the data folder {folder} does not exist; make it, or leave it out to use {store}")
     place = prepare(name, cache=store, progress=progress) if name in PUBLISHED else _look(store, name)
     assert place is not None, name
     return _read_named(place, name, store)
@@ -198,8 +197,11 @@ def list_datasets(
     """Every data set that can be named: those under ``data_dir``, the built-in and the published ones, by name.
 
     Looks at names of files and folders only; nothing is read, downloaded or made.
+
+    Raises:
+        ValueError: no such data folder.
     """
-    folder = None if data_dir is None else Path(data_dir)
+    folder = _data_folder(data_dir)
     store = cache_folder() if cache is None else Path(cache)
     names = {*_BUILT_IN, *PUBLISHED, *_names_in(folder)}
     return sorted((_entry(name, folder, store) for name in names), key=lambda entry: entry.name)
@@ -211,14 +213,27 @@ def info(
     """What is known of one data set, without loading or downloading it.
 
     Raises:
-        ValueError: unknown name, with the closest ones.
+        ValueError: unknown name, with the closest ones; or no such data folder.
     """
-    folder = None if data_dir is None else Path(data_dir)
+    folder = _data_folder(data_dir)
     store = cache_folder() if cache is None else Path(cache)
     key = normalised(name)
     if key not in {*_BUILT_IN, *PUBLISHED} and _look(folder, key) is None and _look(store, key) is None:
         raise ValueError(_unknown(name, key, folder))
     return _entry(key, folder, store)
+
+
+def _data_folder(data_dir: str | os.PathLike[str] | None) -> Path | None:
+    """The user's data folder; one that is not there is refused even where it is not needed, as nothing that a user
+    says is ignored.
+    """
+    if data_dir is None:
+        return None
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"the data folder {folder} {problem}; correct --data-dir or NUGNN_DATA, or leave it out")
+    return folder
 
 
 def _entry(name: str, folder: Path | None, store: Path) -> DatasetEntry:
@@ -422,7 +437,7 @@ def _unknown(text: str, name: str, folder: Path | None) -> str:
     in_folder = sorted({*_names_in(folder)} - {*_BUILT_IN})
     looked = "no data folder was given (--data-dir)"
     if folder is not None:
-        looked = f"it is not in {folder}" if folder.is_dir() else f"the data folder {folder} does not exist"
+        looked = f"it is not in {folder}"
     close = difflib.get_close_matches(name, {*_BUILT_IN, *PUBLISHED, *in_folder}, n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(close)}? " if close else ""
     if Path(text).is_dir():

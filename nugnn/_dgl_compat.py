@@ -6,19 +6,22 @@ dgl`` needs the first. Neither is needed for graphs, message passing and ``dgl.n
 is missing, and ``import dgl.sparse`` with an error that names the replacement; a DGL that can load its own is left
 alone. The hook acts when DGL is imported, so a failed ``import dgl`` before ``import nugnn`` does no harm.
 
-DGL imports pandas for a few data sets; here that waits for the first use, sparing each worker memory and time.
+DGL imports pandas for a few data sets; here that waits for the first use, sparing each worker memory and time. Its
+``adj_external`` and ``inc`` make a sparse tensor without saying whether torch should check it, about which newer torch
+warns in the user's name; here they say it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -32,6 +35,7 @@ _BINARY_NAMES = {
 _BINARY_FOLDERS = {"graphbolt": "graphbolt", "sparse": "dgl_sparse"}
 
 _IMPORT_PANDAS = ("dgl.data.movielens", "dgl.data.lrgb")  # those that ``import dgl`` loads
+_MAKES_SPARSE = "dgl.backend.pytorch.tensor"
 
 _SPARSE_REPLACEMENT = (
     "Instead of g.adj() use g.adj_external(scipy_fmt='csr') for a SciPy matrix or g.adj_tensors('coo' | 'csr' | 'csc') "
@@ -129,6 +133,25 @@ class _QuietLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         with _pandas_on_first_use() if module.__name__ in _IMPORT_PANDAS else contextlib.nullcontext():
             super().exec_module(module)
+        if module.__name__ == _MAKES_SPARSE:
+            module.__dict__["sparse_matrix"] = _outspoken_sparse_matrix(module.__dict__["sparse_matrix"])
+
+
+def _outspoken_sparse_matrix(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """DGL's ``sparse_matrix`` that hands torch its own current setting of invariant checks, which torch warns about
+    when nobody names it. Filtering the warning instead would not be safe where ranks are threads.
+    """
+
+    @functools.wraps(plain)
+    def sparse_matrix(data: Any, index: tuple[Any, ...], shape: tuple[int, int], force_format: bool = False) -> Any:
+        if index[0] != "coo":
+            return plain(data, index, shape, force_format)
+        import torch
+
+        is_checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()
+        return torch.sparse_coo_tensor(index[1], data, shape, check_invariants=is_checked), None
+
+    return sparse_matrix
 
 
 class _PandasOnFirstUse(ModuleType):

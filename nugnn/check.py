@@ -15,18 +15,20 @@ from torch import Tensor, nn
 from nugnn.check_graphs import random_graph, small_piece
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
-from nugnn.comm.local_ranks import run_local_ranks
+from nugnn.comm.local_ranks import RanksDisagree, run_local_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding, shard_embeddings, sharded_parameters
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.rows import rows_of
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
-from nugnn.models import describe_error
+from nugnn.model_on_shard import refuse_empty_features
+from nugnn.models import describe_error, place_of_error
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.seam import install
 from nugnn.session import intercept
 from nugnn.shard_graph import ShardGraph
+from nugnn.worker_process import is_user_error
 
 _TOLERANCE = 1e-8
 """Relative, in float64: sums over a few hundred nodes in another order differ by about 1e-14, amplified by a few layers
@@ -142,12 +144,18 @@ def check_model(
         What was compared.
 
     Raises:
+        ValueError: The features have no columns.
         ModelFails: The model raises on one part.
         ModelDiffers: Naming the first module whose output differs, or a gradient that does.
     """
     install()
+    if data.features is not None:
+        refuse_empty_features(data.features)
     piece = small_piece(data, max_nodes)
-    model = copy.deepcopy(model).double()
+    try:
+        model = copy.deepcopy(model).double()
+    except Exception as error:
+        raise ModelFails(f"the model cannot be copied, so it cannot be checked: {describe_error(error)}") from error
     _shrink_embeddings(model, piece.num_nodes)
     shares = [2.0 ** (num_parts - part) for part in range(num_parts)]
     terms = (loss, regularizer)
@@ -158,12 +166,18 @@ def check_model(
     try:
         split = _trace(model, piece, shares, *terms)
     except Exception as error:
-        raise ModelDiffers(f"the model runs on one part but not on {num_parts}: {error}") from error
+        said = f"{error}{place_of_error(error)}" if _is_sentence(error) else describe_error(error)
+        raise ModelDiffers(f"the model runs on one part but not on {num_parts}: {said}") from error
     finding, largest = _first_difference(alone, split, num_parts)
     if finding is not None:
         again, _ = _first_difference(alone, _trace(model, piece, [1.0], *terms), num_parts)
         raise ModelDiffers(_RANDOM.format(where=again.split(" gives ")[0]) if again is not None else finding)
     return CheckReport(piece.num_nodes, num_parts, alone.num_outputs, largest)
+
+
+def _is_sentence(error: Exception) -> bool:
+    """Whether an error speaks for itself, without its kind."""
+    return isinstance(error, RanksDisagree) or (is_user_error(error) and bool(str(error)))
 
 
 def _shrink_embeddings(model: nn.Module, num_nodes: int) -> None:
@@ -355,6 +369,8 @@ def run_check(spec: str, data: GraphData | None = None, **options: Any) -> Check
     from nugnn.models import GNN, MODEL_NAMES, WithNodeEmbedding, load_user_class, make_user_model
 
     data = data if data is not None else random_graph()
+    if data.features is not None:
+        refuse_empty_features(data.features)
     width = _EMBEDDING_WIDTH if data.features is None else data.features.shape[1]
     torch.manual_seed(0)
     if spec in MODEL_NAMES:

@@ -15,6 +15,14 @@ from nugnn.session import intercept, model_dtype
 from nugnn.shard_graph import ShardGraph
 
 
+def refuse_empty_features(features: Tensor) -> None:
+    """Raise ValueError for features of width 0: torch would train on them, or fail in words about matrices."""
+    if 0 in features.shape[1:]:
+        raise ValueError(
+            f"features of shape {tuple(features.shape)} hold no value; leave them out, or give them columns"
+        )
+
+
 class ModelOnShard:
     """What training, evaluation and prediction on this rank have in common.
 
@@ -37,10 +45,7 @@ class ModelOnShard:
         if "feat" not in self.graph.ndata:
             return None
         feat = self.graph.ndata["feat"]
-        if 0 in feat.shape[1:]:
-            raise ValueError(
-                f"features of shape {tuple(feat.shape)} hold no value; leave them out, or give them columns"
-            )
+        refuse_empty_features(feat)
         return tag(feat.to(self.storage.dtype_of(model_dtype(self.model))), rows_of(feat))
 
     @contextmanager

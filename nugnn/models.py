@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,14 @@ from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.options import closest
 
-_PACKAGES = tuple(
-    str(Path(str(importlib.import_module(name).__file__)).resolve().parent)
-    for name in ("nugnn", "nugnn.comm", "nugnn.datasets", "nugnn.kernels", "nugnn.partition", "nugnn.precision")
+_LIBRARIES = (
+    *(
+        Path(str(importlib.import_module(name).__file__)).resolve().parent
+        for name in ("nugnn", "nugnn.comm", "nugnn.datasets", "nugnn.kernels", "nugnn.partition", "nugnn.precision")
+    ),
+    Path(sysconfig.get_path("stdlib")).resolve(),
 )
+"""Folders whose lines say nothing about a user's mistake."""
 ModelName = Literal["gcn", "sage", "gat", "gatv2", "gin"]
 MODEL_NAMES: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "gin")
 SAGE_AGGREGATORS = ("mean", "gcn", "pool", "lstm")
@@ -209,10 +214,21 @@ class WithNodeEmbedding(nn.Module):
 
 def describe_error(error: BaseException) -> str:
     """Kind and text of an error, and the innermost place in code that is not a library's."""
-    places = traceback.extract_tb(error.__traceback__)
-    own = [p for p in places if "site-packages" not in p.filename and not p.filename.startswith(("<", *_PACKAGES))]
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+    kind = type(error).__name__
+    return (f"{kind}: {error}" if str(error) else kind) + place_of_error(error)
+
+
+def place_of_error(error: BaseException) -> str:
+    """`` (FILE, line N)``: the innermost place in code that is neither nuGNN's nor a library's; empty without one."""
+    for place in reversed(traceback.extract_tb(error.__traceback__)):
+        if not place.filename.startswith("<") and not _is_library(Path(place.filename).resolve()):
+            return f" ({place.filename}, line {place.lineno})"
+    return ""
+
+
+def _is_library(path: Path) -> bool:
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return installed or any(path.is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def load_user_class(spec: str) -> type[nn.Module]:
@@ -257,19 +273,25 @@ def make_user_model(make: Callable[..., nn.Module], in_features: int, num_classe
     names.
 
     Raises:
-        ValueError: It needs something else; says what.
+        ValueError: It needs something else, or raises; says what and where.
     """
     parameters = inspect.signature(make).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {k: v for k, v in options.items() if k in parameters or takes_any}
-    known = {"in_features", "num_classes"}
-    if known <= set(parameters):
-        return make(in_features=in_features, num_classes=num_classes, **named)
+    widths: tuple[int, ...] = (in_features, num_classes)
+    if {"in_features", "num_classes"} <= set(parameters):
+        widths, named = (), {"in_features": in_features, "num_classes": num_classes, **named}
+    class_name = getattr(make, "__name__", make)
     try:
-        inspect.signature(make).bind(in_features, num_classes, **named)
+        inspect.signature(make).bind(*widths, **named)
     except TypeError as error:
         raise ValueError(
-            f"{getattr(make, '__name__', make)}{inspect.signature(make)}: a model class is made as "
+            f"{class_name}{inspect.signature(make)}: a model class is made as "
             f"Class(in_features, num_classes), with options it names ({', '.join(options)}): {error}"
         ) from error
-    return make(in_features, num_classes, **named)
+    try:
+        return make(*widths, **named)
+    except Exception as error:
+        raise ValueError(
+            f"{class_name} cannot be made for {in_features} features and {num_classes} classes: {describe_error(error)}"
+        ) from error

@@ -47,9 +47,9 @@ def option(default: Any, kind: type, help: str, **spec: Any) -> Any:
 
 
 def closest(name: str, known: list[str]) -> str:
-    """``; did you mean 'x'?`` with the known names nearest to ``name``, or nothing."""
+    """`` (did you mean 'x'?)`` with the known names nearest to ``name``, or nothing."""
     matches = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""
+    return f" (did you mean {' or '.join(repr(match) for match in matches)}?)" if matches else ""
 
 
 def refusal(flag: str, value: Any, allowed: str) -> str:

@@ -29,6 +29,7 @@ from nugnn.fit import fit
 from nugnn.fit_result import FitResult
 from nugnn.interrupt import Interrupted
 from nugnn.launch import WorkerFailed
+from nugnn.model_on_shard import refuse_empty_features
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
 from nugnn.options import ConfigError
 from nugnn.predictions import predicted_classes, write_predictions
@@ -227,6 +228,8 @@ def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] 
 
 def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
     """The model of ``config``; learnable node rows as wide as a hidden layer stand in for missing features."""
+    if data.features is not None:
+        refuse_empty_features(data.features)
     width = config.hidden if data.features is None else data.features.shape[1]
     options: dict[str, Any] = {
         "layers": config.layers,

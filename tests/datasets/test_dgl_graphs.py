@@ -22,6 +22,19 @@ def users_graph():
     return g
 
 
+def test_masks_without_labels_name_the_column_that_is_looked_for():
+    g = dgl.graph(([0, 1], [1, 0]))
+    g.ndata["y"] = torch.tensor([0, 1])
+    g.ndata["train_mask"] = torch.tensor([True, False])
+    with pytest.raises(ValueError, match=r"no labels: they are looked for in the node data 'label', and there is 'y'"):
+        GraphData.from_dgl(g)
+    assert GraphData.from_dgl(g, labels="y").labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="1 train nodes, but no labels"):
+        GraphData.from_dgl(g, labels=None)
+    g.ndata["train_mask"] = torch.tensor([False, False])
+    assert GraphData.from_dgl(g).labels is None
+
+
 def test_round_trip_gives_the_same_graph():
     g = users_graph()
     keys = set(g.ndata)

@@ -102,7 +102,7 @@ def test_datasets_04_unlabelled_nodes_in_a_split_are_counted_with_an_example(whi
 
 
 def test_train_nodes_of_a_graph_without_labels_are_refused():
-    with pytest.raises(ValueError, match="1 of 1 train nodes have no label, for example node 0"):
+    with pytest.raises(ValueError, match="1 train nodes, but no labels; give labels"):
         small(labels=None)
 
 

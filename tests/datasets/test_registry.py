@@ -140,12 +140,19 @@ def test_near_miss_knows_the_data_folder(tmp_path):
         load("compani-graph", tmp_path)
 
 
-def test_missing_data_folder_is_named_and_not_created(tmp_path):
+@pytest.mark.parametrize("name", ["cora", "digits", "products-like:100:600", "./digits.npz", "diggits"])
+def test_missing_data_folder_is_named_whatever_is_asked_for_and_not_created(name, tmp_path):
     missing = tmp_path / "none"
-    with pytest.raises(ValueError, match="none does not exist"):
-        load("cora", missing)
-    assert load("digits", missing).num_nodes == 1797
+    with pytest.raises(ValueError, match=r"none does not exist; correct --data-dir or NUGNN_DATA, or leave it out"):
+        load(name, missing)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_data_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for ask in (list_datasets, lambda folder: info("digits", folder), lambda folder: load("digits", folder)):
+        with pytest.raises(ValueError, match=r"the data folder .*file is a file"):
+            ask(tmp_path / "file")
 
 
 def test_missing_path_is_named():

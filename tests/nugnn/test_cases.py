@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts
 from nugnn import intercept
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_exchange import HaloExchangeError
 from nugnn.datasets.graph_data import GraphData
 from nugnn.metrics import evaluate_rows
 from nugnn.models import GNN
@@ -28,6 +33,7 @@ from nugnn.partition.shard import build_shard, iter_shards
 from nugnn.partition.store import load_shard, write_shards
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
+from rank_pool import RankError
 
 
 def cut(ranks: Ranks, data: GraphData, parts: Tensor) -> tuple[ShardGraph, dict[str, Tensor]]:
@@ -368,3 +374,91 @@ def test_comm_03_90_10_and_0_training_nodes_train_as_one(ranks: Any) -> None:
     )
     parts = torch.tensor([0] * 90 + [1] * 10 + [2] * 20)
     assert all(halo > 0 for halo in _assert_same_training(ranks, data, parts))
+
+
+def _evaluate_alone(ranks: Ranks, data: GraphData, parts: Tensor, out: str, num_calls: int) -> None:
+    """Both ranks evaluate twice; then rank 1 is gone, and rank 0 goes on and writes down how that ended."""
+    graph, rows = cut(ranks, data, parts)
+    assert data.features is not None
+    model = GNN("gcn", data.features.shape[1], data.num_classes, hidden=8).to(data.features.dtype)
+    trainer = Trainer(model, graph, rows)
+    for _ in range(2):
+        trainer.evaluate()
+    if ranks.rank == 1:
+        os._exit(3)
+    begin = time.monotonic()
+    try:
+        for _ in range(num_calls):
+            trainer.evaluate()
+    except HaloExchangeError as error:
+        Path(out).write_text(f"{time.monotonic() - begin:.3f}\n{error}", encoding="utf-8")
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+def test_comm_06_a_lone_evaluate_ends_at_once_when_its_peer_is_gone(ranks: Any, num_calls: int, tmp_path: Path) -> None:
+    """Not after the collective's timeout, which is two minutes here and longer than the pool waits."""
+    data, out = make_graph(dtype=torch.float64), tmp_path / "end"
+    with pytest.raises(RankError, match="the process ended"):
+        ranks.run(2, _evaluate_alone, data, torch.arange(data.num_nodes) % 2, str(out), num_calls)
+    seconds, text = out.read_text(encoding="utf-8").split("\n", 1)
+    assert float(seconds) < 5
+    assert text.startswith("rank 0: halo exchange ") and "exchanges rows with rank 1" in text
+
+
+# -- cli -----------------------------------------------------------------------------------------------------------
+
+_NO_NETWORK = """
+import os, socket
+with open(os.environ["NETWORK_LOG"], "a") as log:
+    log.write(f"process {os.getpid()}\\n")
+
+def refuse(what):
+    with open(os.environ["NETWORK_LOG"], "a") as log:
+        log.write(f"network {what}\\n")
+    raise OSError(101, "Network is unreachable")
+
+def is_here(host):
+    return host in (None, "", "localhost", "::1") or str(host).startswith("127.") or host == socket.gethostname()
+
+class Socket(socket.socket):
+    def connect(self, address):
+        return super().connect(address) if self.here(address) else refuse(address)
+    def connect_ex(self, address):
+        return super().connect_ex(address) if self.here(address) else refuse(address)
+    def sendto(self, data, *rest):
+        return super().sendto(data, *rest) if self.here(rest[-1]) else refuse(rest[-1])
+    def here(self, address):
+        return self.family == socket.AF_UNIX or is_here(address[0])
+
+found = socket.getaddrinfo
+socket.getaddrinfo = lambda host, *rest, **named: found(host, *rest, **named) if is_here(host) else refuse(host)
+socket.socket = Socket
+"""
+
+
+def _without_network(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """``nugnn`` in a process whose own and whose children's sockets reach this machine alone; what they tried."""
+    site, log = folder / "site", folder / "network.log"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_NO_NETWORK, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(site), "NETWORK_LOG": str(log), "NUGNN_CACHE": str(folder / "cache")}
+    environment.pop("NUGNN_DATA", None)
+    command = [sys.executable, "-m", "nugnn", *arguments]
+    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return run, log.read_text(encoding="utf-8").splitlines()
+
+
+def test_cli_03_a_built_in_graph_trains_without_a_network(tmp_path: Path) -> None:
+    run, tried = _without_network(tmp_path, "train", "--dataset", "digits", "--epochs", "2", "--workers", "2")
+    assert run.returncode == 0, run.stderr
+    assert len({line for line in tried if line.startswith("process ")}) >= 3, "the launcher and two workers"
+    assert [line for line in tried if line.startswith("network ")] == []
+    assert (tmp_path / "runs" / "digits-gcn" / "result.json").is_file()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_cli_03_only_a_download_uses_the_network_and_says_what_to_put_where(tmp_path: Path) -> None:
+    run, tried = _without_network(tmp_path, "train", "--dataset", "ogbn-arxiv", "--epochs", "2")
+    assert run.returncode == 2
+    assert {line for line in tried if line.startswith("network ")} == {"network snap.stanford.edu"}
+    assert "arxiv.zip" in run.stderr and "put it here" in run.stderr and len(run.stderr.splitlines()) == 1

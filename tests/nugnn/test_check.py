@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,90 @@ def test_the_loss_and_the_regularizer_are_compared() -> None:
     with pytest.raises(ModelDiffers, match="the gradient of"):
         check_model(net, random_graph(), loss=centred)
     check_model(net, random_graph(), regularizer=lambda model: sum(p.square().sum() for p in model.parameters()))
+
+
+_USERS_FILE = """
+import json
+from torch import nn
+from dgl.nn import GraphConv
+
+class Net(nn.Module):
+    def __init__(self, width, num_classes):
+        super().__init__()
+        self.layer = GraphConv(width, num_classes, allow_zero_in_degree=True)
+        self.made()
+    def made(self):
+        pass
+    def forward(self, graph, x):
+        self.before(graph)
+        return self.layer(graph, x)
+    def before(self, graph):
+        pass
+
+class InInit(Net):
+    def made(self):
+        {}["gone"]                                              # line 20
+
+class InLibrary(Net):
+    def before(self, graph):
+        json.loads("{")                                         # line 24
+
+class Refused(Net):
+    def before(self, graph):
+        if graph.is_split:
+            graph.all_edges()                                   # line 29
+
+class Silent(Net):
+    def before(self, graph):
+        assert not graph.is_split                               # line 33
+
+class NoCopy(Net):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("one only")                          # line 37
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        ("InInit", "InInit cannot be made for 8 features and 4 classes: KeyError: 'gone'", 20),
+        ("InLibrary", "fails on one part already: JSONDecodeError: Expecting property name", 24),
+        ("Refused", "runs on one part but not on 3: DGLGraph.all_edges has no exact meaning", 29),
+        ("Silent", "runs on one part but not on 3: AssertionError", 33),
+        ("NoCopy", "the model cannot be copied, so it cannot be checked: RuntimeError: one only", 37),
+    ],
+)
+@pytest.mark.parametrize("folder", ["", "nugnn_models"])
+def test_errors_point_at_the_users_last_line(
+    name: str, words: str, line: int, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever lies below it: nuGNN, torch, the standard library."""
+    file = tmp_path / folder / "net.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(_USERS_FILE.strip() + "\n")
+    assert exit_code("check", f"{file}:{name}") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("nugnn: error: ") and words in err
+    assert err.endswith(f" ({file}, line {line})\n")
+
+
+def test_a_folder_beside_nugnn_with_a_name_that_begins_alike_is_the_users() -> None:
+    from nugnn import models
+
+    package = Path(models.__file__).resolve().parent
+    assert models._is_library(package / "check.py")
+    assert not models._is_library(package.with_name(package.name + "_of_mine") / "net.py")
+
+
+def test_a_model_file_without_the_class_suggests_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("check", f"{USER_MODELS}:TwoLayer") == 2
+    assert "has no class 'TwoLayer' (did you mean 'TwoLayers'?); it defines: " in capsys.readouterr().err
+
+
+def test_halo_05_features_of_width_0_are_refused_before_the_model_runs() -> None:
+    """On any number of workers in the same words; GAT would even train on them."""
+    data = replace(random_graph(), features=torch.zeros(120, 0))
+    net = nn.Sequential(nn.Linear(1, 1))  # never called
+    for check_it in (lambda: check_model(net, data), lambda: run_check("gat", data)):
+        with pytest.raises(ValueError, match=r"^features of shape \(120, 0\) hold no value; leave them out, or give"):
+            check_it()

@@ -59,3 +59,12 @@ def test_prepare_says_what_is_in_it(folder: Path, capsys: pytest.CaptureFixture[
     assert code == 0 and "one each" in out
     code, _, err = call(capsys, "prepare", "triangel", "--data-dir", str(folder))
     assert code == 2 and "did you mean triangle" in err
+
+
+@pytest.mark.parametrize("command", [["list"], ["info", "digits"], ["prepare", "digits"]], ids=" ".join)
+def test_a_data_folder_that_is_not_there_is_refused_even_where_it_is_not_needed(
+    command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, *command, "--data-dir", str(folder / "nodir"))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"nugnn: error: the data folder {folder / 'nodir'} does not exist; correct --data-dir")

@@ -150,7 +150,7 @@ def test_yaml_there_and_back(tmp_path_factory: pytest.TempPathFactory, values: d
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("epoch: 3", "unknown option 'epoch'; did you mean 'epochs'"),
+        ("epoch: 3", "unknown option 'epoch' (did you mean 'epochs'?)"),
         ("- 1", "expected lines of 'option: value', found list"),
         ("", "found NoneType"),
         ("a: [", "not valid YAML"),
@@ -180,7 +180,7 @@ def test_recipe_is_valid_and_named_after_what_it_trains(name: str) -> None:
 
 def test_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"cora-gnc is not known; did you mean 'cora-gcn'.*known: amazon-computers-gcn"
+        ConfigError, match=r"cora-gnc is not known .did you mean .cora-gcn.*; known: amazon-computers-gcn"
     ):
         read_recipe("cora-gnc")
 

@@ -172,6 +172,33 @@ for attempt in range(2):                       # the same answer again
     assert_silent(run(code))
 
 
+def test_sparse_matrices_are_made_without_a_warning_and_keep_the_users_setting() -> None:
+    code = """
+import warnings
+warnings.simplefilter("error")
+import nugnn, dgl, torch
+g = dgl.graph(([0, 1], [1, 2]))
+adj = g.adj_external()
+assert adj.layout is torch.sparse_coo and adj.to_dense().tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
+assert g.inc("in").to_dense().tolist() == [[0, 0], [1, 0], [0, 1]]
+values = torch.ones(1)
+sparse_matrix = dgl.backend.sparse_matrix
+sparse_matrix(values, ("coo", torch.tensor([[5], [5]])), (3, 3))
+with torch.sparse.check_sparse_tensor_invariants():
+    try:
+        sparse_matrix(values, ("coo", torch.tensor([[5], [5]])), (3, 3))
+    except RuntimeError as error:
+        assert "size" in str(error), error
+    else:
+        raise SystemExit("the user's check was not made")
+try:
+    sparse_matrix(values, ("csr", values, values), (3, 3))
+except TypeError as error:
+    assert "COO" in str(error), error
+"""
+    assert_silent(run(code))
+
+
 _OTHER_DGL = """
 import sys
 from pathlib import Path

@@ -36,7 +36,9 @@ def test_everything_between_input_and_output_is_in_the_half_type(precision: str,
     masters = dict(model.named_parameters())
     seen: list[torch.dtype] = []
     for module in model.modules():
-        module.register_forward_hook(lambda _, args, out: seen.append((out[0] if isinstance(out, tuple) else out).dtype))
+        module.register_forward_hook(
+            lambda _, args, out: seen.append((out[0] if isinstance(out, tuple) else out).dtype)
+        )
     with Storage(precision).casts(model, CPU):
         out = model(torch.randn(6, 4).to(dtype))
         out.float().square().sum().backward()
