@@ -381,7 +381,8 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
         score_weights = attn_row * 1.4426950408889634
         attn_grad = tl.zeros((block_heads, block_dim), acc)
     first_unit = tl.program_id(0) * units_per_program
-    for unit in range(first_unit, tl.minimum(first_unit + units_per_program, num_units)):
+    for number in range(0, tl.minimum(units_per_program, num_units - first_unit)):
+        unit = first_unit + number
         is_piece, first, last, begin_of_piece, end_of_piece = rows_of_unit(
             unit, num_pieces, piece_row, piece_begin, piece_end, group_begin, group_end
         )
