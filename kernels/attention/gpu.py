@@ -114,13 +114,23 @@ def _leaky(z, slope: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_tile(pointer, rows, columns, live, in_columns, stride: tl.constexpr, whole: tl.constexpr, acc: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``(block_edges, block_heads, block_dim)`` values of the given rows; 0 where masked."""
-    address = pointer + (rows.to(tl.int64) * stride)[:, None, None] + columns[None, :, :]
-    mask = live[:, None, None]
-    if not whole:
-        mask = mask & in_columns[None, :, :]
-    return tl.load(address, mask=mask, other=0.0).to(acc)
+def _load_tile(  # type: ignore[no-untyped-def]
+    pointer, rows, first_head, live, num_heads: tl.constexpr, dim: tl.constexpr,
+    block_heads: tl.constexpr, block_dim: tl.constexpr, acc: tl.constexpr,
+):  # fmt: skip
+    """``(block_edges, block_heads, block_dim)`` values of the given rows; 0 where masked.
+
+    Loaded as a matrix, so that a warp spreads over the values of a row and keeps its edges in registers: sums over
+    edges are then additions, not exchanges between threads.
+    """
+    flat = tl.arange(0, block_heads * block_dim)
+    heads, dims = first_head + flat // block_dim, flat % block_dim
+    address = pointer + (rows.to(tl.int64) * (num_heads * dim))[:, None] + (heads * dim + dims)[None, :]
+    mask = live[:, None]
+    if num_heads % block_heads != 0 or dim != block_dim:
+        mask = mask & ((heads < num_heads) & (dims < dim))[None, :]
+    tile = tl.load(address, mask=mask, other=0.0).to(acc)
+    return tl.reshape(tile, (rows.shape[0], block_heads, block_dim))
 
 
 @triton.jit
@@ -143,7 +153,6 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One unit of destination rows, one group of heads."""
     stride: tl.constexpr = num_heads * dim
-    whole: tl.constexpr = num_heads % block_heads == 0 and dim == block_dim
     unit = tl.program_id(0)
     first_head = tl.program_id(1) * block_heads
     heads = first_head + tl.arange(0, block_heads)
@@ -170,7 +179,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
             edges = start + tl.arange(0, block_edges)
             live = edges < end
             sources = tl.load(indices + edges, mask=live, other=0).to(tl.int64)
-            x_tile = _load_tile(x, sources, columns, live, in_columns, stride, whole, acc)
+            x_tile = _load_tile(x, sources, first_head, live, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
                 scores = tl.sum(_leaky(x_tile + dst_row[None, :, :], slope) * score_weights[None, :, :], axis=2)
             else:
@@ -227,7 +236,8 @@ def _combine_forward_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A split row from its pieces, in their order."""
     stride: tl.constexpr = num_heads * dim
-    heads = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
+    first_head = tl.program_id(1) * block_heads
+    heads = first_head + tl.arange(0, block_heads)
     dims = tl.arange(0, block_dim)
     in_heads = heads < num_heads
     columns = heads[:, None] * dim + dims[None, :]
@@ -250,7 +260,7 @@ def _combine_forward_kernel(  # type: ignore[no-untyped-def]
         shrink = tl.exp2(largest - base)
         piece_shrink = tl.exp2(piece_largest - base[None, :])
         total = total * shrink + tl.sum(piece_total * piece_shrink, axis=0)
-        tile = _load_tile(part_out, pieces, columns, live, in_columns, stride, False, acc)
+        tile = _load_tile(part_out, pieces, first_head, live, num_heads, dim, block_heads, block_dim, acc)
         weighted = weighted * shrink[:, None] + tl.sum(tile * piece_shrink[:, :, None], axis=0)
         largest = now_largest
     _finish_row(
@@ -277,7 +287,6 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
     """
     stride: tl.constexpr = num_heads * dim
     part_width: tl.constexpr = num_heads + 2 * (stride if gatv2 else num_heads)
-    whole: tl.constexpr = num_heads % block_heads == 0 and dim == block_dim
     unit = tl.program_id(0)
     first_head = tl.program_id(1) * block_heads
     heads = first_head + tl.arange(0, block_heads)
@@ -309,7 +318,7 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
             edges = start + tl.arange(0, block_edges)
             live = edges < end
             sources = tl.load(indices + edges, mask=live, other=0).to(tl.int64)
-            x_tile = _load_tile(x, sources, columns, live, in_columns, stride, whole, acc)
+            x_tile = _load_tile(x, sources, first_head, live, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
                 z = x_tile + dst_row[None, :, :]
                 scores = tl.sum(_leaky(z, slope) * score_weights[None, :, :], axis=2)
@@ -368,7 +377,6 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
     A piece leaves its sum of the features' gradient, and for GAT of the score's behind it.
     """
     stride: tl.constexpr = num_heads * dim
-    whole: tl.constexpr = num_heads % block_heads == 0 and dim == block_dim
     part_width: tl.constexpr = stride if gatv2 else stride + num_heads
     first_head = tl.program_id(1) * block_heads
     heads = first_head + tl.arange(0, block_heads)
@@ -399,14 +407,14 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 positions = start + tl.arange(0, block_edges)
                 live = positions < end
                 targets = tl.load(dst + positions, mask=live, other=0).to(tl.int64)
-                grad_tile = _load_tile(grad, targets, columns, live, in_columns, stride, whole, acc)
+                grad_tile = _load_tile(grad, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc)
                 mask = live[:, None] & in_heads[None, :]
                 at = stats + targets[:, None] * (3 * num_heads) + heads[None, :]
                 base = tl.load(at, mask=mask, other=0.0)
                 reciprocal = tl.load(at + num_heads, mask=mask, other=0.0)
                 delta = tl.load(at + 2 * num_heads, mask=mask, other=0.0)
                 if gatv2:
-                    z = x_row[None, :, :] + _load_tile(dst_side, targets, columns, live, in_columns, stride, whole, acc)
+                    z = x_row[None, :, :] + _load_tile(dst_side, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc)
                     active = _leaky(z, slope)
                     scores = tl.sum(active * score_weights[None, :, :], axis=2)
                 else:
