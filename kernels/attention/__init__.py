@@ -177,21 +177,19 @@ class _Attention(torch.autograd.Function):
         inputs = [None if x is None else x.detach().contiguous() for x in (feat_src, el, dst_side, attn)]
         assert inputs[0] is not None and inputs[2] is not None
         operands = Operands(inputs[0], inputs[1], inputs[2], inputs[3], slope)
-        out, stats = attention_forward(structure, operands, _dropout_arguments(structure, operands.x_LHD, dropout))
+        out, stats = attention_forward(structure, operands, _dropout_arguments(structure, operands.x, dropout))
         ctx.structure, ctx.slope, ctx.dropout = structure, slope, dropout
         ctx.save_for_backward(stats, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[None, Tensor, Tensor | None, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None, Tensor, Tensor | None, None, None]:
         from nugnn.kernels.attention.gpu import Operands, attention_backward
 
-        stats, *inputs = ctx.saved_tensors
-        operands = Operands(*inputs, ctx.slope)
-        dropout = _dropout_arguments(ctx.structure, operands.x_LHD, ctx.dropout)
+        stats, feat_src, el, dst_side, attn = ctx.saved_tensors
+        operands = Operands(feat_src, el, dst_side, attn, ctx.slope)
+        dropout = _dropout_arguments(ctx.structure, operands.x, ctx.dropout)
         grad_x, grad_score, grad_dst, grad_attn = attention_backward(
             ctx.structure, operands, dropout, stats, grad.contiguous()
         )
@@ -256,6 +254,8 @@ def _check_dropout(name: str, structure: Structure, dropout: AttentionDropout | 
     if isinstance(ids, Tensor):
         check_row_ids(ids)
     elif len(ids.starts) != structure.num_dst:
-        raise ValueError(f"{name}: edge_ids has {len(ids.starts)} runs, must have one for each of {structure.num_dst} rows")
+        raise ValueError(
+            f"{name}: edge_ids has {len(ids.starts)} runs, must have one for each of {structure.num_dst} rows"
+        )
     if isinstance(ids, Tensor) and len(ids) != structure.num_edges:
         raise ValueError(f"{name}: edge_ids has {len(ids)} ids, must have one for each of {structure.num_edges} edges")

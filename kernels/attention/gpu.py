@@ -82,7 +82,7 @@ def dropout_by_shift(shift_N: Tensor, threshold: int, scale: float, key: tuple[i
     return DropoutArguments(_ID_SHIFT, shift_N, threshold, scale, key)
 
 
-# -- pieces of the kernels ----------------------------------------------------------------------------------------------
+# -- pieces of the kernels --------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -96,7 +96,9 @@ def _kept(  # type: ignore[no-untyped-def]
     """
     num_blocks: tl.constexpr = (block_heads + 3) // 4
     blocks = first_head // 4 + tl.arange(0, num_blocks)
-    c0, c1, c2, c3 = philox_tile(ids[:, None], blocks[None, :], k0.to(tl.uint32), k1.to(tl.uint32), m0, m1, w0, w1, rounds)
+    c0, c1, c2, c3 = philox_tile(
+        ids[:, None], blocks[None, :], k0.to(tl.uint32), k1.to(tl.uint32), m0, m1, w0, w1, rounds
+    )
     if block_heads == 1:
         lane = first_head % 4
         words = tl.where(lane == 0, c0, tl.where(lane == 1, c1, tl.where(lane == 2, c2, c3)))
@@ -414,7 +416,9 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 reciprocal = tl.load(at + num_heads, mask=mask, other=0.0)
                 delta = tl.load(at + 2 * num_heads, mask=mask, other=0.0)
                 if gatv2:
-                    z = x_row[None, :, :] + _load_tile(dst_side, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+                    z = x_row[None, :, :] + _load_tile(
+                        dst_side, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc
+                    )
                     active = _leaky(z, slope)
                     scores = tl.sum(active * score_weights[None, :, :], axis=2)
                 else:
@@ -456,7 +460,7 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
         tl.store(part_attn + tl.program_id(0).to(tl.int64) * stride + columns, attn_grad, mask=in_columns)
 
 
-# -- calls ---------------------------------------------------------------------------------------------------------------
+# -- calls ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,27 +468,27 @@ class Operands:
     """One attention layer's inputs, contiguous and checked.
 
     Args:
-        x_LHD: Values, and for GATv2 the source's side of the score.
-        src_score_LH: GAT's source scores; None for GATv2.
+        x: ``(L, H, D)`` values, and for GATv2 the source's side of the score.
+        src_score: ``(L, H)`` GAT's source scores; None for GATv2.
         dst_side: ``(N, H)`` GAT's destination scores, or ``(N, H, D)`` GATv2's destination rows.
-        attn_HD: GATv2's score weights; None for GAT.
+        attn: ``(H, D)`` GATv2's score weights; None for GAT.
         slope: Of the leaky rectifier for negative arguments.
     """
 
-    x_LHD: Tensor
-    src_score_LH: Tensor | None
+    x: Tensor
+    src_score: Tensor | None
     dst_side: Tensor
-    attn_HD: Tensor | None
+    attn: Tensor | None
     slope: float
 
     @property
     def gatv2(self) -> bool:
-        return self.attn_HD is not None
+        return self.attn is not None
 
     @property
     def wide(self) -> torch.dtype:
         """Type of sums and statistics."""
-        return torch.float64 if self.x_LHD.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.x.dtype == torch.float64 else torch.float32
 
 
 def attention_forward(
@@ -495,7 +499,7 @@ def attention_forward(
     The statistics are the largest score (in powers of two) and the reciprocal sum of each row and head, and room for
     what the first backward pass finds.
     """
-    x = operands.x_LHD
+    x = operands.x
     num_heads, dim = x.shape[1:]
     out = x.new_empty(structure.num_dst, num_heads, dim)
     stats = torch.empty(structure.num_dst, 3, num_heads, dtype=operands.wide, device=x.device)
@@ -548,7 +552,7 @@ def backward_to_dst(
     tile: Tile | None = None,
 ) -> Tensor:
     """Gradient of the destination's side; fills ``stats[:, 2]`` with ``sum of w * dw`` over a row's edges."""
-    x = operands.x_LHD
+    x = operands.x
     num_heads, dim = x.shape[1:]
     grad_dst = torch.empty_like(operands.dst_side)
     if grad_NHD.numel() == 0:
@@ -569,8 +573,8 @@ def backward_to_dst(
         stats[:, 2].index_copy_(0, rows, delta)
         per_column = grads.view(len(rows), num_heads, -1) - delta[:, :, None] * weights.view(len(rows), num_heads, -1)
         result = (1 - operands.slope) * per_column
-        if operands.attn_HD is not None:
-            result = operands.attn_HD.to(operands.wide) * result
+        if operands.attn is not None:
+            result = operands.attn.to(operands.wide) * result
         grad_dst.index_copy_(0, rows, result.reshape(len(rows), *grad_dst.shape[1:]).to(grad_dst.dtype))
     return grad_dst
 
@@ -584,7 +588,7 @@ def backward_to_src(
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of ``x``, of GAT's source scores (or None) and of ``attn`` (or None)."""
-    x, attn, score = operands.x_LHD, operands.attn_HD, operands.src_score_LH
+    x, attn, score = operands.x, operands.attn, operands.src_score
     num_heads, dim = x.shape[1:]
     grad_x = torch.empty_like(x)
     grad_score = None if score is None else torch.empty_like(score)
@@ -621,12 +625,12 @@ def _zeros_like(x: Tensor | None) -> Tensor | None:
 
 def _pointers(operands: Operands) -> tuple[Tensor, ...]:
     """Values, source scores, destination side, score weights; an operand that a layer lacks is never read."""
-    x = operands.x_LHD
+    x = operands.x
     return (
         x,
-        x if operands.src_score_LH is None else operands.src_score_LH,
+        x if operands.src_score is None else operands.src_score,
         operands.dst_side,
-        x if operands.attn_HD is None else operands.attn_HD,
+        x if operands.attn is None else operands.attn,
     )
 
 
@@ -635,7 +639,7 @@ def _dropout_pointers(dropout: DropoutArguments, keep_scale: Tensor) -> tuple[An
 
 
 def _constants(operands: Operands, dropout: DropoutArguments, tile: Tile) -> dict[str, Any]:
-    num_heads, dim = operands.x_LHD.shape[1:]
+    num_heads, dim = operands.x.shape[1:]
     return {
         "gatv2": operands.gatv2, "slope": operands.slope, "mode": dropout.mode, "num_heads": num_heads, "dim": dim,
         "block_edges": tile.block_edges, "block_heads": tile.block_heads, "block_dim": tile.block_dim,

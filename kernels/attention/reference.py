@@ -27,7 +27,7 @@ def gat_attention_reference(
     key: RandomKey | None = None,
     edge_ids: Tensor | None = None,
 ) -> Tensor:
-    """``y[v] = sum over e = (u -> v) of dropout(softmax_e(leaky_relu(el[u] + er[v]))) * feat_src[u]``: ``(N, H, D)``."""
+    """``y[v] = sum over e = (u -> v) of dropout(softmax_e(leaky_relu(el[u] + er[v]))) * feat_src[u]``."""
     scores_EH = F.leaky_relu(sddmm_reference(structure, "add", el, er, "u", "v"), negative_slope)
     return _weighted_sum(structure, feat_src, scores_EH, p, key, edge_ids)
 

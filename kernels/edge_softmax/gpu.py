@@ -209,7 +209,14 @@ def softmax_backward(indptr: Tensor, weights_EC: Tensor, grad_EC: Tensor) -> Ten
     if schedule.num_split:
         totals = sum_pieces(part, schedule)
         _piece_grad_kernel[(schedule.num_pieces, grid_columns)](
-            out, weights_EC, grad_EC, totals, _split_of_piece(schedule), schedule.piece_begin, schedule.piece_end, **sizes
+            out,
+            weights_EC,
+            grad_EC,
+            totals,
+            _split_of_piece(schedule),
+            schedule.piece_begin,
+            schedule.piece_end,
+            **sizes,
         )
     return out
 

@@ -206,7 +206,13 @@ def sddmm_triton(
 class _Sddmm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, structure: Structure, op: str, lhs: Tensor | None, rhs: Tensor | None, lhs_target: str, rhs_target: str
+        ctx: Any,
+        structure: Structure,
+        op: str,
+        lhs: Tensor | None,
+        rhs: Tensor | None,
+        lhs_target: str,
+        rhs_target: str,
     ) -> Tensor:
         ctx.structure, ctx.op, ctx.targets = structure, op, (lhs_target, rhs_target)
         ctx.shapes = tuple(None if x is None else x.shape for x in (lhs, rhs))
@@ -258,8 +264,17 @@ def evaluate(
             f"{name}_repeat": columns.repeat,
         }  # fmt: skip
     # only the "v" operand reads the destination of each edge, which is made on first use
-    dst = structure.dst if "v" in (lhs_target if lhs is not None else "", rhs_target if rhs is not None else "") else like
-    pointers = (out, given[0] if lhs is None else lhs, given[-1] if rhs is None else rhs, structure.indices, dst, *tables)
+    dst = (
+        structure.dst if "v" in (lhs_target if lhs is not None else "", rhs_target if rhs is not None else "") else like
+    )
+    pointers = (
+        out,
+        given[0] if lhs is None else lhs,
+        given[-1] if rhs is None else rhs,
+        structure.indices,
+        dst,
+        *tables,
+    )
     acc = tl.float64 if like.dtype == torch.float64 else tl.float32
     if is_dot:
         block_dim = min(128, triton.next_power_of_2(dim))
