@@ -5,11 +5,20 @@ Shape suffixes: N inner (destination) nodes, L local (source) nodes = inner + ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+_EDGES_PER_PASS = 1 << 24
+"""Edges sorted at once on a GPU: torch's sort needs some 32 bytes of scratch for each."""
+
+
+def integer_dtype(largest: int) -> torch.dtype:
+    """int32 where numbers up to ``largest`` fit, else int64."""
+    return torch.int32 if largest < 2**31 else torch.int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +31,13 @@ class Structure:
     Args:
         num_src: L, number of rows of a source operand (inner rows first, then halo rows).
         indptr: ``(N + 1,)`` int64, offsets into ``indices``.
-        indices: ``(E,)`` int32 or int64, source row of each edge, in ``[0, L)``.
+        indices: ``(E,)`` int32 or int64, source row of each edge, in ``[0, L)``; on the device of ``indptr``.
     """
 
     num_src: int
     indptr: Tensor
     indices: Tensor
+    _copies: dict[torch.device, Structure] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_dst(self) -> int:
@@ -37,6 +47,20 @@ class Structure:
     def num_edges(self) -> int:
         return len(self.indices)
 
+    @property
+    def device(self) -> torch.device:
+        return self.indptr.device
+
+    def to(self, device: torch.device | str) -> Structure:
+        """The same structure on ``device``, with 32-bit ``indices`` where they fit; copied once, on first use."""
+        device = torch.empty(0, device=device).device  # "cuda" names a device only together with its number
+        if device == self.device:
+            return self
+        if device not in self._copies:
+            indices = self.indices.to(device, integer_dtype(self.num_src))
+            self._copies[device] = Structure(self.num_src, self.indptr.to(device), indices)
+        return self._copies[device]
+
     @cached_property
     def in_degrees(self) -> Tensor:
         """``(N,)`` int64."""
@@ -45,17 +69,21 @@ class Structure:
     @cached_property
     def dst(self) -> Tensor:
         """``(E,)`` destination row of each edge, in the integer type of ``indices``."""
-        rows = torch.arange(self.num_dst, dtype=self.indices.dtype)
-        return torch.repeat_interleave(rows, self.in_degrees)
+        rows = torch.arange(self.num_dst, dtype=self.indices.dtype, device=self.device)
+        return torch.repeat_interleave(rows, self.in_degrees, output_size=self.num_edges)
 
     @cached_property
     def transposed(self) -> TransposedStructure:
-        """Out-edges grouped by source; made once, on first use."""
-        order = torch.argsort(self.indices, stable=True)
+        """Out-edges grouped by source, by edge within a source; made once, on first use."""
         counts = torch.bincount(self.indices, minlength=self.num_src)
-        indptr = torch.zeros(self.num_src + 1, dtype=torch.int64)
+        indptr = torch.zeros(self.num_src + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
-        return TransposedStructure(indptr, self.dst[order], order)
+        if self.device.type == "cpu":
+            order = torch.argsort(self.indices, stable=True)
+            return TransposedStructure(indptr, self.dst[order], order)
+        edges = edges_by_source(self.indices, indptr, _EDGES_PER_PASS)
+        # the destination of an edge is the row whose range holds it: no E-sized int64 tensor, and `dst` stays unmade
+        return TransposedStructure(indptr, _rows_of_edges(self.indptr, edges), edges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,3 +93,41 @@ class TransposedStructure:
     indptr: Tensor
     dst: Tensor
     edges: Tensor
+
+
+def edges_by_source(indices_E: Tensor, source_indptr: Tensor, edges_per_pass: int) -> Tensor:
+    """``argsort(indices, stable=True)`` with scratch for ``edges_per_pass`` edges, by ranges of sources.
+
+    Args:
+        indices_E: Source row of each edge.
+        source_indptr: ``(L + 1,)`` int64, how many edges have a smaller source.
+        edges_per_pass: Edges sorted at once; more where one source alone has more.
+
+    Returns:
+        ``(E,)`` int32 where it fits, else int64.
+    """
+    num_edges, num_src = len(indices_E), len(source_indptr) - 1
+    edges_E = torch.empty(num_edges, dtype=integer_dtype(num_edges), device=indices_E.device)
+    targets = torch.arange(1, max(1, -(-num_edges // edges_per_pass)), device=indices_E.device) * edges_per_pass
+    # each range ends at the last source that still fits, or holds one source
+    cuts = (torch.searchsorted(source_indptr, targets, right=True) - 1).tolist()
+    bounds = sorted({0, num_src, *cuts, *(min(cut + 1, num_src) for cut in cuts)})
+    offsets = source_indptr[torch.tensor(bounds, device=indices_E.device)].tolist()
+    ranges = zip(pairwise(bounds), pairwise(offsets), strict=True)
+    for (first, end), (begin, stop) in ranges:
+        if begin == stop:
+            continue
+        if stop - begin == num_edges:
+            edges_E.copy_(torch.argsort(indices_E, stable=True))
+            continue
+        chosen = ((indices_E >= first) & (indices_E < end)).nonzero().flatten()
+        edges_E[begin:stop] = chosen[torch.argsort(indices_E[chosen], stable=True)]
+    return edges_E
+
+
+def _rows_of_edges(indptr: Tensor, edges_E: Tensor) -> Tensor:
+    rows_E = torch.empty(len(edges_E), dtype=integer_dtype(len(indptr)), device=edges_E.device)
+    for begin in range(0, len(edges_E), _EDGES_PER_PASS):
+        part = edges_E[begin : begin + _EDGES_PER_PASS]
+        rows_E[begin : begin + _EDGES_PER_PASS] = torch.searchsorted(indptr, part.long(), right=True) - 1
+    return rows_E

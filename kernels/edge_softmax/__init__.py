@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nugnn.kernels._jit import row_tasks
 from nugnn.kernels.arrays import as_array
 from nugnn.kernels.edge_softmax.reference import edge_softmax_reference
 from nugnn.kernels.structure import Structure
@@ -42,9 +43,10 @@ def edge_softmax(structure: Structure, scores: Tensor) -> Tensor:
         )
     if scores.dtype not in _WIDE + _HALF:
         raise ValueError(f"edge_softmax: dtype {scores.dtype} has no softmax; cast the scores to a floating dtype")
-    if scores.device.type != "cpu":
+    on_gpu = scores.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    if scores.device.type != "cpu" and not on_gpu:
         return edge_softmax_reference(structure, scores)
-    if scores.dtype in _HALF:
+    if scores.dtype in _HALF and not on_gpu:
         wide: Tensor = _EdgeSoftmax.apply(structure, scores.float())
         return wide.to(scores.dtype)
     result: Tensor = _EdgeSoftmax.apply(structure, scores)
@@ -55,11 +57,17 @@ class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, structure: Structure, scores: Tensor) -> Tensor:
         ctx.structure = structure
+        rows = scores.detach().reshape(len(scores), math.prod(scores.shape[1:])).contiguous()
+        if scores.device.type != "cpu":
+            from nugnn.kernels.edge_softmax import gpu
+
+            weights = gpu.softmax(structure.indptr, rows).view(scores.shape)
+            ctx.save_for_backward(weights)
+            return weights
         weights = torch.empty_like(scores, memory_format=torch.contiguous_format)
         if scores.numel():
             from nugnn.kernels.edge_softmax import cpu
 
-            rows = scores.detach().reshape(len(scores), -1).contiguous()
             cpu.softmax(*_rows_of_work(structure), as_array(rows), as_array(weights.view(rows.shape)))
         ctx.save_for_backward(weights)
         return weights
@@ -68,6 +76,12 @@ class _EdgeSoftmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (weights,) = ctx.saved_tensors
+        if weights.device.type != "cpu":
+            from nugnn.kernels.edge_softmax import gpu
+
+            rows = weights.view(len(weights), math.prod(weights.shape[1:]))
+            grad_rows = grad.reshape(rows.shape).contiguous()
+            return None, gpu.softmax_backward(ctx.structure.indptr, rows, grad_rows).view(weights.shape)
         out = torch.empty_like(weights)
         if weights.numel():
             from nugnn.kernels.edge_softmax import cpu
@@ -81,5 +95,7 @@ class _EdgeSoftmax(torch.autograd.Function):
 
 
 def _rows_of_work(structure: Structure) -> tuple[Any, Any]:
+    from nugnn.kernels._jit import row_tasks
+
     indptr = structure.indptr.numpy()
     return row_tasks(indptr, torch.get_num_threads()), indptr

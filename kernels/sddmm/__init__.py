@@ -1,6 +1,8 @@
-"""One value per edge from the rows at its ends, on DGL's CPU kernels."""
+"""One value per edge from the rows at its ends, on DGL's CPU kernels or in Triton."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -23,8 +25,8 @@ def sddmm(
 
     Feature shapes of a binary ``op`` broadcast from the right, as in ``dgl.ops.gsddmm``; ``dot`` sums the last
     dimension, which must agree, and leaves it as 1. bfloat16 and float16 are computed in float32 and rounded once;
-    integers and bool pass ``copy_lhs`` and ``copy_rhs`` unchanged. CPU tensors; on other devices, and for integers,
-    the plain PyTorch definition runs.
+    integers and bool pass ``copy_lhs`` and ``copy_rhs`` unchanged. DGL's kernels on the CPU, Triton on CUDA, where
+    gradients are sums in a fixed order; the plain PyTorch definition elsewhere, and for integers.
 
     Args:
         structure: In-edges grouped by destination; the result is in its edge order.
@@ -50,6 +52,10 @@ def sddmm(
         return sddmm(structure, "copy_lhs", combine(op, lhs, rhs), None, lhs_target, rhs_target)
     given = [x for x in (lhs, rhs) if x is not None]
     dtype = given[0].dtype
+    if _on_gpu(given):
+        from nugnn.kernels.sddmm.gpu import sddmm_triton
+
+        return sddmm_triton(structure, op, lhs, rhs, lhs_target, rhs_target)
     if _plain(structure, given):
         return sddmm_reference(structure, op, lhs, rhs, lhs_target, rhs_target)
     if dtype in _HALF:
@@ -93,6 +99,12 @@ def _checked(
         if op == "dot" and lhs.shape[-1] != rhs.shape[-1] and lhs.dim() > 1:
             raise ValueError(f"sddmm: dot needs equal last dimensions, got {tuple(lhs.shape)} and {tuple(rhs.shape)}")
     return (None if lhs is None else lhs.contiguous()), (None if rhs is None else rhs.contiguous())
+
+
+def _on_gpu(given: list[Tensor]) -> bool:
+    """Whether the Triton kernels serve."""
+    first = given[0]
+    return first.device.type == "cuda" and first.dtype in _WIDE + _HALF and find_spec("triton") is not None
 
 
 def _plain(structure: Structure, given: list[Tensor]) -> bool:
