@@ -3,10 +3,19 @@
 import hashlib
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nugnn.datasets.counter_hash import below, counter_hash, splitmix
+from nugnn.datasets.counter_hash import (
+    below,
+    below_tensor,
+    counter_hash,
+    counter_hash_tensor,
+    high_word,
+    splitmix,
+    unsigned_order,
+)
 
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = st.integers(0, 2**64 - 1)
@@ -57,3 +66,31 @@ def test_streams_and_seeds_are_unrelated():
         equal_bits = np.bitwise_count(~(one ^ other)).sum()
         # 64 * 4096 fair coins: mean half, standard deviation 256; 5 of them
         assert abs(int(equal_bits) - 64 * 4096 // 2) <= 5 * 256
+
+
+def as_tensor(words):
+    return torch.from_numpy(np.array(words, dtype=np.uint64).view(np.int64))
+
+
+@given(st.integers(-(2**70), 2**70), st.text(max_size=8), st.lists(st.integers(0, 2**62), max_size=40))
+def test_bits_on_tensors_are_the_bits_of_numpy(seed, stream, counters):
+    counters = np.array(counters, dtype=np.int64)
+    given_counters = torch.from_numpy(counters.copy())
+    bits = counter_hash_tensor(seed, stream, given_counters)
+    assert bits.numpy().view(np.uint64).tolist() == counter_hash(seed, stream, counters).tolist()
+    assert given_counters.tolist() == counters.tolist()
+
+
+@given(st.lists(st.tuples(WORD, st.integers(1, 2**32 - 1)), min_size=1, max_size=20))
+def test_below_on_tensors_is_below_of_numpy(pairs):
+    words, limits = np.array([w for w, _ in pairs], dtype=np.uint64), np.array([n for _, n in pairs])
+    expected = below(words, limits).tolist()
+    assert below_tensor(as_tensor(words), torch.from_numpy(limits)).tolist() == expected
+    assert [int(below_tensor(as_tensor([w]), n)) for w, n in pairs] == expected
+
+
+@given(st.lists(WORD, min_size=1, max_size=20))
+def test_words_on_tensors_keep_their_unsigned_meaning(words):
+    assert high_word(as_tensor(words)).tolist() == [w >> 32 for w in words]
+    order = torch.argsort(unsigned_order(as_tensor(words)), stable=True)
+    assert [words[place] for place in order.tolist()] == sorted(words)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nugnn.datasets import mixed_like, planted_communities, products_like
 from nugnn.datasets.counter_hash import counter_hash
-from nugnn.datasets.synthetic import _first_occurrences, _threshold
+from nugnn.datasets.synthetic import _first_occurrences
+from nugnn.datasets.synthetic_recipe import weight_threshold
 
 FAMILIES = {"products-like": (products_like, 0.8, 56), "mixed-like": (mixed_like, 0.3, 80)}
 
@@ -130,7 +131,7 @@ def test_ids_are_shuffled_and_communities_are_nowhere_in_the_graph():
 
 @given(st.integers(2, 3000))
 def test_weight_thresholds_are_exact(k):
-    t = _threshold(k)
+    t = weight_threshold(k)
     assert t**10 * k**9 <= 2**320 < (t + 1) ** 10 * k**9
 
 

@@ -1,0 +1,450 @@
+"""Training epochs of 3-layer SAGE, GCN and GAT on the GPU: plain torch on cuSPARSE, PyG, and nuGNN.
+
+    python benchmarks/gpu_epoch.py --out rows                       # full size, all models, systems and precisions
+    python benchmarks/gpu_epoch.py --curves --out rows              # accuracy over 80 epochs and 3 seeds, smaller
+    python benchmarks/gpu_epoch.py --device cpu --nodes 2000 --arcs 20000 --epochs 3
+
+An epoch is forward, loss over all nodes, backward and Adam (fused), with dropout 0.5 between the layers: SAGE-mean and
+GCN 100-256-256-47, GAT with 4 heads of 64 and one head of 47. No step waits for the device. Before anything is timed,
+each system's losses without dropout, in float32, on a small graph and from the same weights, have to be those of the
+plain model; a system that fails has no times. A model that does not fit is tried again on a graph of half the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from baselines import Csr
+from harness import Recorder, brief, free_memory, synchronize, timing_of
+from plain_models import Adjacency, PlainModel
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from nugnn.datasets.synthetic_device import FAMILIES, DeviceGraph, device_graph
+from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
+
+MODELS: dict[str, dict[str, Any]] = {
+    "sage": {"hidden": 256, "heads": 1},
+    "gcn": {"hidden": 256, "heads": 1},
+    "gat": {"hidden": 64, "heads": 4},
+}
+PRECISIONS = ("fp32", "tf32", "bf16")
+_LOSS_RTOL = 1e-3
+"""Between two systems after three steps without dropout: float32 sums in another order, grown by Adam."""
+_CHECK_NODES, _CHECK_ARCS = 3_000, 40_000
+
+Step = Callable[[], Tensor]
+
+
+@dataclass
+class Run:
+    """A system ready to train: ``step`` does one epoch and returns its loss as a tensor, ``logits`` evaluates."""
+
+    step: Step
+    logits: Callable[[], Tensor]
+
+
+class Case:
+    """A benchmark graph in the form that a system asks for: on the device, or as nuGNN's shard graph, never both.
+
+    So that no system's peak memory holds what another needs. Labels and splits are small and always there.
+
+    Args:
+        family: Of the generator, as the next three.
+        num_nodes: N.
+        num_arcs: E.
+        seed: Of the graph.
+        device: Where it is trained.
+    """
+
+    def __init__(self, family: str, num_nodes: int, num_arcs: int, seed: int, device: torch.device) -> None:
+        self.device, self.name = device, family
+        self._arguments = (family, num_nodes, num_arcs, seed)
+        self._graph: DeviceGraph | None = None
+        self._shard_graph: Any = None
+        self._data: Any = None
+        graph = self.graph
+        self.num_nodes, self.num_edges = graph.num_nodes, graph.num_edges
+        self.num_features, self.num_classes = graph.features.shape[1], graph.num_classes
+        self.labels, self.train_nodes = graph.labels, graph.train_nodes
+        self.val_nodes, self.test_nodes = graph.val_nodes, graph.test_nodes
+
+    @property
+    def graph(self) -> DeviceGraph:
+        """On the device; made again after a shard graph was asked for."""
+        self._shard_graph = None
+        if self._graph is None:
+            free_memory()
+            self._graph = device_graph(*self._arguments, device=self.device)
+        return self._graph
+
+    @property
+    def shard_graph(self) -> Any:
+        """NuGNN's, of one part on the device.
+
+        Raises:
+            NotImplementedError: This version of nuGNN has no CUDA.
+        """
+        import nugnn
+
+        options = supported(nugnn.shard, "CUDA", {"device": self.device} if self.device.type == "cuda" else {})
+        if self._shard_graph is None:
+            self._data = self._data or self.graph.to_host()
+            self._graph = None
+            free_memory()
+            self._shard_graph = nugnn.shard(self._data, **options)
+        return self._shard_graph
+
+
+def precision_scope(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """What plain torch runs forward and loss in: autocast for bf16."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def set_tf32(precision: str) -> None:
+    """Products of float32 matrices in TF32 or in float32."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+
+
+def adam(parameters: Any, device: torch.device) -> torch.optim.Optimizer:
+    """Adam as it is fastest: one kernel for all parameters."""
+    return torch.optim.Adam(parameters, lr=0.01, fused=device.type == "cuda")
+
+
+def trained(model: nn.Module, forward: Callable[[], Tensor], case: Case, rows: Tensor | None, precision: str) -> Run:
+    """The plain loop around a model."""
+    device = case.device
+    optimizer = adam(model.parameters(), device)
+    labels = case.labels if rows is None else case.labels[rows]
+
+    def step() -> Tensor:
+        model.train()
+        with precision_scope(precision, device):
+            logits = forward()
+            loss = F.cross_entropy(logits if rows is None else logits[rows], labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def logits() -> Tensor:
+        model.eval()
+        with torch.no_grad(), precision_scope(precision, device):
+            return forward()
+
+    return Run(step, logits)
+
+
+def plain(
+    kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor] | None
+) -> Run:
+    """Plain torch on cuSPARSE; see `plain_models`."""
+    graph, device = case.graph, case.device
+    model = PlainModel(kind, graph.features.shape[1], **MODELS[kind], num_classes=graph.num_classes, dropout=dropout)
+    if state is not None:
+        model.load_state_dict(state)
+    model.to(device)
+    adjacency = Adjacency(Csr(graph.indptr.int(), graph.indices))
+    x = graph.features.bfloat16() if precision == "bf16" else graph.features
+    return trained(model, lambda: model(adjacency, x), case, rows, precision)
+
+
+def pyg(
+    kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor] | None
+) -> Run:
+    """PyG's own layers in the form that is fastest without its compiled extensions.
+
+    SAGE and GCN get a ``torch.sparse_csr`` matrix, the one input with which they aggregate without a tensor of
+    messages (``EdgeIndex`` scatters), GCN's normalisation in its values; GAT gets int64 pairs, as its scatter asks.
+    """
+    from torch_geometric import nn as pyg_nn
+
+    graph, device, settings = case.graph, case.device, MODELS[kind]
+    x = graph.features.bfloat16() if precision == "bf16" else graph.features
+    csr = Csr(graph.indptr.int(), graph.indices)
+    adjacency = Adjacency(csr)
+    edges: Tensor
+    if kind == "sage":
+        edges = adjacency.with_values(torch.ones(csr.num_edges, dtype=x.dtype, device=device))
+    elif kind == "gcn":
+        edges = adjacency.matrix("both", x.dtype, False)
+    else:
+        edges = torch.stack([csr.indices, adjacency.destinations]).long()
+    del adjacency
+    layers, width = nn.ModuleList(), graph.features.shape[1]
+    for number in range(3):
+        out, heads = (graph.num_classes, 1) if number == 2 else (settings["hidden"], settings["heads"])
+        layers.append(
+            {
+                "sage": lambda i, o, h: pyg_nn.SAGEConv(i, o, aggr="mean"),
+                "gcn": lambda i, o, h: pyg_nn.GCNConv(i, o, normalize=False),
+                "gat": lambda i, o, h: pyg_nn.GATConv(i, o, h, add_self_loops=False),
+            }[kind](width, out, heads)
+        )
+        width = out * heads
+    if state is not None:
+        load_into_pyg(kind, layers, state)
+    layers.to(device)
+
+    def forward() -> Tensor:
+        h = x
+        for layer in layers[:-1]:
+            h = F.dropout(F.relu(layer(h, edges)), dropout, layers.training)
+        logits: Tensor = layers[-1](h, edges)
+        return logits
+
+    return trained(layers, forward, case, rows, precision)
+
+
+def load_into_pyg(kind: str, layers: nn.ModuleList, state: dict[str, Tensor]) -> None:
+    """Put the weights of a plain model into PyG's layers."""
+    names = {
+        "sage": {"lin_l.weight": "fc_neigh.weight", "lin_l.bias": "fc_self.bias", "lin_r.weight": "fc_self.weight"},
+        "gcn": {"lin.weight": "weight", "bias": "bias"},
+        "gat": {"lin.weight": "fc.weight", "att_src": "attn_l", "att_dst": "attn_r", "bias": "bias"},
+    }[kind]
+    for number, layer in enumerate(layers):
+        own = {theirs: state[f"layers.{number}.{mine}"] for theirs, mine in names.items()}
+        if kind == "gcn":
+            own["lin.weight"] = own["lin.weight"].t().contiguous()
+        layer.load_state_dict(own)
+
+
+def ours(
+    kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor] | None
+) -> Run:
+    """NuGNN through its public API: the built-in model on a shard graph of one part, trained by `nugnn.Trainer`.
+
+    Raises:
+        NotImplementedError: This version of nuGNN has no CUDA, or no choice of precision.
+    """
+    import nugnn
+
+    settings = MODELS[kind] | ({"aggregator": "mean"} if kind == "sage" else {})
+    model = nugnn.GNN(
+        kind, case.num_features, case.num_classes, layers=3, dropout=dropout, input_dropout=0.0, **settings
+    )
+    if state is not None:
+        model.load_state_dict(state)
+    training = supported(nugnn.Trainer, "choice of precision", {} if precision == "fp32" else {"precision": precision})
+    shard_graph = case.shard_graph
+    model.to(case.device)
+    rows = torch.arange(case.num_nodes, device=case.device) if rows is None else rows
+    trainer = nugnn.Trainer(
+        model,
+        shard_graph,
+        {"train": rows, "val": case.val_nodes, "test": case.test_nodes},
+        make_optimizer=lambda model: adam(model.parameters(), case.device),
+        **training,
+    )
+    return Run(lambda: torch.as_tensor(trainer.train_epoch()), trainer.predict)
+
+
+def supported(function: Callable[..., Any], what: str, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` if the function takes them."""
+    missing = [name for name in options if name not in inspect.signature(function).parameters]
+    if missing:
+        raise NotImplementedError(f"this version of nuGNN has no {what}")
+    return options
+
+
+SYSTEMS: dict[str, Callable[..., Run]] = {"nugnn": ours, "cusparse": plain, "pyg": pyg}
+
+
+@functools.cache
+def problem_of(system: str, kind: str, device: torch.device) -> str | None:
+    """What is wrong with a system's losses without dropout on a small graph, or None.
+
+    The yardstick is the plain model in float64 on the CPU, from the same weights.
+    """
+    case = Case("products-like", _CHECK_NODES, _CHECK_ARCS, 1, device)
+    torch.manual_seed(0)
+    model = PlainModel(kind, case.num_features, **MODELS[kind], num_classes=case.num_classes)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = _float64_losses(kind, case.graph, state)
+    set_tf32("fp32")
+    run = SYSTEMS[system](kind, case, "fp32", 0.0, None, state)
+    losses = [float(run.step()) for _ in range(3)]
+    worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+    if worst <= _LOSS_RTOL:
+        return None
+    return f"losses {losses} without dropout, expected {expected}"
+
+
+def _float64_losses(kind: str, graph: DeviceGraph, state: dict[str, Tensor]) -> list[float]:
+    model = PlainModel(kind, graph.features.shape[1], **MODELS[kind], num_classes=graph.num_classes, dropout=0.0)
+    model.load_state_dict(state)
+    model.double()
+    adjacency, x = Adjacency(Csr(graph.indptr.int().cpu(), graph.indices.cpu())), graph.features.double().cpu()
+    optimizer, labels = torch.optim.Adam(model.parameters(), lr=0.01), graph.labels.cpu()
+    losses = []
+    for _ in range(3):
+        loss = F.cross_entropy(model(adjacency, x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def time_epochs(run: Run, epochs: int, device: torch.device) -> tuple[list[float], list[float], int | None]:
+    """Milliseconds and losses of ``epochs`` epochs after two that do not count, and the peak over all of them."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    losses, events, samples = [], [], []
+    for number in range(epochs + 2):
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            losses.append(run.step())
+            end.record()
+            events.append((start, end))
+        else:
+            begin = time.perf_counter()
+            losses.append(run.step())
+            samples.append((time.perf_counter() - begin) * 1e3)
+        if number == 0:
+            synchronize(device)  # what the first epoch compiles must not queue up before the second
+    synchronize(device)
+    samples = samples or [start.elapsed_time(end) for start, end in events]
+    most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return samples[2:], [float(loss) for loss in losses], most
+
+
+def described(kind: str, case: Case, system: str, model: str, precision: str) -> dict[str, Any]:
+    """The columns of a row that both kinds of rows have."""
+    row = {"kind": kind, "system": system, "model": model, "graph": case.name, "dtype": precision, "dropout": 0.5}
+    return row | {"shape": f"{model} {case.num_nodes}", "num_nodes": case.num_nodes, "num_edges": case.num_edges}
+
+
+def measure(recorder: Recorder, case: Case, system: str, model: str, precision: str, arguments: Any) -> bool:
+    """One row of times; whether there was memory enough."""
+    row = described("epoch", case, system, model, precision) | {"seed": arguments.seed, "loss_over": "all nodes"}
+    problem, timing, run = None, None, None
+    try:
+        problem = problem_of(system, model, case.device)
+        if problem is not None:
+            problem = f"wrong result: {problem}"
+        else:
+            free_memory()
+            torch.manual_seed(arguments.seed)
+            set_tf32(precision)
+            begin = time.perf_counter()
+            run = SYSTEMS[system](model, case, precision, 0.5, None, None)
+            row |= {"setup_seconds": time.perf_counter() - begin}
+            free_memory()
+            samples, losses, most = time_epochs(run, arguments.epochs, case.device)
+            timing = timing_of(samples)
+            row |= {"losses": losses, "peak_bytes": most, "samples_ms": samples}
+    except Exception as error:
+        problem, timing = brief(error), None
+    finally:
+        set_tf32("fp32")
+    del run
+    free_memory()
+    recorder.add(row if problem is None else row | {"error": problem}, timing)
+    return problem != "out of memory"
+
+
+def measure_all(recorder: Recorder, arguments: argparse.Namespace, device: torch.device) -> None:
+    """Rows of all epochs; where a system's memory does not do, it and nuGNN are tried on smaller graphs."""
+    for family in arguments.families:
+        todo = [(s, m, p) for s in arguments.systems for m in arguments.models for p in arguments.precisions]
+        for halvings in range(4):
+            if not todo:
+                break
+            sizes = (arguments.nodes >> halvings, (arguments.arcs >> halvings) & -2)
+            case = Case(family, *sizes, arguments.seed, device)
+            fits = {each: measure(recorder, case, *each, arguments) for each in todo}
+            too_large = {each[1:] for each, did_fit in fits.items() if not did_fit}
+            # nuGNN has a row beside each system's that had to be made smaller
+            todo = [each for each in todo if each[1:] in too_large and (not fits[each] or each[0] == "nugnn")]
+            del case
+            free_memory()
+
+
+def measure_curves(recorder: Recorder, arguments: argparse.Namespace, device: torch.device) -> None:
+    """Loss and validation accuracy over epochs, and test accuracy at the best of them: training nodes alone."""
+    for family in arguments.families:
+        case = Case(family, arguments.curve_nodes, arguments.curve_arcs, arguments.seed, device)
+        for system in arguments.systems:
+            for model in arguments.models:
+                for precision in arguments.precisions:
+                    for seed in range(arguments.seeds):
+                        row = described("curve", case, system, model, precision)
+                        row |= {"seed": seed, "loss_over": "train nodes", "epochs": arguments.curve_epochs}
+                        try:
+                            row |= curve(case, system, model, precision, seed, arguments.curve_epochs)
+                        except Exception as error:
+                            row |= {"error": brief(error)}
+                        set_tf32("fp32")
+                        free_memory()
+                        recorder.add(row)
+        del case
+        free_memory()
+
+
+def curve(case: Case, system: str, model: str, precision: str, seed: int, epochs: int) -> dict[str, Any]:
+    """The columns of one training run."""
+    torch.manual_seed(seed)
+    set_tf32(precision)
+    run = SYSTEMS[system](model, case, precision, 0.5, case.train_nodes, None)
+    losses, accuracies, best = [], [], (-1.0, -1.0)
+    for epoch in range(1, epochs + 1):
+        losses.append(run.step())
+        if epoch % 5 and epoch != epochs:
+            continue
+        is_right = run.logits().argmax(1) == case.labels
+        val, test = (float(is_right[nodes].double().mean()) for nodes in (case.val_nodes, case.test_nodes))
+        accuracies.append([epoch, val])
+        best = max(best, (val, test))
+    return {
+        "losses": [float(loss) for loss in losses],
+        "val_accuracy": accuracies,
+        "value": best[1],
+        "unit": "test accuracy",
+    }
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=["products-like"])
+    parser.add_argument("--nodes", type=int, default=FULL_NODES)
+    parser.add_argument("--arcs", type=int, default=FULL_ARCS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--systems", "--system", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["fp32", "bf16"])
+    parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
+    parser.add_argument("--curves", action="store_true", help="accuracy over epochs instead of times")
+    parser.add_argument("--curve-nodes", type=int, default=FULL_NODES // 10)
+    parser.add_argument("--curve-arcs", type=int, default=FULL_ARCS // 20 * 2)
+    parser.add_argument("--curve-epochs", type=int, default=80)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each curve")
+    parser.add_argument("--out", type=Path, help="folder for epoch.jsonl or curve.jsonl")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> Recorder:
+    """Run what the options ask for."""
+    arguments = parse(given)
+    device = torch.device(arguments.device)
+    name = "curve.jsonl" if arguments.curves else "epoch.jsonl"
+    recorder = Recorder(None if arguments.out is None else arguments.out / name, device)
+    (measure_curves if arguments.curves else measure_all)(recorder, arguments, device)
+    return recorder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Timing, memory and records of the GPU benchmarks: check first, time after, one JSON row for each measurement.
+
+A row says what was measured (``kind``, ``system``, ``graph``, ``shape``, ``dtype``, ``seed``), on what (card, driver,
+versions, commit or the hash of the sources), and how it came out (``median_ms``, ``p20_ms``, ``p80_ms``,
+``peak_bytes``), or why there is no figure (``error``). A case whose check fails has no time in its row.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+_FLUSHED_BYTES = 256 << 20
+"""Written between two runs where the cache shall be cold: several times the L2 cache of any card (H100: 50 MB)."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median of ``repeats``, and the 20th and 80th percentile."""
+
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    repeats: int
+
+
+def time_ms(
+    function: Callable[[], Any],
+    device: torch.device,
+    *,
+    warmup: int = 3,
+    budget_seconds: float = 1.0,
+    flush_l2: bool = True,
+) -> Timing:
+    """Time ``function``, one pair of CUDA events around each call (the host's clock on a CPU).
+
+    Args:
+        function: Called without arguments; what it returns is dropped.
+        device: Where it runs.
+        warmup: Calls before; they compile, fill caches and allocators, and tell how many repeats the budget buys.
+        budget_seconds: Aim for the timed calls together: 5 to 100 of them.
+        flush_l2: Write over the L2 cache before each call, so that nothing of the last one is left. Calls whose inputs
+            are far larger than the cache do not notice.
+    """
+    begin = time.perf_counter()
+    for _ in range(warmup):
+        begin = time.perf_counter()
+        function()
+        synchronize(device)
+    repeats = max(5, min(100, int(budget_seconds / max(time.perf_counter() - begin, 1e-6))))
+    if device.type != "cuda":
+        samples = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            function()
+            samples.append((time.perf_counter() - begin) * 1e3)
+        return timing_of(samples)
+    scratch = torch.empty(_FLUSHED_BYTES if flush_l2 else 0, dtype=torch.uint8, device=device)
+    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(repeats)]
+    for start, end in events:
+        scratch.zero_()
+        start.record()
+        function()
+        end.record()
+    synchronize(device)
+    return timing_of([start.elapsed_time(end) for start, end in events])
+
+
+def timing_of(samples_ms: list[float]) -> Timing:
+    """Median and percentiles of single calls."""
+    ordered = sorted(samples_ms)
+    last = len(ordered) - 1
+    return Timing(
+        statistics.median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)], repeats=len(ordered)
+    )
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device; nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_bytes(function: Callable[[], Any], device: torch.device) -> int | None:
+    """Most device memory allocated by tensors during a call, what was there before included; None on a CPU."""
+    if device.type != "cuda":
+        function()
+        return None
+    free_memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def free_memory() -> None:
+    """Give back what only garbage and the allocator's cache hold."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@functools.cache
+def machine(device: torch.device) -> dict[str, Any]:
+    """Card, driver, versions and the code that ran."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    try:
+        import triton
+
+        versions["triton"] = triton.__version__
+    except ImportError:
+        versions["triton"] = None
+    if device.type != "cuda":
+        return {"card": f"CPU ({torch.get_num_threads()} threads)", "driver": None, **versions, "code": code_version()}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "card": properties.name,
+        "card_bytes": properties.total_memory,
+        "num_multiprocessors": properties.multi_processor_count,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or None,
+        **versions,
+        "code": code_version(),
+    }
+
+
+@functools.cache
+def code_version() -> str:
+    """The commit, with ``+`` when files differ from it; where git is not, a hash of the sources."""
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    if commit:
+        is_changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+        return commit + ("+" if is_changed else "")
+    digest = hashlib.sha256()
+    for folder in ("benchmarks", "comm", "datasets", "kernels", "nugnn", "partition", "precision"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return "sources " + digest.hexdigest()[:12]
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+class Recorder:
+    """Writes rows to a file as they come and shows each in a line of at most 80 columns.
+
+    Args:
+        path: JSON lines, appended to; its folder is made. None keeps rows in memory only.
+        device: Whose name and versions the rows get.
+    """
+
+    def __init__(self, path: Path | None, device: torch.device) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._path, self._device = path, device
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, row: dict[str, Any], timing: Timing | None = None) -> dict[str, Any]:
+        """Keep a row; returns it with the machine's columns."""
+        row = row | ({} if timing is None else asdict(timing)) | {"machine": machine(self._device)}
+        self.rows.append(row)
+        if self._path is not None:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        print(line_of(row), flush=True)
+        return row
+
+    def measure(
+        self,
+        row: dict[str, Any],
+        make: Callable[[], Callable[[], Any]],
+        check: Callable[[Any], str | None] | None,
+        **timing_options: Any,
+    ) -> dict[str, Any]:
+        """Build a case, check its result, and only then time it; whatever goes wrong is in the row instead of a time.
+
+        Args:
+            row: What is measured.
+            make: Prepares and returns the function to time; its preparation is timed once as ``setup_seconds``.
+            check: Gets what the function returned; None, or what is wrong with it.
+            timing_options: Of `time_ms`.
+        """
+        timing, function, result = None, None, None
+        try:
+            begin = time.perf_counter()
+            function = make()
+            synchronize(self._device)
+            row = row | {"setup_seconds": time.perf_counter() - begin}
+            result = function()
+            problem = None if check is None else check(result)
+            result = None
+            if problem is None:
+                timing = time_ms(function, self._device, **timing_options)
+                row = row | {"peak_bytes": peak_bytes(function, self._device)}
+            else:
+                row = row | {"error": f"wrong result: {problem}"}
+        except Exception as error:  # a baseline that cannot run is a row of the table, too
+            timing, row = None, row | {"error": brief(error)}
+        del function, result
+        free_memory()
+        return self.add(row, timing)
+
+
+def brief(error: Exception) -> str:
+    """One line for a row: running out of memory is said in three words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row for people, at most 80 columns: system, shape, type, order, then milliseconds and memory."""
+    words = [str(row[key]) for key in ("graph", "order", "dtype", "shape") if row.get(key) is not None]
+    what = " ".join(words).replace("-like", "")
+    head = f"{row['system'][:19]:19} {what[:29]:29}"
+    if "error" in row:
+        return f"{head} {row['error']}"[:80]
+    if row.get("median_ms") is None:
+        value = row.get("value")
+        return f"{head} {'' if value is None else f'{value:.4g}'} {row.get('unit', '')}"[:80]
+    memory = row.get("peak_bytes")
+    gib = "" if memory is None else f"{memory / 2**30:6.2f}G"
+    spread = f"{row['p20_ms']:.2f}-{row['p80_ms']:.2f}"
+    return f"{head}{row['median_ms']:9.2f} {spread:>13}{gib}"[:80]
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """All rows of the ``.jsonl`` files of a folder, files in the order of their names."""
+    rows = []
+    for path in sorted(folder.glob("*.jsonl")):
+        with open(path, encoding="utf-8") as file:
+            rows += [json.loads(line) | {"file": path.name} for line in file if line.strip()]
+    return rows
+
+
+def result_differs(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> str | None:
+    """None where ``|result - exact| <= bound`` everywhere, else the worst place in words.
+
+    Args:
+        result: What a system gave, any floating type.
+        exact: In float64.
+        bound: Of the error, broadcast with ``exact``.
+    """
+    if result.shape != exact.shape:
+        return f"shape {tuple(result.shape)}, expected {tuple(exact.shape)}"
+    excess = (result.double() - exact).abs() - bound
+    if bool((excess <= 0).all()):  # NaN compares false
+        return None
+    place = int(torch.nan_to_num(excess, nan=float("inf")).flatten().argmax())
+    row, column = divmod(place, exact.shape[-1])
+    return (
+        f"row {row}, column {column} is {float(result.flatten()[place]):.6g}, exact is "
+        f"{float(exact.flatten()[place]):.6g}"
+    )

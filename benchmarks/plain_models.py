@@ -1,0 +1,244 @@
+"""SAGE, GCN and GAT in plain torch on cuSPARSE, as an expert would write them today: the baseline of an epoch.
+
+What makes them good baselines:
+
+* CSR with int32 indices, built once; the transposed matrix for the backward built once, too (torch would transpose in
+  every backward). The benchmark graphs are symmetric, so both share one pattern and only the values are stored twice.
+* The mean's ``1 / degree`` and GCN's ``1 / sqrt(d_u d_v)`` are values of the matrix: they cost no pass of their own.
+* A layer multiplies with the weight first where that makes the rows narrower, last where it makes them wider.
+* Under autocast the features are stored in bfloat16 and aggregated in it.
+* GAT aggregates head by head with cuSPARSE; its softmax scatters, with a hand-written backward that keeps only the
+  result; gradients of scores are cuSPARSE's sampled products (SDDMM), so no ``(E, H, D)`` tensor exists.
+
+Parameters have the names and shapes of ``dgl.nn``, so a state of ``nugnn.GNN`` loads and the results can be compared.
+
+Shape suffixes: N nodes, E edges, H heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from baselines import Csr
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F  # noqa: N812
+
+
+class Adjacency:
+    """A symmetric graph's matrices in CSR, by normalisation and dtype, each with its transpose; made once.
+
+    Args:
+        csr: The graph; in-edges and out-edges of a node are the same lists.
+    """
+
+    def __init__(self, csr: Csr) -> None:
+        self.csr = csr
+        self._matrices: dict[tuple[str, torch.dtype, bool], Tensor] = {}
+        self._reverse: Tensor | None = None
+        self._destinations: Tensor | None = None
+
+    def matrix(self, norm: str, dtype: torch.dtype, is_transposed: bool) -> Tensor:
+        """The CSR tensor of ``norm``: ``mean`` or ``both``."""
+        key = (norm, dtype, is_transposed and norm == "mean")  # the other is symmetric
+        if key not in self._matrices:
+            inverse = 1 / self.csr.degrees.clamp(min=1).double()
+            if norm == "mean":
+                values = inverse.to(dtype)
+                per_edge = values[self.csr.indices] if is_transposed else values[self.destinations]
+            else:
+                root = inverse.sqrt().float()
+                per_edge = (root[self.csr.indices] * root[self.destinations]).to(dtype)
+            self._matrices[key] = self.with_values(per_edge)
+        return self._matrices[key]
+
+    def with_values(self, values_E: Tensor) -> Tensor:
+        """A CSR tensor of this pattern."""
+        size = (self.csr.num_nodes, self.csr.num_nodes)
+        return torch.sparse_csr_tensor(self.csr.indptr, self.csr.indices, values_E, size, check_invariants=False)
+
+    @property
+    def destinations(self) -> Tensor:
+        """``(E,)`` int32 destination of each edge."""
+        if self._destinations is None:
+            nodes = torch.arange(self.csr.num_nodes, dtype=torch.int32, device=self.csr.indices.device)
+            self._destinations = torch.repeat_interleave(nodes, self.csr.degrees, output_size=self.csr.num_edges)
+        return self._destinations
+
+    @property
+    def reverse(self) -> Tensor:
+        """``(E,)`` int32: the edge v -> u of each edge u -> v; also where the transposed matrix finds its values."""
+        if self._reverse is None:
+            # edges are ordered by (destination, source): sorted by source first, they are the reversed ones in order
+            order = torch.argsort(self.csr.indices, stable=True)
+            self._reverse = order.int()
+        return self._reverse
+
+    def drop_scratch(self) -> None:
+        """Forget what only the matrices' making needed."""
+        self._destinations = None
+
+
+class _Product(torch.autograd.Function):
+    """``A @ x``; its backward multiplies with the prebuilt transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, norm: str) -> Tensor:
+        ctx.adjacency, ctx.norm = adjacency, norm
+        with torch.autocast(x.device.type, enabled=False):  # it would cast the matrix in every step
+            return adjacency.matrix(norm, x.dtype, False) @ x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.adjacency.matrix(ctx.norm, grad.dtype, True) @ grad.contiguous(), None, None
+
+
+def aggregate(adjacency: Adjacency, norm: str, x: Tensor) -> Tensor:
+    """Sum over in-edges, weighted by ``norm``."""
+    out: Tensor = _Product.apply(x, adjacency, norm)
+    return out
+
+
+class SageMean(nn.Module):
+    """``x W_self + b + mean(x_u) W_neigh``, as ``dgl.nn.SAGEConv(..., "mean")``."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.fc_neigh = nn.Linear(width, out, bias=False)
+        self.fc_self = nn.Linear(width, out)
+        self.transforms_first = width > out
+
+    def forward(self, adjacency: Adjacency, x: Tensor) -> Tensor:
+        if self.transforms_first:
+            neighbours = aggregate(adjacency, "mean", self.fc_neigh(x))
+        else:
+            neighbours = self.fc_neigh(aggregate(adjacency, "mean", x))
+        return self.fc_self(x) + neighbours
+
+
+class GraphConv(nn.Module):
+    """``D^-1/2 A D^-1/2 x W + b``, as ``dgl.nn.GraphConv``."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(width, out)))
+        self.bias = nn.Parameter(torch.zeros(out))
+        self.transforms_first = width > out
+
+    def forward(self, adjacency: Adjacency, x: Tensor) -> Tensor:
+        if self.transforms_first:
+            return aggregate(adjacency, "both", x @ self.weight) + self.bias.to(x.dtype)
+        return F.linear(aggregate(adjacency, "both", x), self.weight.t(), self.bias)
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    """Softmax of ``scores (E, H)`` over the in-edges of each destination by scattering; keeps the result alone."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, destinations: Tensor, num_nodes: int) -> Tensor:
+        largest = scores.new_full((num_nodes, scores.shape[1]), -torch.inf)
+        largest.index_reduce_(0, destinations, scores, "amax")
+        alpha = torch.sub(scores, largest.index_select(0, destinations)).exp_()
+        total = scores.new_zeros(num_nodes, scores.shape[1]).index_add_(0, destinations, alpha)
+        alpha /= total.index_select(0, destinations)
+        ctx.save_for_backward(alpha, destinations)
+        ctx.num_nodes = num_nodes
+        return alpha
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        alpha, destinations = ctx.saved_tensors
+        weighted = grad * alpha
+        total = grad.new_zeros(ctx.num_nodes, grad.shape[1]).index_add_(0, destinations, weighted)
+        weighted -= total.index_select(0, destinations).mul_(alpha)
+        return weighted, None, None
+
+
+class _WeightedHeads(torch.autograd.Function):
+    """``out[v, h] = sum over in-edges of alpha[e, h] * z[u, h]``: a cuSPARSE product and, back, an SDDMM per head."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor, z: Tensor, adjacency: Adjacency) -> Tensor:
+        ctx.save_for_backward(alpha, z)
+        ctx.adjacency = adjacency
+        out = torch.empty_like(z)
+        with torch.autocast(z.device.type, enabled=False):
+            for head in range(z.shape[1]):
+                matrix = adjacency.with_values(alpha[:, head].to(z.dtype).contiguous())
+                out[:, head] = matrix @ z[:, head].contiguous()
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        alpha, z = ctx.saved_tensors
+        adjacency: Adjacency = ctx.adjacency
+        grad_alpha, grad_z = torch.empty_like(alpha), torch.empty_like(z)
+        zeros = adjacency.with_values(alpha.new_zeros(len(alpha)))
+        for head in range(z.shape[1]):
+            grad_h, z_h = grad[:, head].contiguous(), z[:, head].contiguous()
+            # the matrix is symmetric in pattern: the transpose has the value of the reversed edge at each place
+            values = alpha[:, head].index_select(0, adjacency.reverse).to(grad.dtype)
+            grad_z[:, head] = adjacency.with_values(values) @ grad_h
+            # SDDMM takes float32 alone
+            sampled = torch.sparse.sampled_addmm(zeros, grad_h.float(), z_h.float().t(), beta=0.0)
+            grad_alpha[:, head] = sampled.values()
+        return grad_alpha, grad_z, None
+
+
+class GraphAttention(nn.Module):
+    """Scores ``leaky_relu(a_l z_u + a_r z_v)``, softmax over in-edges, as ``dgl.nn.GATConv``."""
+
+    def __init__(self, width: int, out: int, num_heads: int) -> None:
+        super().__init__()
+        self.shape = (num_heads, out)
+        self.fc = nn.Linear(width, num_heads * out, bias=False)
+        self.attn_l = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, num_heads, out), gain=2**0.5))
+        self.attn_r = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, num_heads, out), gain=2**0.5))
+        self.bias = nn.Parameter(torch.zeros(num_heads * out))
+
+    def forward(self, adjacency: Adjacency, x: Tensor) -> Tensor:
+        z = self.fc(x).view(-1, *self.shape)
+        left, right = ((z * a.to(z.dtype)).sum(-1, dtype=torch.float32) for a in (self.attn_l, self.attn_r))
+        scores = left.index_select(0, adjacency.csr.indices) + right.index_select(0, adjacency.destinations)
+        alpha = _EdgeSoftmax.apply(F.leaky_relu(scores, 0.2), adjacency.destinations, len(x))
+        return _WeightedHeads.apply(alpha, z, adjacency).flatten(1) + self.bias.to(z.dtype)
+
+
+class PlainModel(nn.Module):
+    """Three layers with ReLU and dropout between, no dropout of the input.
+
+    Args:
+        kind: ``sage``, ``gcn`` or ``gat``.
+        width: Of the features.
+        hidden: Of a hidden layer, of one head for ``gat``.
+        num_classes: Width of the output.
+        heads: Of hidden ``gat`` layers; the last has one.
+        dropout: Probability.
+    """
+
+    def __init__(
+        self, kind: str, width: int, hidden: int, num_classes: int, heads: int = 1, dropout: float = 0.5
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.layers = nn.ModuleList()
+        for number in range(3):
+            out, num_heads = (num_classes, 1) if number == 2 else (hidden, heads)
+            layer: nn.Module = {
+                "sage": lambda i, o, h: SageMean(i, o),
+                "gcn": lambda i, o, h: GraphConv(i, o),
+                "gat": GraphAttention,
+            }[kind](width, out, num_heads)
+            self.layers.append(layer)
+            width = out * num_heads
+
+    def forward(self, adjacency: Adjacency, x: Tensor) -> Tensor:
+        """Logits ``(N, num_classes)``."""
+        for layer in self.layers[:-1]:
+            x = F.dropout(F.relu(layer(adjacency, x)), self.dropout, self.training)
+        logits: Tensor = self.layers[-1](adjacency, x)
+        return logits
