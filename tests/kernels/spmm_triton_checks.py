@@ -131,8 +131,6 @@ TILES = st.builds(
 
 
 def few(count: int):
-    """So many examples interpreted, ten times as many on a GPU; the same in each run."""
-    count = count if DEVICE == "cpu" else 10 * count
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(
         max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=quiet,
