@@ -120,7 +120,7 @@ def _draws(function: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> boo
 def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor:
     num_rows = x.shape[0] if x.dim() else 1
     if rows is None or rows.source is None:
-        return torch.arange(num_rows)
+        return torch.arange(num_rows, device=x.device)
     if rows.num_rows != num_rows:
         raise ValueError(
             f"{name}: marked as {rows.num_rows} {rows.kind} rows but has {num_rows}. Mark the tensor where it is made, "

@@ -41,7 +41,7 @@ class IdRuns:
         known = self._made[0]() if self._made else None
         if known is None:
             shift = self.starts - self.indptr[:-1]
-            known = torch.repeat_interleave(shift, self.indptr.diff()).add_(torch.arange(len(self)))
+            known = torch.repeat_interleave(shift, self.indptr.diff()).add_(torch.arange(len(self), device=shift.device))
             self._made[:] = [weakref.ref(known)]
         return known
 
@@ -74,7 +74,7 @@ class Rows:
             return torch.arange(num_rows)
         if self.fold == 1:
             return ids
-        return (ids[:, None] * self.fold + torch.arange(self.fold)).reshape(-1)
+        return (ids[:, None] * self.fold + torch.arange(self.fold, device=ids.device)).reshape(-1)
 
     @property
     def num_rows(self) -> int | None:
