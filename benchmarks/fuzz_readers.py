@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 Files = dict[str, bytes]
 
 _NUMBERS = (
@@ -79,17 +81,24 @@ _SLOW_SECONDS = 10
 """Longer than any small file takes on a busy machine; such an input counts as a failure."""
 
 
+def _read_path(path: Path) -> object:
+    from nugnn.datasets.formats import read_path
+
+    return read_path(path)
+
+
 @dataclass(frozen=True)
 class Target:
-    """A reader to feed: its valid inputs, and which file of an input to open."""
+    """A reader to feed: its valid inputs, which file of an input to open, which files to damage (all), and how."""
 
     name: str
     seeds: tuple[Files, ...]
     opened: str
     mutable: tuple[str, ...] = ()
+    read: Callable[[Path], object] = _read_path
 
-    def files_to_damage(self) -> tuple[str, ...]:
-        return self.mutable or tuple(self.seeds[0])
+    def files_to_damage(self, seed: Files) -> tuple[str, ...]:
+        return self.mutable or tuple(seed)
 
 
 @dataclass
@@ -106,7 +115,7 @@ class Outcome:
 
 
 def targets() -> list[Target]:
-    """All readers; a further one needs only its seeds here and to be known to ``read_path``."""
+    """All readers; a further one needs only its seeds here, and ``read`` where ``read_path`` does not know it."""
     graph = _small_graph()
     npz = _npz(graph)
     mtx = b"%%MatrixMarket matrix coordinate real general\n% c\n3 3 4\n1 2 0.5\n2 1 1e-3\n3 3 -2\n1 3 4\n"
@@ -141,6 +150,7 @@ def targets() -> list[Target]:
         Target("SNAP with labels", ({"s.txt": snap, "s-labels.txt": labels},), "s.txt"),
         Target("SNAP gzip", ({"s.txt.gz": _gz(weighted)},), "s.txt.gz"),
         *_dgl_targets(graph),
+        *_ogb_targets(),
     ]
 
 
@@ -154,18 +164,18 @@ def fuzz(target: Target, num_inputs: int, rng: random.Random, folder: Path, *, m
         folder: Empty, and left with the last input in it, which so survives a crash of the process.
         most_failures: How many bad inputs to keep.
     """
-    from nugnn.datasets.formats import read_path
-
     outcome = Outcome()
     opened = folder / target.opened
     for _ in range(num_inputs):
         seed = rng.choice(target.seeds)
         damaged = dict(seed)
         for _ in range(1 if rng.random() < 0.8 else 2):
-            name = rng.choice(target.files_to_damage())
+            name = rng.choice(target.files_to_damage(seed))
             damaged[name] = damage_file(
                 name, damaged[name], rng, [other[name] for other in target.seeds if name in other]
             )
+        for name in {name for other in target.seeds for name in other} - damaged.keys():
+            (folder / name).unlink(missing_ok=True)
         for name, content in damaged.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -173,7 +183,7 @@ def fuzz(target: Target, num_inputs: int, rng: random.Random, folder: Path, *, m
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                read_path(opened)
+                target.read(opened)
         except ValueError as error:
             if str(folder) in str(error) and "\n" not in str(error):
                 outcome.refused += 1
@@ -388,6 +398,45 @@ def _dgl_targets(graph) -> Iterator[Target]:  # type: ignore[no-untyped-def]
         "DGL partition, parts", (without,), description.name, tuple(n for n in without if n != description.name)
     )
     yield Target("DGL partition, nugnn.npz", (files,), description.name, ("nugnn.npz",))
+
+
+def _ogb_targets() -> Iterator[Target]:
+    """OGB's raw files: gzipped CSV, with and without what is optional; and the arrays of its largest graph."""
+    from nugnn.datasets.ogb import read_ogb
+
+    counts = {"num-node-list": b"4\n", "num-edge-list": b"5\n", "edge": b"0,1\n1,2\n2,2\n3,0\n0,1\n"}
+    features = {"node-feat": b"0.5,1\n-2,1e-3\n0,0\n3,4.25\n", "node_year": b"2010\n2011\n2012\n2013\n"}
+    features |= {"edge-feat": b"1,0\n0.5,2\n3,1\n0,0\n1,1\n", "node-label": b"0\n1\nnan\n1\n"}
+    split = {f"split/time/{part}.csv.gz": _gz(f"{row}\n".encode()) for row, part in enumerate(("train", "valid"))}
+    split |= {"split/time/test.csv.gz": _gz(b"3\n")}
+
+    def packed(tables: Files) -> Files:
+        return {f"raw/{name}.csv.gz": _gz(text) for name, text in tables.items()} | split
+
+    seeds = (packed(counts | features), packed(counts | {"node-label": b"0,1\n1,0\n1,1\n0,0\n"}))
+    yield Target("OGB CSV", seeds, ".", read=lambda folder: read_ogb(folder, "ogbn-arxiv"))
+    arrays = {
+        "edge_index": np.array([[0, 1, 2, 3], [1, 2, 3, 0]]),
+        "num_nodes_list": np.array([4]),
+        "num_edges_list": np.array([4]),
+        "node_feat": np.arange(12, dtype=np.float32).reshape(4, 3),
+        "node_year": np.arange(2010, 2014).reshape(4, 1),
+    }
+    binary = tuple(
+        {
+            "raw/data.npz": _saved(arrays, compressed),
+            "raw/node-label.npz": _saved({"node_label": np.array([[0], [1], [np.nan], [1]], np.float32)}, compressed),
+        }
+        | split
+        for compressed in (True, False)
+    )
+    yield Target("OGB binary", binary, ".", read=lambda folder: read_ogb(folder, "ogbn-papers100M"))
+
+
+def _saved(arrays: dict[str, np.ndarray], compressed: bool) -> bytes:
+    buffer = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(buffer, **arrays)
+    return buffer.getvalue()
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nugnn.datasets.graph_data import GraphData, Metric
+from nugnn.datasets.graph_data import GraphData, Metric, graph_from
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.node_ids import Ids, kept_ids, number_nodes, rows_of
 from nugnn.datasets.text_table import CellTypeError, read_header, read_table, to_array
@@ -108,7 +108,7 @@ def read_edges_csv(
             )
     else:
         src_rows, dst_rows = np.asarray(src), np.asarray(dst)
-    return _graph(
+    return graph_from(
         where,
         name=name or path.name.split(".")[0],
         num_nodes=num_nodes,
@@ -190,7 +190,7 @@ def _read_both(nodes: Path, edges: Path, name: str, metric: Metric) -> GraphData
     original_ids = kept_ids(where, listed)
     src, dst = _known_ends(edges, edge_table, edge_columns.ids, nodes, listed)
     train, val, test = _split(where, node_table, node_columns)
-    return _graph(
+    return graph_from(
         str(nodes.parent),
         name=name,
         num_nodes=len(listed),
@@ -226,13 +226,6 @@ def _known_ends(
             f"{nodes.name} has not (it lists {known}); add the node there or drop the edge"
         )
     return torch.from_numpy(rows[0]), torch.from_numpy(rows[1])
-
-
-def _graph(where: str, **fields: Any) -> GraphData:
-    try:
-        return GraphData(**fields)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
 
 
 def _read(

@@ -32,10 +32,15 @@ class Format:
 def _read_edges_or_folder(path: str | os.PathLike[str], *, num_nodes: int | None = None, **options: Any) -> GraphData:
     """``edges.csv`` with a ``nodes.csv`` beside it is the folder; any other file is a list of edges alone."""
     path = Path(path)
-    beside = [path.with_name(f"nodes.csv{end}") for end in ("", ".gz")]
-    if path.name in ("edges.csv", "edges.csv.gz") and num_nodes is None and any(file.is_file() for file in beside):
+    if num_nodes is None and nodes_beside(path):
         return read_csv_folder(path.parent, **options)
     return read_edges_csv(path, num_nodes=num_nodes, **options)
+
+
+def nodes_beside(path: Path) -> bool:
+    """Whether a file is the ``edges.csv`` of a folder that has a ``nodes.csv``."""
+    beside = (path.with_name(f"nodes.csv{end}") for end in ("", ".gz"))
+    return path.name in ("edges.csv", "edges.csv.gz") and any(file.is_file() for file in beside)
 
 
 def _read_parts(path: str | os.PathLike[str], **options: Any) -> GraphData:

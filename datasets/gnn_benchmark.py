@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nugnn.datasets._checks import check_csr
-from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.graph_data import GraphData, graph_from
 from nugnn.datasets.npz_arrays import floats, integers, npz_arrays
 from nugnn.datasets.simple_graph import simple_undirected
 from nugnn.datasets.sparse import csr_matrix
@@ -51,20 +51,18 @@ def read_gnn_benchmark(path: Path, name: str) -> GraphData:
     train, val, test = split_per_class(labels)
     _log.info("%s has no published split: 20 train and 30 val nodes per class drawn with seed 0, the rest test", name)
     src, dst = simple_undirected(src, dst, num_nodes)
-    try:
-        return GraphData(
-            name=name,
-            num_nodes=num_nodes,
-            src=torch.from_numpy(src),
-            dst=torch.from_numpy(dst),
-            features=_features(path, arrays),
-            labels=torch.from_numpy(labels),
-            train_nodes=torch.from_numpy(train),
-            val_nodes=torch.from_numpy(val),
-            test_nodes=torch.from_numpy(test),
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return graph_from(
+        path,
+        name=name,
+        num_nodes=num_nodes,
+        src=torch.from_numpy(src),
+        dst=torch.from_numpy(dst),
+        features=_features(path, arrays),
+        labels=torch.from_numpy(labels),
+        train_nodes=torch.from_numpy(train),
+        val_nodes=torch.from_numpy(val),
+        test_nodes=torch.from_numpy(test),
+    )
 
 
 def split_per_class(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

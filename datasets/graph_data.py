@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -207,6 +208,18 @@ class GraphData:
             raise ValueError(
                 f"{where}: roc_auc needs 2 classes or a label matrix; there are {self.num_classes} classes"
             )
+
+
+def graph_from(source: str | os.PathLike[str], **fields: Any) -> GraphData:
+    """``GraphData(**fields)`` of a reader: what is wrong with it is said of the file or folder it was read from.
+
+    Raises:
+        ValueError: as ``GraphData``, beginning with ``source``.
+    """
+    try:
+        return GraphData(**fields)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(source)}: {error}") from None
 
 
 def _count_classes(labels: Tensor) -> int:

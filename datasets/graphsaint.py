@@ -11,7 +11,7 @@ import torch
 
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.archive import BrokenFileError
-from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.graph_data import GraphData, graph_from
 from nugnn.datasets.npz_arrays import floats, integers, npz_arrays
 
 GRAPHSAINT_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
@@ -77,20 +77,18 @@ def _graph(
     split: tuple[torch.Tensor, ...],
 ) -> GraphData:
     train, val, test = split
-    try:
-        return GraphData(
-            name=name,
-            num_nodes=num_nodes,
-            src=torch.from_numpy(src),
-            dst=torch.from_numpy(dst),
-            features=torch.from_numpy(features),
-            labels=labels,
-            train_nodes=train,
-            val_nodes=val,
-            test_nodes=test,
-        )
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
+    return graph_from(
+        folder,
+        name=name,
+        num_nodes=num_nodes,
+        src=torch.from_numpy(src),
+        dst=torch.from_numpy(dst),
+        features=torch.from_numpy(features),
+        labels=labels,
+        train_nodes=train,
+        val_nodes=val,
+        test_nodes=test,
+    )
 
 
 def _scipy_edges(path: Path) -> tuple[np.ndarray, np.ndarray, int]:

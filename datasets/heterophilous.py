@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nugnn.datasets.graph_data import GraphData, Metric, Split
+from nugnn.datasets.graph_data import GraphData, Metric, Split, graph_from
 from nugnn.datasets.npz_arrays import floats, integers, npz_arrays
 from nugnn.datasets.simple_graph import simple_undirected
 
@@ -37,22 +37,20 @@ def read_heterophilous(path: Path, name: str, metric: Metric = "auto") -> GraphD
     src, dst = simple_undirected(edges[:, 0], edges[:, 1], num_nodes)
     splits = _splits(path, arrays, num_nodes)
     train, val, test = splits[0]
-    try:
-        return GraphData(
-            name=name,
-            num_nodes=num_nodes,
-            src=torch.from_numpy(src),
-            dst=torch.from_numpy(dst),
-            features=torch.from_numpy(floats(path, arrays, "node_features", 2)),
-            labels=torch.from_numpy(labels),
-            train_nodes=train,
-            val_nodes=val,
-            test_nodes=test,
-            splits=splits if len(splits) > 1 else (),
-            metric=metric,
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return graph_from(
+        path,
+        name=name,
+        num_nodes=num_nodes,
+        src=torch.from_numpy(src),
+        dst=torch.from_numpy(dst),
+        features=torch.from_numpy(floats(path, arrays, "node_features", 2)),
+        labels=torch.from_numpy(labels),
+        train_nodes=train,
+        val_nodes=val,
+        test_nodes=test,
+        splits=splits if len(splits) > 1 else (),
+        metric=metric,
+    )
 
 
 def _splits(path: Path, arrays: dict[str, np.ndarray], num_nodes: int) -> tuple[Split, ...]:

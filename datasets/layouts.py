@@ -20,7 +20,7 @@ FILE_SUFFIXES = (".npz", *_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_S
 """Ends of names that a file of a graph may have."""
 
 
-def read_any(path: Path, name: str, metric: Metric, cache: Path | None) -> GraphData:
+def read_any(path: Path, name: str, metric: Metric, cache: Path | None, num_nodes: int | None = None) -> GraphData:
     """Read whatever graph a file or folder holds.
 
     Args:
@@ -28,11 +28,27 @@ def read_any(path: Path, name: str, metric: Metric, cache: Path | None) -> Graph
         name: Name of the graph.
         metric: For formats that do not name one.
         cache: Folder for processed graphs of formats that are slow to read; None for none.
+        num_nodes: For lists of edges alone: N, and ids are rows; None to take the ids that occur.
 
     Raises:
-        ValueError: no format fits, or its reader refuses; names the file or folder.
+        ValueError: no format fits, its reader refuses, or ``num_nodes`` is given for data that know their own; names
+            the file or folder.
     """
+    if num_nodes is not None:
+        return _read_edge_list(path, name, metric, num_nodes)
     return _read_folder(path, name, metric, cache) if path.is_dir() else _read_file(path, name, metric)
+
+
+def _read_edge_list(path: Path, name: str, metric: Metric, num_nodes: int) -> GraphData:
+    """A file that is a list of edges and nothing else; an ``edges.csv`` with its ``nodes.csv`` is more."""
+    from nugnn.datasets.formats import format_of, nodes_beside, read_path
+
+    known = None if path.is_dir() else format_of(path)
+    if path.is_dir() or nodes_beside(path) or not (known and known.takes_num_nodes):
+        raise ValueError(
+            f"{path} says itself how many nodes it has; the number of nodes (--num-nodes) is for lists of edges alone"
+        )
+    return read_path(path, name=name, metric=metric, num_nodes=num_nodes)
 
 
 def holds_planetoid(folder: Path, name: str) -> bool:

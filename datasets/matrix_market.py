@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nugnn.datasets.graph_data import GraphData, Metric
+from nugnn.datasets.graph_data import GraphData, Metric, graph_from
 from nugnn.datasets.node_ids import check_claimed_nodes
 from nugnn.datasets.number_lines import NumberLines, first_data_line
 from nugnn.datasets.text_table import read_bytes
@@ -68,17 +68,15 @@ def read_matrix_market(path: str | os.PathLike[str], *, name: str | None = None,
         off_diagonal = row != column
         row, column = np.concatenate([row, column[off_diagonal]]), np.concatenate([column, row[off_diagonal]])
         weight = None if weight is None else torch.cat([weight, weight[torch.from_numpy(off_diagonal)]])
-    try:
-        return GraphData(
-            name=name or path.name.split(".")[0],
-            num_nodes=header.num_nodes,
-            src=torch.from_numpy(row),
-            dst=torch.from_numpy(column),
-            edge_data={} if weight is None else {"weight": weight},
-            metric=metric,
-        )
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    return graph_from(
+        path,
+        name=name or path.name.split(".")[0],
+        num_nodes=header.num_nodes,
+        src=torch.from_numpy(row),
+        dst=torch.from_numpy(column),
+        edge_data={} if weight is None else {"weight": weight},
+        metric=metric,
+    )
 
 
 @dataclass(frozen=True)

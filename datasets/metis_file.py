@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nugnn.datasets.graph_data import GraphData, Metric
+from nugnn.datasets.graph_data import GraphData, Metric, graph_from
 from nugnn.datasets.text_table import read_bytes
 
 _NOT_A_NUMBER = re.compile(rb"[^0-9\s]")
@@ -157,18 +157,16 @@ def _graph(
     if header.num_weights:
         node_data["vertex_weight"] = torch.from_numpy(own[:, int(header.has_sizes) :].copy())
     edge_data = {"weight": _weights(pairs[:, 1])} if step == 2 else {}
-    try:
-        return GraphData(
-            name=name or path.name.split(".")[0],
-            num_nodes=header.num_nodes,
-            src=torch.from_numpy(src),
-            dst=torch.from_numpy(dst),
-            node_data=node_data,
-            edge_data=edge_data,
-            metric=metric,
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return graph_from(
+        path,
+        name=name or path.name.split(".")[0],
+        num_nodes=header.num_nodes,
+        src=torch.from_numpy(src),
+        dst=torch.from_numpy(dst),
+        node_data=node_data,
+        edge_data=edge_data,
+        metric=metric,
+    )
 
 
 def _check_symmetric(

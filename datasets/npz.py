@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from nugnn.datasets._checks import check_csr
-from nugnn.datasets.graph_data import GraphData, Metric, Split
+from nugnn.datasets.graph_data import GraphData, Metric, Split, graph_from
 from nugnn.datasets.sparse import csr_matrix
 from nugnn.datasets.whole_file import write_whole
 
@@ -83,26 +83,24 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, metric: M
         edge_data["weight"] = _floats(where, arrays, "edge_weight", 1)
     splits = _read_splits(where, arrays)
     train, val, test = splits[0]
-    try:
-        return GraphData(
-            name=name or path.stem,
-            num_nodes=num_nodes,
-            src=torch.repeat_interleave(indptr.diff()),
-            dst=indices,
-            features=_read_features(where, arrays),
-            labels=_read_labels(where, arrays),
-            num_classes=int(_integers(where, arrays, "num_classes", 0)) if "num_classes" in arrays else 0,
-            train_nodes=train,
-            val_nodes=val,
-            test_nodes=test,
-            splits=splits if len(splits) > 1 else (),
-            node_data=node_data,
-            edge_data=edge_data,
-            original_ids=_read_original_ids(where, arrays),
-            metric=str(arrays["metric"]) if "metric" in arrays else metric,  # type: ignore[arg-type]  # checked inside
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return graph_from(
+        path,
+        name=name or path.stem,
+        num_nodes=num_nodes,
+        src=torch.repeat_interleave(indptr.diff()),
+        dst=indices,
+        features=_read_features(where, arrays),
+        labels=_read_labels(where, arrays),
+        num_classes=int(_integers(where, arrays, "num_classes", 0)) if "num_classes" in arrays else 0,
+        train_nodes=train,
+        val_nodes=val,
+        test_nodes=test,
+        splits=splits if len(splits) > 1 else (),
+        node_data=node_data,
+        edge_data=edge_data,
+        original_ids=_read_original_ids(where, arrays),
+        metric=str(arrays["metric"]) if "metric" in arrays else metric,  # type: ignore[arg-type]  # checked inside
+    )
 
 
 def write_npz(data: GraphData, path: str | os.PathLike[str]) -> None:

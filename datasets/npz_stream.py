@@ -113,11 +113,13 @@ def npz_members(path: Path) -> dict[str, NpzMember]:
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"format version {version} of .npy is not known")
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"format version {version} of .npy is not known")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        return read(file)
+    except Exception as error:  # the header is Python's text: its tokenizer and parser have errors of their own
+        raise ValueError(f"its header cannot be read: {error}") from error
 
 
 def _damaged(path: Path, name: str, error: BaseException) -> NpzError:

@@ -57,6 +57,7 @@ def load(
     *,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    num_nodes: int | None = None,
 ) -> GraphData:
     """Load a graph; the first of these that applies.
 
@@ -77,17 +78,23 @@ def load(
             written to.
         cache: Folder for downloads and processed graphs; default :func:`cache_folder`. Made when first needed.
         progress: Called with bytes and total while a file is downloaded.
+        num_nodes: N, for the path of a list of edges whose ids are rows, ``0 .. N - 1``; None for the ids that occur.
 
     Raises:
         ValueError: nothing of that name, with the closest names or where to put which file; no such data folder; the
-            download failed; or the file is broken.
+            download failed; the file is broken; or ``num_nodes`` for data that know theirs.
     """
     text = os.fspath(name_or_path)
     store = cache_folder() if cache is None else Path(cache)
     folder = _data_folder(data_dir)
     path = _existing_path(text)
     if path is not None:
-        return _read(path, path.name if path.is_dir() else _stem(path), store)
+        return _read(path, path.name if path.is_dir() else _stem(path), store, num_nodes)
+    if num_nodes is not None:
+        raise ValueError(
+            f"{text!r} is a name, and what is named knows how many nodes it has; the number of nodes (--num-nodes) is "
+            "for the path of a list of edges"
+        )
     name, *arguments = text.split(":")
     name = normalised(name)
     if not arguments:
@@ -364,14 +371,14 @@ def _read_named(path: Path, name: str, store: Path) -> GraphData:
     return data
 
 
-def _read(path: Path, name: str, store: Path) -> GraphData:
+def _read(path: Path, name: str, store: Path, num_nodes: int | None = None) -> GraphData:
     metric: Metric = PUBLISHED[normalised(name)].metric if normalised(name) in PUBLISHED else "auto"
     if _is_archive(path):
         known = source_of_file(path.name)
         if known is not None:
             name, metric = known.name, known.metric
         path = _extracted(path, name, store)
-    return read_any(path, name, metric, store / "processed")
+    return read_any(path, name, metric, store / "processed", num_nodes)
 
 
 def _extracted(archive: Path, name: str, store: Path) -> Path:

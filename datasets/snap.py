@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nugnn.datasets.graph_data import GraphData, Metric
+from nugnn.datasets.graph_data import GraphData, Metric, graph_from
 from nugnn.datasets.node_ids import Ids, check_claimed_nodes, kept_ids, number_nodes, rows_of
 from nugnn.datasets.number_lines import NumberLines, first_data_line
 from nugnn.datasets.text_table import read_bytes
@@ -72,19 +72,17 @@ def read_snap(
     if not len(listed):
         raise ValueError(f"{path}: there is no edge in it, and so no node")
     labels = None if labelled is None or labels_file is None else _spread(labels_file, listed, *labelled)
-    try:
-        return GraphData(
-            name=name or stem,
-            num_nodes=len(listed),
-            src=torch.from_numpy(src_rows),
-            dst=torch.from_numpy(dst_rows),
-            labels=labels,
-            edge_data=edge_data,
-            original_ids=kept_ids(str(path), listed),
-            metric=metric,
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return graph_from(
+        path,
+        name=name or stem,
+        num_nodes=len(listed),
+        src=torch.from_numpy(src_rows),
+        dst=torch.from_numpy(dst_rows),
+        labels=labels,
+        edge_data=edge_data,
+        original_ids=kept_ids(str(path), listed),
+        metric=metric,
+    )
 
 
 def _without_mark(content: bytes) -> bytes:

@@ -41,7 +41,9 @@ class IdRuns:
         known = self._made[0]() if self._made else None
         if known is None:
             shift = self.starts - self.indptr[:-1]
-            known = torch.repeat_interleave(shift, self.indptr.diff()).add_(torch.arange(len(self), device=shift.device))
+            known = torch.repeat_interleave(shift, self.indptr.diff()).add_(
+                torch.arange(len(self), device=shift.device)
+            )
             self._made[:] = [weakref.ref(known)]
         return known
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nugnn import _dgl_compat
 
 if TYPE_CHECKING:
+    from nugnn import datasets as datasets
     from nugnn.check import ModelDiffers as ModelDiffers
     from nugnn.check import check_model as check_model
     from nugnn.config import TrainConfig as TrainConfig
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nugnn.fit import fit as fit
     from nugnn.fit_options import FitOptions as FitOptions
     from nugnn.fit_result import FitResult as FitResult
+    from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.models import GNN as GNN
     from nugnn.session import as_edge_rows as as_edge_rows
     from nugnn.session import as_node_rows as as_node_rows
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from nugnn.shard_graph import ShardGraph as ShardGraph
     from nugnn.trainer import Epoch as Epoch
     from nugnn.trainer import Trainer as Trainer
+    from nugnn.weights import load_weights as load_weights
 
 _dgl_compat.install()
 
@@ -46,6 +49,7 @@ _EXPORTS = {
     "FitResult": "nugnn.fit_result",
     "GNN": "nugnn.models",
     "GraphData": "nugnn.datasets.graph_data",
+    "Interrupted": "nugnn.interrupt",
     "ModelDiffers": "nugnn.check",
     "NodeEmbedding": "nugnn.embedding",
     "ShardGraph": "nugnn.shard_graph",
@@ -61,6 +65,7 @@ _EXPORTS = {
     "halo": "nugnn.session",
     "init": "nugnn.session",
     "intercept": "nugnn.session",
+    "load_weights": "nugnn.weights",
     "local_edges": "nugnn.session",
     "shard": "nugnn.session",
 }
@@ -72,6 +77,7 @@ __all__ = [
     "FitOptions",
     "FitResult",
     "GraphData",
+    "Interrupted",
     "ModelDiffers",
     "NodeEmbedding",
     "ShardGraph",
@@ -82,12 +88,14 @@ __all__ = [
     "as_node_rows",
     "as_replicated",
     "check_model",
+    "datasets",
     "fit",
     "global_mean",
     "global_sum",
     "halo",
     "init",
     "intercept",
+    "load_weights",
     "local_edges",
     "shard",
 ]
@@ -96,6 +104,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.metadata.version("nugnn")
+    if name == "datasets":
+        return importlib.import_module("nugnn.datasets")  # which makes it an attribute
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -227,6 +227,7 @@ def check(
     model: str = typer.Argument(metavar="FILE.py:Class", help="Your model: file and name of the class."),
     dataset: str | None = typer.Option(None, help="Check on a piece of this data set; a random graph otherwise."),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
+    num_nodes: int | None = typer.Option(None, help="Number of nodes, for --dataset as a path to a list of edges."),
 ) -> None:
     """Name the first module whose result depends on how the graph is split.
 
@@ -237,7 +238,14 @@ def check(
             raise ConfigError(
                 f"{model} is not allowed; allowed: FILE.py:Class, or a built-in model ({', '.join(BUILT_IN_MODELS)})"
             )
-        config = TrainConfig(model=model, dataset=dataset, data_dir=data_dir or os.environ.get("NUGNN_DATA") or None)
+        config = TrainConfig(
+            model=model,
+            dataset=dataset,
+            data_dir=data_dir or os.environ.get("NUGNN_DATA") or None,
+            num_nodes=num_nodes,
+        )
+        if num_nodes is not None and dataset is None:
+            raise ConfigError(f"--num-nodes {num_nodes} has no effect without --dataset")
         _check_model_file(config.model_file)
         from nugnn.check import run_check
 

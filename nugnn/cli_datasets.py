@@ -79,15 +79,19 @@ def info(
 def prepare(
     name: str = typer.Argument(help="Name, in any spelling, or a path."),
     data_dir: str | None = _DATA_DIR,
+    num_nodes: int | None = typer.Option(None, help="Number of nodes, for a path to a list of edges."),
     as_json: bool = _JSON,
 ) -> None:
     """Download a data set if need be and read it whole, so that training finds it ready; prints what is in it."""
     with errors_reported():
+        from nugnn.config import TrainConfig
+
+        TrainConfig(num_nodes=num_nodes)  # refuses what is no number of nodes
         from nugnn.datasets import load
 
         console = Console(width=min(80, Console().width), stderr=as_json)
         with DownloadBar(console) as bar:
-            data = load(name, _folder(data_dir), progress=bar.show)
+            data = load(name, _folder(data_dir), progress=bar.show, num_nodes=num_nodes)
         figures = _figures(data)
         if as_json:
             print(json.dumps(figures, indent=2))

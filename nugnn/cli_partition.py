@@ -26,6 +26,7 @@ def partition(
     shares: str = typer.Option("even", help="Part of the nodes of each: even, or fractions such as 0.6,0.3,0.1."),
     partitioner: str = typer.Option("metis", help="metis or random."),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
+    num_nodes: int | None = typer.Option(None, help="Number of nodes, for a path to a list of edges."),
     undirected: bool = typer.Option(False, "--undirected/--no-undirected", help="As for nugnn train."),
     self_loops: str = typer.Option("add", help="As for nugnn train: keep, add or remove."),
     feature_norm: str = typer.Option("none", help="As for nugnn train: none, row or standard."),
@@ -39,6 +40,7 @@ def partition(
         config = TrainConfig(
             dataset=dataset,
             data_dir=data_dir or os.environ.get("NUGNN_DATA") or None,
+            num_nodes=num_nodes,
             workers=workers,
             shares=shares,
             partitioner=partitioner,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _RUN = typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of nugnn train named it.")
 _DATASET = typer.Option(None, help="Another graph with the same features; the run's own otherwise.")
 _DATA_DIR = typer.Option(None, help="Folder to look for data sets in.")
+_NUM_NODES = typer.Option(None, help="Number of nodes, for --dataset as a path to a list of edges.")
 _WORKERS = typer.Option(1, min=1, help="Number of worker processes.")
 _DEVICE = typer.Option("auto", help="Where to compute: auto, cpu, cuda, or one for each worker.")
 _SHARES = typer.Option("even", help="Part of the graph each worker gets: even, or fractions such as 0.6,0.4.")
@@ -32,6 +33,7 @@ def evaluate(
     run: str = _RUN,
     dataset: str | None = _DATASET,
     data_dir: str | None = _DATA_DIR,
+    num_nodes: int | None = _NUM_NODES,
     split: int | None = typer.Option(None, min=0, help="Another of the data set's splits."),
     workers: int = _WORKERS,
     shares: str = _SHARES,
@@ -40,7 +42,7 @@ def evaluate(
 ) -> None:
     """Measure a finished run's best model on the train, validation and test nodes."""
     with errors_reported():
-        data, logits = _logits(run, dataset, data_dir, split, workers, shares, device)
+        data, logits = _logits(run, dataset, data_dir, num_nodes, split, workers, shares, device)
         from nugnn.finished_run import scores
 
         found = scores(data, logits)
@@ -58,6 +60,7 @@ def predict(
     run: str = _RUN,
     dataset: str | None = _DATASET,
     data_dir: str | None = _DATA_DIR,
+    num_nodes: int | None = _NUM_NODES,
     out: Path | None = typer.Option(
         None, help="File to write, .npy or .csv (node, class); default: predictions.npy in the run's folder."
     ),
@@ -71,7 +74,7 @@ def predict(
         target = Path(run) / "predictions.npy" if out is None else out
         if target.suffix not in (".npy", ".csv"):
             raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")
-        data, rows = _logits(run, dataset, data_dir, None, workers, shares, device)
+        data, rows = _logits(run, dataset, data_dir, num_nodes, None, workers, shares, device)
         from nugnn.predictions import predicted_classes, write_predictions
 
         values = rows.float() if logits else predicted_classes(rows, data)
@@ -83,6 +86,7 @@ def _logits(
     run: str,
     dataset: str | None,
     data_dir: str | None,
+    num_nodes: int | None,
     split: int | None,
     workers: int,
     shares: str,
@@ -96,7 +100,7 @@ def _logits(
     from nugnn.inference import infer
 
     folder: dict[str, Any] = {"data_dir": data_dir or os.environ.get("NUGNN_DATA") or None}
-    finished = FinishedRun.open(run, dataset=dataset, split=split, **folder)
+    finished = FinishedRun.open(run, dataset=dataset, num_nodes=num_nodes, split=split, **folder)
     data = finished.load_data()
     model = finished.load_model(data)
     return data, infer(

@@ -19,7 +19,7 @@ _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "
 _AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
 FREE_ON_RESUME = (
     *("epochs", "patience", "workers", "shares", "partitioner", "timeout", "out", "predictions", "tensorboard"),
-    *("resume", "checkpoint_every", "partition_cache", "dataset", "data_dir", "device", "cluster", "plan"),
+    *("resume", "checkpoint_every", "partition_cache", "dataset", "data_dir", "num_nodes", "device", "cluster", "plan"),
 )
 """Options a resumed run may change. The graph itself is compared, not where it was found."""
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -46,6 +46,14 @@ class TrainConfig:
 
     dataset: str | None = option(None, str, "Name of a data set, or a path to one.", optional=True)
     data_dir: str | None = option(None, str, "Folder to look for data sets in.", optional=True)
+    num_nodes: int | None = option(
+        None,
+        int,
+        "Number of nodes, for a path to a list of edges whose ids are rows: 0 up to, but not including, N.",
+        least=1,
+        below=2**31,
+        optional=True,
+    )
     undirected: bool = option(False, bool, "Add the reverse of every edge that has none.")
     self_loops: str = option("add", str, "What to do with self-loops.", choices=("keep", "add", "remove"))
     feature_norm: str = option("none", str, "Scaling of the input features.", choices=("none", "row", "standard"))

@@ -39,7 +39,8 @@ class FinishedRun:
 
         Args:
             folder: What ``--out`` named.
-            **changes: Settings to replace, None leaves one as it was: ``dataset``, ``data_dir``, ``split``.
+            **changes: Settings to replace, None leaves one as it was: ``dataset`` (which takes the run's ``num_nodes``
+                with it), ``data_dir``, ``num_nodes``, ``split``.
 
         Raises:
             ValueError: The folder holds no finished run.
@@ -53,7 +54,10 @@ class FinishedRun:
             hint = f"; finished runs beside it: {', '.join(known[:5])}" if known else ""
             raise ValueError(f"{folder} holds no finished run: {' and '.join(lacking)} missing{hint}")
         config = TrainConfig.from_file(folder / "config.yaml")
-        return cls(folder, config.replaced(**{name: value for name, value in changes.items() if value is not None}))
+        given = {name: value for name, value in changes.items() if value is not None}
+        if "dataset" in given:
+            given = {"num_nodes": None} | given
+        return cls(folder, config.replaced(**given))
 
     def load_data(self) -> GraphData:
         """The graph, prepared as for training; one without labels has as many classes as the model."""

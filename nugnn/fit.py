@@ -23,6 +23,7 @@ from nugnn.fit_result import FitResult, result_of
 from nugnn.inductive import visible_in_training
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
+from nugnn.model_on_shard import refuse_empty_features
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.seam import install
 from nugnn.shares import checked_shares, shards_on_disk, whole_shard
@@ -101,6 +102,8 @@ def fit(
     install()
     data = data if isinstance(data, GraphData) else GraphData.from_dgl(data)
     fit_options = checked_options(options, data)
+    if data.features is not None:
+        refuse_empty_features(data.features)
     stage = on_stage or (lambda _: None)
     seen = visible_in_training(model, data) if inductive else data
     weights = checked_shares(shares, workers, seen, "training nodes" if inductive else "nodes")

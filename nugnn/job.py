@@ -110,15 +110,16 @@ def write_job(folder: Path, payload: dict[str, Any]) -> None:
     """
     import cloudpickle
 
+    from nugnn.datasets.whole_file import write_whole  # not at the top: the package loads torch, --help must not
+
     for name, value in payload.items():
         try:
             cloudpickle.dumps(value)
         except Exception as error:
             raise ValueError(f"{name} cannot be handed to the worker processes: {error}") from error
-    draft = folder / "job.pickle.new"  # appears in one piece: workers may be waiting for it
-    with naming_full_disk(draft):
-        draft.write_bytes(cloudpickle.dumps(payload))
-    draft.replace(folder / "job.pickle")
+    path = folder / "job.pickle"  # appears in one piece: workers may be waiting for it
+    with naming_full_disk(path):
+        write_whole(path, lambda file: file.write(cloudpickle.dumps(payload)))
 
 
 def read_job(folder: Path) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def reserve_error(folder: Path, rank: int) -> None:
 
 
 def write_error(folder: Path, error: WorkerError) -> None:
-    """Leave word of why this worker stops; appears in one piece."""
+    """Leave word of why this worker stops; appears in one piece, through the draft whose space was reserved."""
     draft = _error_draft(folder, error.rank)
     # a very long message is cut, so that it fits where space was reserved
     text = json.dumps(asdict(error))
@@ -174,15 +175,11 @@ def pulse_path(folder: Path, rank: int) -> Path:
 
 def write_done(folder: Path, rank: int) -> None:
     """Say that worker ``rank`` has finished its work and has only to exit."""
-    _write_whole(folder / f"done-{rank}", "")
+    from nugnn.datasets.whole_file import write_whole
+
+    write_whole(folder / f"done-{rank}", lambda _: None)
 
 
 def is_done(folder: Path, rank: int) -> bool:
     """Whether worker ``rank`` has finished its work."""
     return (folder / f"done-{rank}").exists()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

@@ -219,7 +219,7 @@ def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] 
         config: The settings.
         on_download: Called with bytes and total (None where unknown) while a file is downloaded.
     """
-    data = load(config.dataset or "", config.data_dir, progress=on_download)
+    data = load(config.dataset or "", config.data_dir, progress=on_download, num_nodes=config.num_nodes)
     data = data.with_split(config.split) if config.split else data
     data = make_undirected(data) if config.undirected else data
     data = self_loops(data, config.self_loops)  # type: ignore[arg-type]

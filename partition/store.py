@@ -6,11 +6,10 @@ without it is unfinished and never read. Nothing is pickled, and everything read
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nugnn.datasets.whole_file import whole_file
 from nugnn.partition.check import check_exchange_counts, check_shard
 from nugnn.partition.shard import Shard
 
@@ -136,7 +136,8 @@ def write_shards(
             )
         check_shard(shard)
         path = folder / shard_file_name(rank, num_parts)
-        _replace(path, functools.partial(_save, shard, key))
+        with whole_file(path, is_durable=True) as unfinished:
+            _save(shard, key, unfinished)
         parts.append(
             PartMeta(
                 num_nodes=shard.num_inner,
@@ -164,7 +165,8 @@ def write_shards(
         raise ValueError(f"got {len(parts)} of {num_parts} shards; give all shards of one graph")
     _check_meta(meta)
     text = json.dumps({"schema_version": SCHEMA_VERSION, **_plain(meta)}, indent=1)
-    _replace(folder / "meta.json", lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    with whole_file(folder / "meta.json", is_durable=True) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
     return meta
 
 
@@ -355,18 +357,6 @@ def _counts(values: list[Any], name: str) -> tuple[int, ...]:
 
 def _plain(meta: StoreMeta) -> dict[str, Any]:
     return {**vars(meta), "parts": [vars(part) for part in meta.parts]}
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name of this process, flush to disk, then rename over ``path``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

@@ -42,7 +42,7 @@ def test_seeds_are_read(tmp_path, target):
             path = tmp_path / str(number) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        assert read_path(tmp_path / str(number) / target.opened).num_nodes > 0
+        assert target.read(tmp_path / str(number) / target.opened).num_nodes > 0
 
 
 lines = st.lists(

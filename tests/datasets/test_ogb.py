@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -288,3 +289,19 @@ def test_the_arxiv_sample_is_as_its_page_says():
     assert int((year == 0).sum()) == 214
     pairs = data.src.long() * 2235 + data.dst.long()
     assert torch.equal(pairs.sort().values, (data.dst.long() * 2235 + data.src.long()).sort().values)
+
+
+@pytest.mark.parametrize("shape", [b"(5, 3(", b"(5, 3]", b"('5'3)", b"((((((", b"()()()", b"\x00\xff\x00\xff\x00\xff"])
+def test_a_header_that_is_no_tuple_is_refused_by_name(tmp_path, shape):
+    folder = write_binary_layout(tmp_path / "g")
+    path = folder / "raw" / "data.npz"
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    assert b"(5, 3)" in members["node_feat.npy"]
+    members["node_feat.npy"] = members["node_feat.npy"].replace(b"(5, 3)", shape)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match=r"data\.npz: array 'node_feat' is damaged") as raised:
+        read_ogb(folder, "ogbn-papers100M")
+    assert "\n" not in str(raised.value)

@@ -396,7 +396,7 @@ def _evaluate_alone(ranks: Ranks, data: GraphData, parts: Tensor, out: str, num_
 
 @pytest.mark.parametrize("num_calls", [1, 3])
 def test_comm_06_a_lone_evaluate_ends_at_once_when_its_peer_is_gone(ranks: Any, num_calls: int, tmp_path: Path) -> None:
-    """Not after the collective's timeout, which is two minutes here and longer than the pool waits."""
+    """Not after the collective's timeout, which is half an hour here."""
     data, out = make_graph(dtype=torch.float64), tmp_path / "end"
     with pytest.raises(RankError, match="the process ended"):
         ranks.run(2, _evaluate_alone, data, torch.arange(data.num_nodes) % 2, str(out), num_calls)

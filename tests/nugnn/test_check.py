@@ -16,8 +16,10 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import cli
 from nugnn.check import ModelDiffers, check_model, run_check
 from nugnn.check_graphs import random_graph, small_piece
+from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.models import GNN, WithNodeEmbedding
+from nugnn.run import build_model
 
 USER_MODELS = Path(user_models.__file__)
 # Float64, 120 nodes, in-degrees up to 120: sums in another order are off by 120 eps = 3e-14 relative, amplified by two
@@ -297,6 +299,7 @@ def test_halo_05_features_of_width_0_are_refused_before_the_model_runs() -> None
     """On any number of workers in the same words; GAT would even train on them."""
     data = replace(random_graph(), features=torch.zeros(120, 0))
     net = nn.Sequential(nn.Linear(1, 1))  # never called
-    for check_it in (lambda: check_model(net, data), lambda: run_check("gat", data)):
+    train = TrainConfig(dataset="any", model="gat")
+    for check_it in (lambda: check_model(net, data), lambda: run_check("gat", data), lambda: build_model(train, data)):
         with pytest.raises(ValueError, match=r"^features of shape \(120, 0\) hold no value; leave them out, or give"):
             check_it()

@@ -68,3 +68,50 @@ def test_a_data_folder_that_is_not_there_is_refused_even_where_it_is_not_needed(
     code, out, err = call(capsys, *command, "--data-dir", str(folder / "nodir"))
     assert (code, out) == (2, "")
     assert err.startswith(f"nugnn: error: the data folder {folder / 'nodir'} does not exist; correct --data-dir")
+
+
+def test_the_number_of_nodes_of_a_list_of_edges(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edges = folder / "edges.txt"
+    edges.write_text("0 1\n1 3\n")
+    code, out, _ = call(capsys, "prepare", str(edges), "--json")
+    assert code == 0 and json.loads(out)["nodes"] == 3, "the ids that occur"
+    code, out, _ = call(capsys, "prepare", str(edges), "--num-nodes", "6", "--json")
+    assert code == 0 and json.loads(out)["nodes"] == 6
+    code, _, err = call(capsys, "prepare", str(edges), "--num-nodes", "3")
+    assert code == 2 and "line 2 is '1 3'; allowed ids are 0 to 2" in err
+    with pytest.raises(SystemExit) as exit_:
+        out_folder = str(folder / "parts")
+        cli.main(["partition", "--dataset", str(edges), "--num-nodes", "6", "--workers", "2", "--out", out_folder])
+    assert exit_.value.code in (0, None)
+    assert "edges: 6 nodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["datasets", "prepare"], ["train", "--dataset"], ["check", "gcn", "--dataset"]])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("digits", "'digits' is a name, and what is named knows how many nodes it has"),
+        ("triangle", "'triangle' is a name"),
+        ("{folder}/triangle.npz", "triangle.npz says itself how many nodes it has"),
+        ("{folder}/csv", "csv says itself"),
+        ("{folder}/csv/edges.csv", "edges.csv says itself"),
+        ("{folder}/m.graph", "m.graph says itself"),
+    ],
+)
+def test_the_number_of_nodes_is_refused_for_data_that_know_it(
+    command: list[str], data: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "csv").mkdir()
+    (folder / "csv" / "edges.csv").write_text("src,dst\n0,1\n")
+    (folder / "csv" / "nodes.csv").write_text("id,label\n0,1\n1,0\n")
+    (folder / "m.graph").write_text("2 1\n2\n1\n")
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([*command, data.format(folder=folder), "--data-dir", str(folder), "--num-nodes", "4"])
+    err = capsys.readouterr().err
+    assert exit_.value.code == 2 and words in err and err.startswith("nugnn: error: ")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "9999999999"])
+def test_a_wrong_number_of_nodes_is_refused(value: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "prepare", "edges.txt", "--num-nodes", value)
+    assert code == 2 and f"--num-nodes {value} is not allowed; allowed: a whole number from 1" in err

@@ -267,3 +267,15 @@ assert nugnn.probe() == 7
 
 def test_every_public_name_resolves() -> None:
     assert_silent(run("import nugnn\nfor name in nugnn.__all__: getattr(nugnn, name)", "-W", "default"))
+
+
+def test_datasets_are_an_attribute_that_is_imported_on_first_use() -> None:
+    code = """
+import sys, nugnn
+assert "nugnn.datasets" not in sys.modules and "torch" not in sys.modules
+assert "datasets" in dir(nugnn) and nugnn.datasets.GraphData is nugnn.GraphData
+assert nugnn.datasets is sys.modules["nugnn.datasets"]
+assert nugnn.Interrupted is sys.modules["nugnn.interrupt"].Interrupted
+assert nugnn.load_weights is sys.modules["nugnn.weights"].load_weights
+"""
+    assert_silent(run(code))

@@ -107,6 +107,16 @@ def test_predict_on_another_graph_without_labels(run: Path, tmp_path: Path, caps
     assert code == 2 and "no labels" in err
 
 
+def test_another_graph_does_not_inherit_the_number_of_nodes(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    config = FinishedRun.open(copy).config.replaced(num_nodes=1797)
+    (copy / "config.yaml").write_text(config.to_yaml())
+    assert FinishedRun.open(copy).config.num_nodes == 1797
+    assert FinishedRun.open(copy, dataset="other.txt").config.num_nodes is None
+    assert FinishedRun.open(copy, dataset="other.txt", num_nodes=5).config.num_nodes == 5
+
+
 def test_weights_of_another_model_are_listed(run: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)

@@ -225,7 +225,7 @@ def test_an_interrupted_write_leaves_a_folder_that_is_refused(folder):
         write_shards(folder, failing(), key="second", versions=VERSIONS)
     with pytest.raises(ShardFileError, match=r"meta\.json does not exist: no finished set of shards lies there"):
         load_shard(folder, 2)
-    assert not list(folder.glob("*.tmp"))
+    assert not list(folder.glob(".*.unfinished"))
 
 
 def test_incomplete_or_disordered_shards_are_not_written(tmp_path):
