@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -260,6 +261,26 @@ def time_gradients(report: Report, structure: Structure, order: str, repeats: in
         report.add(what="max", order=order, dtype="fp32", F=64, ms=ours[0], scatter_reduce_ms=theirs[0])
 
 
+def other_tiles(chosen: gpu.Tile, row_bytes: int) -> Iterator[gpu.Tile]:
+    """More or fewer loads in flight, other shares of a warp for rows and edges, programs of several warps and rows."""
+    for factor in (0.5, 2):
+        yield replace(chosen, unroll=max(1, int(chosen.unroll * factor)))
+    if chosen.rows == 1:
+        lanes = max(1, 512 // row_bytes)
+        shapes = ((2, 4, 4), (4, 8, 8), (8, 4, 8), (8, 8, 4), (8, 8, 8), (16, 4, 8), (16, 8, 8), (16, 16, 8))
+        for rows, sets, unroll in shapes:
+            unroll = min(unroll, max(1, 8 * 512 // row_bytes))
+            yield gpu.Tile(rows, lanes, unroll, 1, chosen.columns, sets, rows)
+        return
+    for rows in (4, 8, 16, 32):
+        for edges in (1, 2, 4, 8):
+            for unroll in (2, 4, 8):
+                if 1024 <= rows * edges * unroll * max(4, row_bytes) <= 8192:
+                    yield gpu.Tile(rows, edges, unroll, 1, chosen.columns)
+    yield replace(chosen, row_sets=4)
+    yield replace(chosen, rows=chosen.rows * 4, row_sets=4, num_warps=4)
+
+
 def tune(report: Report, structure: Structure, order: str, widths: tuple, repeats: int) -> None:
     """Other tiles than the chosen one, best first."""
     edges = gpu._in_edges(structure)
@@ -269,14 +290,8 @@ def tune(report: Report, structure: Structure, order: str, widths: tuple, repeat
             x = torch.randn(structure.num_src, width, device="cuda").to(dtype)
             columns = gpu._aligned_rows(x, structure.num_edges).shape[1]
             mean = structure.num_edges / structure.num_dst
-            chosen = gpu.choose_tile(1, columns, x.element_size(), mean, False)
-            tiles = {chosen}
-            for rows in (1, 2, 4, 8, 16, 32):
-                for block_edges in (2, 4, 8, 16, 32):
-                    for warps in (1, 2, 4):
-                        size = rows * block_edges * chosen.columns * x.element_size() // warps
-                        if 2048 <= size <= 8192 and (chosen.columns < 128 or rows <= 4):
-                            tiles.add(gpu.Tile(rows, block_edges, 1, chosen.columns, warps))
+            chosen = gpu.choose_tile(1, columns, x.element_size(), mean)
+            tiles = {chosen, *other_tiles(chosen, chosen.columns * x.element_size())}
             results = []
             for tile in tiles:
                 if not report.has_time(f"tiles {order} {dtype_name} F = {width}"):

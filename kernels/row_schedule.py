@@ -32,7 +32,7 @@ ROW_COST = 8
 """What a row costs beside its edges, in edges: its offsets, its reduction and its store."""
 _SMALL = 1 << 21
 """Below this number of edges a GPU would run out of programs before the last has ended, so pieces are smaller."""
-_WINDOW = 4096
+_WINDOW = 512
 """Rows among which :attr:`RowSchedule.lockstep_rows` sorts by degree: few, so that their sources share the cache."""
 
 

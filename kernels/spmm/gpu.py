@@ -71,8 +71,8 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
     op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
     wide_edges: tl.constexpr, accumulator: tl.constexpr, one_head: tl.constexpr, no_edge: tl.constexpr,
-    rows_at_once: tl.constexpr, block_edges: tl.constexpr, block_heads: tl.constexpr, block_columns: tl.constexpr,
-    sum_each_tile: tl.constexpr,
+    rows_at_once: tl.constexpr, row_sets: tl.constexpr, unroll: tl.constexpr, block_edges: tl.constexpr,
+    block_heads: tl.constexpr, block_columns: tl.constexpr, sum_each_tile: tl.constexpr,
 ):  # fmt: skip
     """``out[row] = reduce over edges of op(x[index], w[edge])`` for this program's rows; see :func:`_aggregate`."""
     # written so that the compiler knows how far rows are aligned, and makes wide loads
@@ -93,6 +93,7 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
     x_width = (num_heads * x_columns).to(tl.int64)
     out_width = (num_heads * num_columns).to(tl.int64)
     edge_type = tl.int64 if wide_edges else tl.int32
+    shape: tl.constexpr = (block_heads, block_edges, rows_at_once, unroll, block_columns)
     no_weight: tl.constexpr = 1.0 if op == DIV else 0.0  # beyond the last edge: such messages are 0
 
     program = tl.program_id(0)
@@ -110,8 +111,8 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
             first = tl.load(group_begin + program - num_piece_programs).to(tl.int32)
             last = tl.load(group_end + program - num_piece_programs).to(tl.int32)
         else:
-            first = (program - num_piece_programs) * rows_at_once
-            last = tl.minimum(first + rows_at_once, num_light)
+            first = (program - num_piece_programs) * (rows_at_once * row_sets)
+            last = tl.minimum(first + rows_at_once * row_sets, num_light)
 
     for start in range(first, last, rows_at_once):
         slot = start + tl.arange(0, rows_at_once)
@@ -125,22 +126,25 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
         count = tl.max(end - begin, 0)
 
         if is_extreme:
-            best = tl.full([rows_at_once, block_edges, block_heads, block_columns], float("-inf"), accumulator)
-            best_edge = tl.full([rows_at_once, block_edges, block_heads, block_columns], no_edge, edge_type)
+            best = tl.full(shape, float("-inf"), accumulator)
+            best_edge = tl.full(shape, no_edge, edge_type)
         elif sum_each_tile:
-            total = tl.zeros([rows_at_once, block_heads, block_columns], accumulator)
+            total = tl.zeros([block_heads, rows_at_once, block_columns], accumulator)
         else:
-            total = tl.zeros([rows_at_once, block_edges, block_heads, block_columns], accumulator)
+            total = tl.zeros(shape, accumulator)
 
-        edge = begin[:, None] + tl.arange(0, block_edges)[None, :]
-        inside = edge < end[:, None]
+        # Tiles are (heads, edges, rows, unroll, columns): the compiler spreads lanes and warps over columns, then over
+        # the other axes from the left, so that most of a sum over edges stays within a thread.
+        step = tl.arange(0, block_edges)[:, None, None] + tl.arange(0, unroll)[None, None, :] * block_edges
+        edge = begin[None, :, None] + step
+        inside = edge < end[None, :, None]
         if by_edge:
             index = edge
         else:
             index = tl.load(indices + edge, mask=inside, other=0, eviction_policy="evict_first")
-        for _ in range(0, count, block_edges):
-            next_edge = edge + block_edges
-            next_inside = next_edge < end[:, None]
+        for _ in range(0, count, unroll * block_edges):
+            next_edge = edge + unroll * block_edges
+            next_inside = next_edge < end[None, :, None]
             if by_edge:
                 next_index = next_edge
             else:
@@ -150,34 +154,33 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
             else:
                 edge_row = edge
             x_row = index.to(tl.int64) * x_width
-            mask = inside[:, :, None, None]
-            message = tl.load(
-                x + (x_row[:, :, None, None] + x_offset[None, None, :, :]), mask=mask & in_x[None, None, :, :], other=0
-            ).to(accumulator)
+            mask = inside[None, :, :, :, None]
+            x_at = x_row[None, :, :, :, None] + x_offset[:, None, None, None, :]
+            message = tl.load(x + x_at, mask=mask & in_x[:, None, None, None, :], other=0).to(accumulator)
             if weight == HEAD_WEIGHT:
-                w_at = edge_row.to(tl.int64)[:, :, None] * num_heads + head[None, None, :]
-                w_mask = inside[:, :, None] & in_heads[None, None, :]
+                w_at = edge_row.to(tl.int64)[None, :, :, :] * num_heads + head[:, None, None, None]
+                w_mask = inside[None, :, :, :] & in_heads[:, None, None, None]
                 w_tile = tl.load(w + w_at, mask=w_mask, other=no_weight).to(accumulator)
-                message = _message(message, w_tile[:, :, :, None], op)
+                message = _message(message, w_tile[:, :, :, :, None], op)
             if weight == FULL_WEIGHT:
-                w_at = (edge_row.to(tl.int64) * out_width)[:, :, None, None] + out_offset[None, None, :, :]
-                w_tile = tl.load(w + w_at, mask=mask & in_out[None, None, :, :], other=no_weight).to(accumulator)
+                w_at = (edge_row.to(tl.int64) * out_width)[None, :, :, :, None] + out_offset[:, None, None, None, :]
+                w_tile = tl.load(w + w_at, mask=mask & in_out[:, None, None, None, :], other=no_weight).to(accumulator)
                 message = _message(message, w_tile, op)
             if has_src_scale:
                 scale = tl.load(src_scale + index, mask=inside, other=0).to(accumulator)
-                message = message * scale[:, :, None, None]
+                message = message * scale[None, :, :, :, None]
             if has_winner:
-                won_at = (index.to(tl.int64) * out_width)[:, :, None, None] + out_offset[None, None, :, :]
-                won = tl.load(winner + won_at, mask=mask & in_out[None, None, :, :], other=-1)
-                message = tl.where(won == edge_row[:, :, None, None], message, 0)
+                won_at = (index.to(tl.int64) * out_width)[None, :, :, :, None] + out_offset[:, None, None, None, :]
+                won = tl.load(winner + won_at, mask=mask & in_out[:, None, None, None, :], other=-1)
+                message = tl.where(won == edge_row[None, :, :, :, None], message, 0)
             if is_extreme:
                 message = message * sign
                 better = (message > best) | ((message != message) & (best == best))  # noqa: PLR0124
                 better = better & mask
                 best = tl.where(better, message, best)
-                best_edge = tl.where(better, edge[:, :, None, None], best_edge)
+                best_edge = tl.where(better, edge[None, :, :, :, None], best_edge)
             elif sum_each_tile:
-                total += tl.sum(message, 1)
+                total += tl.sum(tl.sum(message, 3), 1)
             else:
                 total += message
             edge = next_edge
@@ -185,16 +188,17 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
             index = next_index
 
         if is_extreme:
-            value, won_edge = _extreme_of(best, best_edge, 1, no_edge)
+            value, won_edge = _extreme_of(best, best_edge, 3, no_edge)
+            value, won_edge = _extreme_of(value, won_edge, 1, no_edge)
             # no message above -inf: the first edge wins, and a row without edges has none
             lowest = tl.where(end > begin, begin, -1).to(edge_type)
-            won_edge = tl.where(won_edge == no_edge, lowest[:, None, None], won_edge)
+            won_edge = tl.where(won_edge == no_edge, lowest[None, :, None], won_edge)
         elif sum_each_tile:
             value = total
         else:
-            value = tl.sum(total, 1)
-        at = (row * out_width)[:, None, None] + out_offset[None, :, :]
-        store_mask = valid[:, None, None] & in_out[None, :, :]
+            value = tl.sum(tl.sum(total, 3), 1)
+        at = (row * out_width)[None, :, None] + out_offset[:, None, :]
+        store_mask = valid[None, :, None] & in_out[:, None, :]
         if is_piece:
             tl.store(partial + at, value, mask=store_mask)
             if is_extreme:
@@ -204,7 +208,7 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                 value = value * sign
                 tl.store(out_winner + at, won_edge, mask=store_mask)
             if has_dst_scale:
-                value = value * tl.load(dst_scale + row, mask=valid, other=0).to(accumulator)[:, None, None]
+                value = value * tl.load(dst_scale + row, mask=valid, other=0).to(accumulator)[None, :, None]
             tl.store(out + at, value.to(out.dtype.element_ty), mask=store_mask)
 
 
@@ -314,41 +318,60 @@ def _edge_gradient_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program loads before it adds: ``rows * edges`` feature rows of ``heads * columns`` features."""
+    """What one program loads before it adds: ``unroll * rows * edges`` feature rows of ``heads * columns`` features.
+
+    Args:
+        rows: Output rows in lockstep; 1 walks the groups of the schedule.
+        edges: Edges of a row side by side in a warp.
+        unroll: Loads in flight in each thread, so that ``unroll * edges`` edges of a row are read at once.
+        heads, columns: Features, powers of two like the others.
+        row_sets: How many sets of ``rows`` a program takes one after the other; 1 where ``rows`` is 1.
+        num_warps: Of a program.
+    """
 
     rows: int
     edges: int
+    unroll: int
     heads: int
     columns: int
+    row_sets: int = 1
     num_warps: int = 1
 
 
-_TILE_BYTES = 4096
-"""Eight loads of 16 bytes for each thread of a warp."""
+_LOADS = 8
+"""Loads of 16 bytes in flight in each thread."""
 _BLOCK_BYTES = 1024
 """Widest part of a feature row in one program; wider rows are passes over the edges, whose features share the cache."""
 _PASS_BYTES = 64
 """What one more pass costs for each edge: its index and the instructions around it, as bytes of features."""
 
 
-def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: float, is_extreme: bool) -> Tile:
-    """A tile for rows of ``num_heads * num_columns`` features, from sizes alone: a user's step tries nothing out."""
+def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: float, num_streams: int = 1) -> Tile:
+    """A tile for rows of ``num_heads * num_columns`` features, from sizes alone: a user's step tries nothing out.
+
+    ``num_streams``: what a thread keeps for each value beside a running sum, in values.
+    """
     if num_heads == 1:
-        sizes = [_BLOCK_BYTES // itemsize >> shift for shift in range(4)]
         fitting = triton.next_power_of_2(num_columns)
+        sizes = [size for size in (_BLOCK_BYTES // itemsize >> shift for shift in range(4)) if size <= fitting]
         columns = fitting
         if fitting * itemsize > _BLOCK_BYTES // 8:
-            candidates = [size for size in sizes if size <= fitting]
-            columns = min(candidates, key=lambda size: -(-num_columns // size) * (size * itemsize + _PASS_BYTES))
+            columns = min(sizes, key=lambda size: -(-num_columns // size) * (size * itemsize + _PASS_BYTES))
         heads = 1
     else:
         columns = min(triton.next_power_of_2(num_columns), _BLOCK_BYTES // itemsize)
         heads = min(triton.next_power_of_2(num_heads), max(1, _BLOCK_BYTES // itemsize // columns))
-    tile_bytes = _TILE_BYTES // 2 if is_extreme else _TILE_BYTES
-    slots = max(1, tile_bytes // (heads * columns * itemsize))
+    row_bytes = heads * columns * itemsize
+    loads = max(1, _LOADS // num_streams)
+    if row_bytes < 128 and itemsize == 2:
+        loads = max(1, loads // 2)  # their float32 sums are kept for each edge slot: registers
+    slots = max(1, loads * 512 // row_bytes)  # edges that one warp reads at once
     most = max(1, min(16, triton.next_power_of_2(math.ceil(mean_degree))))
-    edges = min(most, slots)
-    return Tile(min(16, slots // edges), edges, heads, columns)
+    of_a_row = min(most, slots)
+    rows = min(16, slots // of_a_row)
+    # with rows side by side, few lanes for each: its sum over lanes is then short
+    side_by_side = max(1, min(of_a_row, 512 // row_bytes, 32 if rows == 1 else 4))
+    return Tile(rows, side_by_side, of_a_row // side_by_side, heads, columns)
 
 
 @dataclass(frozen=True)
@@ -416,6 +439,7 @@ def _aggregate(
     accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
     schedule = edges.schedule
     is_extreme = sign != 0
+    weight = 0 if w is None else 1 if w.shape[1] == num_heads else 2
     out = torch.empty(num_rows, width, dtype=out_dtype or x.dtype, device=x.device)
     partial = torch.empty(schedule.num_pieces, width, dtype=accumulator, device=x.device)
     wide_edges = _needs_wide_edges(num_edges)
@@ -426,14 +450,14 @@ def _aggregate(
         x = _aligned_rows(x, num_edges)
     x_columns = x.shape[1] // num_heads
     x_vector, out_vector = (math.gcd(columns, 16 // x.element_size()) for columns in (x_columns, num_columns))
+    streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
-        tile = choose_tile(num_heads, x_columns, x.element_size(), num_edges / max(1, num_rows), is_extreme)
+        tile = choose_tile(num_heads, x_columns, x.element_size(), num_edges / max(1, num_rows), streams)
     num_light = len(schedule.lockstep_rows)
     programs = triton.cdiv(schedule.num_pieces, tile.rows) + (
-        schedule.num_groups if tile.rows == 1 else triton.cdiv(num_light, tile.rows)
+        schedule.num_groups if tile.rows == 1 else triton.cdiv(num_light, tile.rows * tile.row_sets)
     )
     blocks = triton.cdiv(num_heads, tile.heads) * triton.cdiv(num_columns, tile.columns)
-    weight = 0 if w is None else 1 if w.shape[1] == num_heads else 2
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
             out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
@@ -446,7 +470,8 @@ def _aggregate(
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
             wide_edges=wide_edges, accumulator=_TRITON_TYPES[accumulator], one_head=num_heads == 1,
             no_edge=torch.iinfo(edge_dtype).max,
-            rows_at_once=tile.rows, block_edges=tile.edges, block_heads=tile.heads, block_columns=tile.columns,
+            rows_at_once=tile.rows, row_sets=tile.row_sets, unroll=tile.unroll, block_edges=tile.edges,
+            block_heads=tile.heads, block_columns=tile.columns,
             sum_each_tile=tile.heads * tile.columns * x.element_size() >= 128,
             num_warps=tile.num_warps,
         )  # fmt: skip
@@ -485,7 +510,7 @@ def _edge_gradient(
     vector = math.gcd(num_columns, 16 // itemsize)
     columns = min(triton.next_power_of_2(num_columns), 512 // itemsize)
     heads = min(triton.next_power_of_2(num_heads), max(1, 512 // itemsize // columns))
-    block_edges = max(1, min(16, _TILE_BYTES // (heads * columns * itemsize)))
+    block_edges = max(1, min(16, _LOADS * 512 // (heads * columns * itemsize)))
     with torch.cuda.device_of(grad):
         _edge_gradient_kernel[(schedule.num_pieces + schedule.num_groups, triton.cdiv(num_heads, heads))](
             out, grad, x, winner, src_scale, dst_scale,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,8 +109,8 @@ def allowed(terms: Tensor | int, dtype: torch.dtype, mass: Tensor, exact: Tensor
 class SmallTiles:
     """Draws a tile in place of the one that suits the hardware."""
 
-    def __init__(self, rows: int, edges: int, heads: int, columns: int) -> None:
-        self.tile = Tile(rows, edges, heads, columns)
+    def __init__(self, rows: int, edges: int, unroll: int, heads: int, columns: int, row_sets: int = 1) -> None:
+        self.tile = Tile(rows, edges, unroll, heads, columns, row_sets if rows > 1 else 1)
 
     def __enter__(self) -> None:
         gpu.choose_tile = self._choose
@@ -118,15 +119,17 @@ class SmallTiles:
         gpu.choose_tile = choose_tile
 
     def _choose(self, num_heads: int, *_: Any) -> Tile:
-        return Tile(self.tile.rows, self.tile.edges, self.tile.heads if num_heads > 1 else 1, self.tile.columns)
+        return replace(self.tile, heads=self.tile.heads if num_heads > 1 else 1)
 
 
 TILES = st.builds(
     SmallTiles,
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 2]),
-    st.sampled_from([2, 8]),
+    rows=st.sampled_from([1, 2, 4]),
+    edges=st.sampled_from([1, 2]),
+    unroll=st.sampled_from([1, 2]),
+    heads=st.sampled_from([1, 2]),
+    columns=st.sampled_from([4, 8]),
+    row_sets=st.sampled_from([1, 2]),
 )
 
 
@@ -208,8 +211,8 @@ def check_ties_infinities_and_nan() -> None:
     indptr = torch.tensor([0, 3, 3, 5], device=DEVICE)
     structure = Structure(5, indptr, torch.tensor([4, 3, 2, 0, 1], dtype=torch.int32, device=DEVICE))
     upstream = torch.tensor([[1.0], [10], [100]], device=DEVICE)
-    for rows, edges in ((1, 2), (2, 4)):
-        with SmallTiles(rows, edges, 1, 4):
+    for rows, edges, unroll in ((1, 1, 2), (2, 2, 2)):
+        with SmallTiles(rows, edges, unroll, 1, 4, 2):
             for piece_edges in (2, 8):
                 schedules._schedules[indptr] = make_row_schedule(indptr, piece_edges, 8)
                 for reduce in ("max", "min"):
@@ -289,7 +292,7 @@ def check_gradcheck() -> None:
             out = ours(structure, op, reduce, u, e)
             return out.masked_fill(empty.view(-1, *[1] * (out.dim() - 1)), 0)  # differences of infinities are NaN
 
-        with SmallTiles(1, 4, 2, 4):
+        with SmallTiles(1, 2, 2, 2, 4):
             assert torch.autograd.gradcheck(function, leaves, fast_mode=DEVICE == "cpu")
 
 
