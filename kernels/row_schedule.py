@@ -1,9 +1,9 @@
 """How the rows of a sparse structure become programs of similar work: heavy rows in pieces, light rows in groups.
 
 A kernel over rows launches ``num_pieces + num_groups`` programs. Program ``p < num_pieces`` reduces edges
-``[piece_begin[p], piece_end[p])`` of the heavy row ``piece_row[p]`` into row ``p`` of a workspace ``(num_pieces, ...)``.
-Program ``num_pieces + g`` finishes the light rows ``[group_begin[g], group_end[g])``, empty ones among them, each with
-the edges ``indptr`` gives it. A second kernel over ``num_split`` rows then combines the workspace rows
+``[piece_begin[p], piece_end[p])`` of the heavy row ``piece_row[p]`` into row ``p`` of a workspace with ``num_pieces``
+rows. Program ``num_pieces + g`` finishes the light rows ``[group_begin[g], group_end[g])``, empty ones among them, each
+with the edges ``indptr`` gives it. A second kernel over ``num_split`` rows then combines the workspace rows
 ``[split_ptr[s], split_ptr[s + 1])``, in this order, into row ``split_rows[s]``. Every row of the output is so written
 exactly once, by plain stores, and the order of additions depends on the structure alone: results are equal bit for bit
 from run to run.

@@ -1,8 +1,9 @@
-"""Aggregate messages over the in-edges of each destination: sums on DGL's CPU kernels, maxima and minima on our own."""
+"""Aggregate messages over the in-edges of each destination: DGL's kernels and numba on CPUs, Triton on GPUs."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 
 import torch
@@ -12,7 +13,7 @@ from nugnn.kernels.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_featu
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
-__all__ = ["spmm"]
+__all__ = ["spmm", "spmm_sum"]
 
 _WIDE = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
@@ -29,7 +30,8 @@ def spmm(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor
 
     float32 and float64 are summed in their own type; bfloat16 and float16 are converted to float32 and the result is
     rounded once. Integers keep their type exactly (sums wrap as in torch); bool can be copied and compared only.
-    CPU tensors; on other devices, and for integers, the plain PyTorch definition runs.
+    The plain PyTorch definition runs for integers, on devices other than CPU and CUDA, and on CUDA without Triton.
+    A structure on another device than the operands is copied to theirs, once.
 
     Args:
         structure: In-edges grouped by destination.
@@ -49,11 +51,75 @@ def spmm(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor
     given = [x for x in (u, e) if x is not None]
     dtype = given[0].dtype
     if _plain(structure, given):
-        return spmm_reference(structure, op, reduce, u, e)
+        return spmm_reference(structure.to(given[0].device), op, reduce, u, e)
+    if given[0].is_cuda:
+        from nugnn.kernels.spmm.gpu import aggregate
+
+        return aggregate(structure.to(given[0].device), op, reduce, u, e)
     if dtype in _HALF:
         _log_half_once(dtype)
         return _fast(structure, op, reduce, _float(u), _float(e)).to(dtype)
     return _fast(structure, op, reduce, u, e)
+
+
+def spmm_sum(
+    structure: Structure,
+    x: Tensor,
+    weights: Tensor | None = None,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+) -> Tensor:
+    """``y[v] = dst_scale[v] * sum over in-edges (u -> v) of weights[e] * src_scale[u] * x[u]``, rounded once.
+
+    A mean has ``dst_scale = 1 / in-degree``; symmetric normalisation has both scales. On a GPU they cost no pass of
+    their own.
+
+    Args:
+        structure: In-edges grouped by destination.
+        x: ``(L, ...)`` source rows, floating.
+        weights: ``(E, ...)`` in the dtype of ``x``, feature shapes broadcast as in :func:`spmm`; None for ones.
+        src_scale: ``(L,)`` floating, no gradient goes to it; None for ones.
+        dst_scale: ``(N,)`` floating, no gradient goes to it; None for ones.
+
+    Returns:
+        ``(N, ...)`` in the dtype of ``x``; differentiable in ``x`` and ``weights``.
+
+    Raises:
+        ValueError: As :func:`spmm`; a scale has the wrong shape, lies on another device or requires a gradient; ``x``
+            is not floating.
+    """
+    op = "copy_lhs" if weights is None else "mul"
+    u, e = _checked(structure, op, "sum", x, weights)
+    assert u is not None
+    if u.dtype not in _WIDE + _HALF:
+        raise ValueError(f"spmm_sum: x is {u.dtype}, must be float16, bfloat16, float32 or float64")
+    for scale, name, rows in ((src_scale, "src_scale", structure.num_src), (dst_scale, "dst_scale", structure.num_dst)):
+        if scale is None:
+            continue
+        if scale.shape != (rows,) or scale.device != u.device or not scale.is_floating_point():
+            raise ValueError(
+                f"spmm_sum: {name} is {scale.dtype} {tuple(scale.shape)} on {scale.device}, must be floating ({rows},) "
+                f"on {u.device}"
+            )
+        if scale.requires_grad:
+            raise ValueError(f"spmm_sum: {name} requires a gradient, which is not computed; multiply outside instead")
+    given = [operand for operand in (u, e) if operand is not None]
+    if u.is_cuda and not _plain(structure, given):
+        from nugnn.kernels.spmm.gpu import aggregate
+
+        scales = (None if scale is None else scale.contiguous() for scale in (src_scale, dst_scale))
+        return aggregate(structure.to(u.device), op, "sum", u, e, *scales)
+    wide = [operand if operand.dtype in _WIDE else operand.float() for operand in given]
+    if src_scale is not None:
+        wide[0] = wide[0] * _per_row(src_scale, wide[0])
+    out = spmm(structure, op, "sum", wide[0], wide[1] if weights is not None else None)
+    if dst_scale is not None:
+        out = out * _per_row(dst_scale, out)
+    return out.to(u.dtype)
+
+
+def _per_row(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def _fast(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> Tensor:
@@ -101,11 +167,23 @@ def _plain(structure: Structure, given: list[Tensor]) -> bool:
     """Whether the plain definition serves: nothing to compute, a type without a kernel, another device."""
     first = given[0]
     empty = structure.num_dst == 0 or any(x.numel() == 0 for x in given)
-    return empty or first.dtype not in _WIDE + _HALF or first.device.type != "cpu"
+    if empty or first.dtype not in _WIDE + _HALF:
+        return True
+    return not (first.device.type == "cpu" or (first.is_cuda and _has_triton()))
 
 
 def _float(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.float()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    found = importlib.util.find_spec("triton") is not None
+    if not found:
+        _logger.warning(
+            "Triton is not installed: message passing on GPUs runs in plain PyTorch, slower and with more memory"
+        )
+    return found
 
 
 @functools.cache
