@@ -5,10 +5,10 @@
     python benchmarks/gpu_attention.py --num-nodes 300000 --num-edges 12000000
 
 The graph is made on the device: power-law in-degrees (exponent 1.9, capped at 3,000), 1,880 communities with 80 % of
-the edges inside; once with nodes in random order and once with communities contiguous. No speed is printed when a check
-fails. Times are medians of repeated calls between device events. Baselines run in the same process, forward, float32:
-gathers, scatter softmax and one cuSPARSE product per head, and our own operators one by one; for GAT on the whole graph,
-for GATv2, whose steps hold a value for each edge, head and feature, on the first 24 M edges.
+the edges inside; once with nodes in random order and once with communities contiguous. No speed is printed when a
+check fails. Times are medians of repeated calls between device events. Baselines run in the same process, forward,
+float32: gathers, scatter softmax and one cuSPARSE product per head, and our own operators one by one; for GAT on the
+whole graph, for GATv2, whose steps hold a value for each edge, head and feature, on the first 24 M edges.
 """
 
 from __future__ import annotations

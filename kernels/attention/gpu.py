@@ -26,7 +26,7 @@ from torch import Tensor
 from nugnn.kernels.philox.gpu import philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from nugnn.kernels.row_programs import edges_of_row, num_units, rows_of_unit, schedule_arguments, sum_pieces
-from nugnn.kernels.row_schedule import RowSchedule, row_schedule
+from nugnn.kernels.row_schedule import row_schedule
 from nugnn.kernels.structure import Structure
 
 LOG2_E = 1.4426950408889634

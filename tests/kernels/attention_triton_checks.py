@@ -1,17 +1,15 @@
 """Laws of the fused attention kernels, run by `test_attention.py` in a process of its own: interpreted, or on a GPU.
 
-Tiles, pieces and groups are small, so that tiny graphs meet every path; whatever a kernel allocates starts as NaN.
+Tiles, pieces and groups are small, so that tiny graphs meet every path.
 """
 
 from __future__ import annotations
 
-import sys
-import time
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
+from triton_laws import DEVICE, is_rounded, run_laws
 
 from nugnn.kernels import row_schedule as schedules
 from nugnn.kernels.attention import AttentionDropout, _Attention, _dropout_arguments, gpu
@@ -24,23 +22,9 @@ from nugnn.kernels.sddmm.reference import sddmm_reference
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
-DEVICE = sys.argv[1]
 INF, NAN = float("inf"), float("nan")
 SLOPE = 0.2
 KEY = RandomKey(2**63 + 5, 6, 7)
-
-
-def allow_loops_over_loaded_bounds() -> None:
-    """Triton's interpreter keeps a scalar as an array of one element, of which NumPy makes no integer since 2.4."""
-    from triton.runtime import interpreter
-
-    plain = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        plain(tensor, scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patched
 
 
 def a_structure(seed: int, num_dst: int = 6, max_degree: int = 4, index_dtype: torch.dtype = torch.int32) -> Structure:
@@ -175,12 +159,9 @@ def check_half_types_are_float32_rounded_once() -> None:
         grads = torch.autograd.grad(out, given, grad)
         wide = [y.detach().float().requires_grad_() for y in given]
         wide_out = fused(structure, kind, wide)
-        # the interpreter cuts bfloat16 off where a GPU rounds to nearest
-        cut = torch.finfo(dtype).eps if DEVICE == "cpu" and dtype == torch.bfloat16 else 0.0
         wide_grads = torch.autograd.grad(wide_out, wide, grad.float())
         for mine, right in zip((out, *grads), (wide_out, *wide_grads), strict=True):
-            assert mine.dtype == dtype
-            assert torch.equal(mine, right.to(dtype)) or ((mine.float() - right).abs() <= cut * right.abs()).all()
+            assert mine.dtype == dtype and is_rounded(mine, right)
 
 
 def check_mask_equals_that_of_dropout_rows() -> None:
@@ -259,14 +240,4 @@ def check_wide_heads_take_several_programs() -> None:
 
 
 if __name__ == "__main__":
-    if DEVICE == "cpu":
-        torch.set_num_threads(1)
-        allow_loops_over_loaded_bounds()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    for name, law in list(globals().items()):
-        if name.startswith("check_"):
-            begin = time.perf_counter()
-            law()
-            print(f"{name} {time.perf_counter() - begin:.1f} s", flush=True)
-    print("all hold")
+    run_laws(globals())
