@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nugnn.kernels._jit import row_tasks
 from nugnn.kernels.arrays import as_array
 from nugnn.kernels.edge_softmax.reference import edge_softmax_reference
 from nugnn.kernels.structure import Structure
@@ -95,7 +96,5 @@ class _EdgeSoftmax(torch.autograd.Function):
 
 
 def _rows_of_work(structure: Structure) -> tuple[Any, Any]:
-    from nugnn.kernels._jit import row_tasks
-
     indptr = structure.indptr.numpy()
     return row_tasks(indptr, torch.get_num_threads()), indptr

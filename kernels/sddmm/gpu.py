@@ -251,6 +251,8 @@ def evaluate(
     if out.numel() == 0:
         return out
     dim = features[-1] if is_dot else 1
+    if dim == 0:
+        return out.zero_()
     leading = tuple(features[:-1] if is_dot else features)
     width = math.prod(leading)
     sides: dict[str, Any] = {}
