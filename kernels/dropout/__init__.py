@@ -171,7 +171,7 @@ class _ReluDropoutRows(torch.autograd.Function):
         passed: Tensor = torch.ops.aten.threshold_backward(grad, y, 0)
         if y.dtype in _WIDE:
             return passed.mul_(torch.tensor(keep_scale(ctx.p), dtype=y.dtype)), None, None, None
-        return _scaled_half(passed.flatten(), ctx.p).view(y.shape), None, None, None
+        return _scaled_half(passed.contiguous(), ctx.p), None, None, None
 
 
 class _DropoutCsrValues(torch.autograd.Function):
@@ -248,10 +248,9 @@ def _apply_csr_mask(
 
 
 def _scaled_half(x: Tensor, p: float) -> Tensor:
-    """``x * keep_scale(p)`` through float32, in row blocks so that the float32 copy stays in cache."""
+    """``x * keep_scale(p)`` through float32, block by block so that the float32 copy stays in cache; ``x`` contiguous."""
     out = torch.empty_like(x)
-    rows = max(1, (1 << 18) // max(1, x[0].numel()))
-    for source, target in zip(x.split(rows), out.split(rows), strict=True):
+    for source, target in zip(x.view(-1).split(1 << 18), out.view(-1).split(1 << 18), strict=True):
         target.copy_(source.float().mul_(torch.tensor(keep_scale(p), dtype=torch.float32)))
     return out
 
