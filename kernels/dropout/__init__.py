@@ -8,7 +8,7 @@ rounded once). A dropped entry becomes 0 even where it was infinite or NaN.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,13 +24,16 @@ from nugnn.kernels.dropout.reference import (
 )
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 
+if TYPE_CHECKING:
+    from nugnn.kernels.epilogue.gpu import Mask
+
 __all__ = ["dropout_csr_values", "dropout_rows", "relu_dropout_rows"]
 
 _WIDE = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
+def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range) -> Tensor:
     """Drop entries of ``x`` by the identity of their row.
 
     The backward pass makes the mask again from ``key`` and ``row_ids``: nothing of the size of ``x`` is saved.
@@ -39,8 +42,8 @@ def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor
         x: ``(n, ...)`` float32, float64, bfloat16 or float16, any strides. Not modified.
         p: Probability of dropping, in ``[0, 1]``. 0 returns ``x`` itself, 1 zeros.
         key: Seed, step and stream.
-        row_ids: ``(n,)`` int64 global ids of the rows, on the device of ``x``; not to be modified before the backward
-            pass.
+        row_ids: ``(n,)`` int64 global ids of the rows, on the device of ``x``, not to be modified before the backward
+            pass; or a range of ``n`` ids with step 1.
 
     Returns:
         A tensor of the shape and dtype of ``x``, contiguous.
@@ -49,44 +52,41 @@ def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor
         ValueError: ``p`` is outside ``[0, 1]``, the dtype is not a floating one above, or ``row_ids`` does not fit
             ``x``.
     """
-    _check("dropout_rows", x, p)
-    check_row_ids(row_ids)
-    if x.dim() == 0 or len(x) != len(row_ids):
-        raise ValueError(f"dropout_rows: x of shape {tuple(x.shape)} needs one id per row, got {len(row_ids)} row_ids")
+    check_dropout("dropout_rows", x, p, row_ids)
     if p == 0:
         return x
-    result: Tensor = _DropoutRows.apply(x, p, key, row_ids)
+    ids, given = (row_ids, None) if isinstance(row_ids, range) else (None, row_ids)
+    result: Tensor = _DropoutRows.apply(x, p, key, ids, given)
     return result
 
 
-def relu_dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
-    """``dropout_rows(relu(x), ...)`` in one pass that keeps its result alone for the backward pass.
+def relu_dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range) -> Tensor:
+    """``dropout_rows(relu(x), ...)`` in one pass.
 
-    A positive result was active and kept; anything else lets no gradient through, so neither the input, the output of
-    the relu nor a mask is needed. The bits of result and gradient are those of the two steps.
+    A value passes a gradient iff it was active and kept. On a GPU that is one bit per value; on a CPU the result alone
+    tells it, being positive. Neither the input nor the output of the relu is saved. The bits of result and gradient
+    are those of the two steps.
 
     Args:
-        x: ``(n, ...)`` float32 or float64. Not modified.
+        x: ``(n, ...)`` float32, float64, bfloat16 or float16. Not modified.
         p: Probability of dropping, in ``[0, 1)``.
         key: Seed, step and stream.
-        row_ids: ``(n,)`` int64 global ids of the rows.
+        row_ids: As for :func:`dropout_rows`.
 
     Raises:
         ValueError: As for :func:`dropout_rows`.
     """
-    _check("relu_dropout_rows", x, p)
-    check_row_ids(row_ids)
-    if x.dtype not in _WIDE or x.dim() == 0 or len(x) != len(row_ids):
-        raise ValueError(
-            f"relu_dropout_rows: needs float32 or float64 with one id per row, got {x.dtype} of shape {tuple(x.shape)} "
-            f"and {len(row_ids)} row_ids"
-        )
-    result: Tensor = _ReluDropoutRows.apply(x, p, key, row_ids)
+    check_dropout("relu_dropout_rows", x, p, row_ids)
+    from nugnn.kernels.epilogue import epilogue_rows, runs_in_triton
+
+    if runs_in_triton(x) and x.numel() and p < 1 and mask_arguments(p, key, row_ids) is not None:
+        return epilogue_rows(x.reshape(len(x), -1), activation="relu", p=p, key=key, row_ids=row_ids).view(x.shape)
+    result: Tensor = _ReluDropoutRows.apply(x, p, key, id_tensor(row_ids, x.device))
     return result
 
 
 def dropout_csr_values(
-    values: Tensor, indptr: Tensor, indices: Tensor, p: float, key: RandomKey, row_ids: Tensor
+    values: Tensor, indptr: Tensor, indices: Tensor, p: float, key: RandomKey, row_ids: Tensor | range
 ) -> Tensor:
     """Drop stored entries of a sparse matrix exactly where :func:`dropout_rows` would drop them in the dense one.
 
@@ -98,7 +98,7 @@ def dropout_csr_values(
         indices: ``(nnz,)`` int32 or int64, column of each entry.
         p: Probability of dropping, in ``[0, 1]``.
         key: Seed, step and stream.
-        row_ids: ``(n,)`` int64 global ids of the rows.
+        row_ids: As for :func:`dropout_rows`.
 
     Returns:
         ``(nnz,)`` in the dtype of ``values``; differentiable in ``values``.
@@ -107,7 +107,7 @@ def dropout_csr_values(
         ValueError: As for :func:`dropout_rows`, or lengths do not match.
     """
     _check("dropout_csr_values", values, p)
-    check_row_ids(row_ids)
+    _check_row_ids(row_ids)
     if len(indptr) != len(row_ids) + 1 or values.shape != indices.shape or values.dim() != 1:
         raise ValueError(
             f"dropout_csr_values: {len(row_ids)} row_ids need indptr of {len(row_ids) + 1} entries and one value per "
@@ -115,22 +115,44 @@ def dropout_csr_values(
         )
     if p == 0:
         return values
-    result: Tensor = _DropoutCsrValues.apply(values, indptr, indices, p, key, row_ids)
+    result: Tensor = _DropoutCsrValues.apply(values, indptr, indices, p, key, id_tensor(row_ids, values.device))
     return result
+
+
+def id_tensor(row_ids: Tensor | range, device: torch.device) -> Tensor:
+    """``(n,)`` int64 on ``device``."""
+    return row_ids if isinstance(row_ids, Tensor) else torch.arange(row_ids.start, row_ids.stop, device=device)
+
+
+def mask_arguments(p: float, key: RandomKey | None, row_ids: Tensor | range | None) -> Mask | None:
+    """Dropout as Triton kernels take it; None where ``p`` is so near 1 that no 32-bit word is kept."""
+    from nugnn.kernels.epilogue.gpu import Mask
+
+    assert key is not None
+    assert row_ids is not None
+    threshold = keep_threshold(p)
+    ids = row_ids if isinstance(row_ids, range) else row_ids.contiguous()
+    return None if threshold >> 32 else Mask(threshold, keep_scale(p), derived_key(key), ids)
 
 
 class _DropoutRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
-        ctx.p, ctx.key = p, key
-        ctx.save_for_backward(row_ids)
-        return _apply_mask(x, p, key, row_ids)
+    def forward(ctx: Any, x: Tensor, p: float, key: RandomKey, id_range: range | None, ids: Tensor | None) -> Tensor:
+        ctx.p, ctx.key, ctx.id_range = p, key, id_range
+        ctx.save_for_backward(ids)
+        return _apply_mask(x, p, key, _one_of(ids, id_range))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (row_ids,) = ctx.saved_tensors
-        return _apply_mask(grad, ctx.p, ctx.key, row_ids), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (ids,) = ctx.saved_tensors
+        return _apply_mask(grad, ctx.p, ctx.key, _one_of(ids, ctx.id_range)), None, None, None, None
+
+
+def _one_of(ids: Tensor | None, id_range: range | None) -> Tensor | range:
+    given = id_range if ids is None else ids
+    assert given is not None
+    return given
 
 
 class _ReluDropoutRows(torch.autograd.Function):
@@ -138,7 +160,7 @@ class _ReluDropoutRows(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
         y = torch.relu(x).contiguous()
         y = _apply_mask(y, p, key, row_ids, in_place=True)
-        ctx.scale = torch.tensor(keep_scale(p), dtype=x.dtype)
+        ctx.p = p
         ctx.save_for_backward(y)
         return y
 
@@ -147,7 +169,9 @@ class _ReluDropoutRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (y,) = ctx.saved_tensors
         passed: Tensor = torch.ops.aten.threshold_backward(grad, y, 0)
-        return passed.mul_(ctx.scale), None, None, None
+        if y.dtype in _WIDE:
+            return passed.mul_(torch.tensor(keep_scale(ctx.p), dtype=y.dtype)), None, None, None
+        return _scaled_half(passed.contiguous(), ctx.p), None, None, None
 
 
 class _DropoutCsrValues(torch.autograd.Function):
@@ -166,9 +190,20 @@ class _DropoutCsrValues(torch.autograd.Function):
         return _apply_csr_mask(grad, indptr, indices, ctx.p, ctx.key, row_ids), None, None, None, None, None
 
 
-def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor, *, in_place: bool = False) -> Tensor:
+def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool = False) -> Tensor:
     if x.numel() == 0 or p == 1:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    from nugnn.kernels.epilogue import runs_in_triton
+
+    if runs_in_triton(x):
+        from nugnn.kernels.epilogue import gpu
+
+        mask = mask_arguments(p, key, row_ids)
+        if mask is None:
+            return torch.zeros_like(x, memory_format=torch.contiguous_format)
+        rows = x.reshape(len(x), -1).contiguous()
+        return gpu.forward(rows, None, None, None, "none", 1.0, mask, remake=True)[0].view(x.shape)
+    row_ids = id_tensor(row_ids, x.device)
     if x.device.type != "cpu":
         return dropout_rows_reference(x, p, key, row_ids)
     from nugnn.kernels.dropout import cpu
@@ -190,6 +225,13 @@ def _apply_csr_mask(
 ) -> Tensor:
     if values.numel() == 0 or p == 1:
         return torch.zeros_like(values, memory_format=torch.contiguous_format)
+    from nugnn.kernels.epilogue import runs_in_triton
+
+    if runs_in_triton(values):
+        from nugnn.kernels.dropout import gpu
+
+        mask = mask_arguments(p, key, row_ids)
+        return torch.zeros_like(values) if mask is None else gpu.drop_csr_values(values, indptr, indices, mask)
     if values.device.type != "cpu":
         return dropout_csr_values_reference(values, indptr, indices, p, key, row_ids)
     if values.dtype in _HALF:
@@ -206,10 +248,9 @@ def _apply_csr_mask(
 
 
 def _scaled_half(x: Tensor, p: float) -> Tensor:
-    """``x * keep_scale(p)`` through float32, in row blocks so that the float32 copy stays in cache."""
+    """``x * keep_scale(p)`` through float32, block by block so that the float32 copy stays in cache; ``x`` contiguous."""
     out = torch.empty_like(x)
-    rows = max(1, (1 << 18) // max(1, x.shape[1]))
-    for source, target in zip(x.split(rows), out.split(rows), strict=True):
+    for source, target in zip(x.view(-1).split(1 << 18), out.view(-1).split(1 << 18), strict=True):
         target.copy_(source.float().mul_(torch.tensor(keep_scale(p), dtype=torch.float32)))
     return out
 
@@ -217,6 +258,24 @@ def _scaled_half(x: Tensor, p: float) -> Tensor:
 def _kernel_arguments(p: float, key: RandomKey, row_ids: Tensor) -> tuple[np.ndarray, np.uint64, np.uint64, np.uint64]:
     k0, k1 = derived_key(key)
     return row_ids.contiguous().numpy(), np.uint64(keep_threshold(p)), np.uint64(k0), np.uint64(k1)
+
+
+def check_dropout(name: str, x: Tensor, p: float, row_ids: Tensor | range | None) -> None:
+    """Raises ValueError unless ``x`` is of a floating dtype with one id per row and ``p`` a probability."""
+    _check(name, x, p)
+    _check_row_ids(row_ids)
+    if x.dim() == 0 or len(x) != len(row_ids):  # type: ignore[arg-type]
+        count = len(row_ids)  # type: ignore[arg-type]
+        raise ValueError(f"{name}: x of shape {tuple(x.shape)} needs one id per row, got {count} row_ids")
+
+
+def _check_row_ids(row_ids: Tensor | range | None) -> None:
+    if row_ids is None:
+        raise ValueError("row_ids are missing: dropout needs the global id of each row")
+    if isinstance(row_ids, Tensor):
+        check_row_ids(row_ids)
+    elif row_ids.step != 1:
+        raise ValueError(f"row_ids: a range has to have step 1, got {row_ids}")
 
 
 def _check(name: str, x: Tensor, p: float) -> None:

@@ -44,5 +44,6 @@ def dropout_csr_values_reference(
     columns = indices.to(torch.int64)
     blocks = block_words_reference(derived_key(key), entry_row_ids, columns // 4)
     words = blocks.gather(-1, (columns % 4)[:, None])[:, 0]
-    scaled = values * torch.tensor(keep_scale(p), dtype=values.dtype)
-    return torch.where(words >= keep_threshold(p), scaled, torch.zeros((), dtype=values.dtype))
+    wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    scaled = wide * torch.tensor(keep_scale(p), dtype=wide.dtype)
+    return torch.where(words >= keep_threshold(p), scaled.to(values.dtype), torch.zeros((), dtype=values.dtype))
