@@ -87,22 +87,24 @@ class Case:
             self._graph = device_graph(*self._arguments, device=self.device)
         return self._graph
 
-    @property
-    def shard_graph(self) -> Any:
-        """NuGNN's, of one part on the device.
+    def shard_graph(self, order: str) -> Any:
+        """NuGNN's, of one part on the device, rows in the order of their ids (``none``) or one it finds (``auto``).
 
         Raises:
-            NotImplementedError: This version of nuGNN has no CUDA.
+            NotImplementedError: This version of nuGNN has no CUDA, or finds no order.
         """
         import nugnn
 
-        options = supported(nugnn.shard, "CUDA", {"device": self.device} if self.device.type == "cuda" else {})
-        if self._shard_graph is None:
+        options: dict[str, Any] = supported(
+            nugnn.shard, "CUDA", {"device": self.device.type} if self.device.type == "cuda" else {}
+        )
+        options |= supported(nugnn.shard, "order of its own", {} if order == "none" else {"order": order})
+        if self._shard_graph is None or self._shard_graph[0] != order:
             self._data = self._data or self.graph.to_host()
-            self._graph = None
+            self._graph = self._shard_graph = None
             free_memory()
-            self._shard_graph = nugnn.shard(self._data, **options)
-        return self._shard_graph
+            self._shard_graph = (order, nugnn.shard(self._data, **options))
+        return self._shard_graph[1]
 
 
 def precision_scope(precision: str, device: torch.device) -> AbstractContextManager[Any]:
@@ -144,23 +146,18 @@ def trained(model: nn.Module, forward: Callable[[], Tensor], case: Case, rows: T
     return Run(step, logits)
 
 
-def plain(
-    kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor] | None
-) -> Run:
+def plain(kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor]) -> Run:
     """Plain torch on cuSPARSE; see `plain_models`."""
     graph, device = case.graph, case.device
     model = PlainModel(kind, graph.features.shape[1], **MODELS[kind], num_classes=graph.num_classes, dropout=dropout)
-    if state is not None:
-        model.load_state_dict(state)
+    model.load_state_dict(state)
     model.to(device)
     adjacency = Adjacency(Csr(graph.indptr.int(), graph.indices))
     x = graph.features.bfloat16() if precision == "bf16" else graph.features
     return trained(model, lambda: model(adjacency, x), case, rows, precision)
 
 
-def pyg(
-    kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor] | None
-) -> Run:
+def pyg(kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor]) -> Run:
     """PyG's own layers in the form that is fastest without its compiled extensions.
 
     SAGE and GCN get a ``torch.sparse_csr`` matrix, the one input with which they aggregate without a tensor of
@@ -191,8 +188,7 @@ def pyg(
             }[kind](width, out, heads)
         )
         width = out * heads
-    if state is not None:
-        load_into_pyg(kind, layers, state)
+    load_into_pyg(kind, layers, state)
     layers.to(device)
 
     def forward() -> Tensor:
@@ -220,12 +216,19 @@ def load_into_pyg(kind: str, layers: nn.ModuleList, state: dict[str, Tensor]) ->
 
 
 def ours(
-    kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor] | None
+    kind: str,
+    case: Case,
+    precision: str,
+    dropout: float,
+    rows: Tensor | None,
+    state: dict[str, Tensor],
+    *,
+    order: str = "auto",
 ) -> Run:
     """NuGNN through its public API: the built-in model on a shard graph of one part, trained by `nugnn.Trainer`.
 
     Raises:
-        NotImplementedError: This version of nuGNN has no CUDA, or no choice of precision.
+        NotImplementedError: This version of nuGNN lacks what is asked of it.
     """
     import nugnn
 
@@ -233,20 +236,22 @@ def ours(
     model = nugnn.GNN(
         kind, case.num_features, case.num_classes, layers=3, dropout=dropout, input_dropout=0.0, **settings
     )
-    if state is not None:
-        model.load_state_dict(state)
+    model.load_state_dict(state)
     training = supported(nugnn.Trainer, "choice of precision", {} if precision == "fp32" else {"precision": precision})
-    shard_graph = case.shard_graph
+    shard_graph = case.shard_graph(order)
     model.to(case.device)
-    rows = torch.arange(case.num_nodes, device=case.device) if rows is None else rows
+    local_rows = torch.empty(case.num_nodes, dtype=torch.int64, device=case.device)
+    local_rows[shard_graph.global_node_ids.to(case.device)] = torch.arange(case.num_nodes, device=case.device)
+    everywhere = torch.arange(case.num_nodes, device=case.device)
+    splits = {"train": rows, "val": case.val_nodes, "test": case.test_nodes}
     trainer = nugnn.Trainer(
         model,
         shard_graph,
-        {"train": rows, "val": case.val_nodes, "test": case.test_nodes},
+        {name: everywhere if nodes is None else local_rows[nodes] for name, nodes in splits.items()},
         make_optimizer=lambda model: adam(model.parameters(), case.device),
         **training,
     )
-    return Run(lambda: torch.as_tensor(trainer.train_epoch()), trainer.predict)
+    return Run(lambda: torch.as_tensor(trainer.train_epoch()), lambda: trainer.predict()[local_rows])
 
 
 def supported(function: Callable[..., Any], what: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -257,38 +262,46 @@ def supported(function: Callable[..., Any], what: str, options: dict[str, Any]) 
     return options
 
 
-SYSTEMS: dict[str, Callable[..., Run]] = {"nugnn": ours, "cusparse": plain, "pyg": pyg}
+SYSTEMS: dict[str, Callable[..., Run]] = {
+    "cusparse": plain,
+    "pyg": pyg,
+    "nugnn": ours,
+    "nugnn by id": functools.partial(ours, order="none"),
+}
+"""By the name in the rows. ``nugnn`` looks for an order of the rows, ``nugnn by id`` leaves them as they come."""
 
 
 @functools.cache
 def problem_of(system: str, kind: str, device: torch.device) -> str | None:
-    """What is wrong with a system's losses without dropout on a small graph, or None.
-
-    The yardstick is the plain model in float64 on the CPU, from the same weights.
-    """
+    """What is wrong with a system's losses without dropout on a small graph, or None."""
     case = Case("products-like", _CHECK_NODES, _CHECK_ARCS, 1, device)
-    torch.manual_seed(0)
-    model = PlainModel(kind, case.num_features, **MODELS[kind], num_classes=case.num_classes)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    expected = _float64_losses(kind, case.graph, state)
     set_tf32("fp32")
-    run = SYSTEMS[system](kind, case, "fp32", 0.0, None, state)
-    losses = [float(run.step()) for _ in range(3)]
+    run = SYSTEMS[system](kind, case, "fp32", 0.0, None, first_weights(kind, case, seed=0))
+    losses, expected = [float(run.step()) for _ in range(3)], _expected_losses(kind)
     worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
     if worst <= _LOSS_RTOL:
         return None
     return f"losses {losses} without dropout, expected {expected}"
 
 
-def _float64_losses(kind: str, graph: DeviceGraph, state: dict[str, Tensor]) -> list[float]:
-    model = PlainModel(kind, graph.features.shape[1], **MODELS[kind], num_classes=graph.num_classes, dropout=0.0)
-    model.load_state_dict(state)
+def first_weights(kind: str, case: Case, seed: int) -> dict[str, Tensor]:
+    """Weights that every system starts with, so that a difference between two runs is not one of luck."""
+    torch.manual_seed(seed)
+    return PlainModel(kind, case.num_features, **MODELS[kind], num_classes=case.num_classes).state_dict()
+
+
+@functools.cache
+def _expected_losses(kind: str) -> list[float]:
+    """Of the plain model in float64 on the CPU, the yardstick."""
+    case = Case("products-like", _CHECK_NODES, _CHECK_ARCS, 1, torch.device("cpu"))
+    graph = case.graph
+    model = PlainModel(kind, case.num_features, **MODELS[kind], num_classes=case.num_classes, dropout=0.0)
+    model.load_state_dict(first_weights(kind, case, seed=0))
     model.double()
-    adjacency, x = Adjacency(Csr(graph.indptr.int().cpu(), graph.indices.cpu())), graph.features.double().cpu()
-    optimizer, labels = torch.optim.Adam(model.parameters(), lr=0.01), graph.labels.cpu()
-    losses = []
+    adjacency, x = Adjacency(Csr(graph.indptr.int(), graph.indices)), graph.features.double()
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
     for _ in range(3):
-        loss = F.cross_entropy(model(adjacency, x), labels)
+        loss = F.cross_entropy(model(adjacency, x), graph.labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -336,10 +349,10 @@ def measure(recorder: Recorder, case: Case, system: str, model: str, precision: 
             problem = f"wrong result: {problem}"
         else:
             free_memory()
-            torch.manual_seed(arguments.seed)
+            state = first_weights(model, case, arguments.seed)
             set_tf32(precision)
             begin = time.perf_counter()
-            run = SYSTEMS[system](model, case, precision, 0.5, None, None)
+            run = SYSTEMS[system](model, case, precision, 0.5, None, state)
             row |= {"setup_seconds": time.perf_counter() - begin}
             free_memory()
             samples, losses, most = time_epochs(run, arguments.epochs, case.device)
@@ -367,7 +380,7 @@ def measure_all(recorder: Recorder, arguments: argparse.Namespace, device: torch
             fits = {each: measure(recorder, case, *each, arguments) for each in todo}
             too_large = {each[1:] for each, did_fit in fits.items() if not did_fit}
             # nuGNN has a row beside each system's that had to be made smaller
-            todo = [each for each in todo if each[1:] in too_large and (not fits[each] or each[0] == "nugnn")]
+            todo = [each for each in todo if each[1:] in too_large and (not fits[each] or each[0].startswith("nugnn"))]
             del case
             free_memory()
 
@@ -395,9 +408,9 @@ def measure_curves(recorder: Recorder, arguments: argparse.Namespace, device: to
 
 def curve(case: Case, system: str, model: str, precision: str, seed: int, epochs: int) -> dict[str, Any]:
     """The columns of one training run."""
-    torch.manual_seed(seed)
+    state = first_weights(model, case, seed)
     set_tf32(precision)
-    run = SYSTEMS[system](model, case, precision, 0.5, case.train_nodes, None)
+    run = SYSTEMS[system](model, case, precision, 0.5, case.train_nodes, state)
     losses, accuracies, best = [], [], (-1.0, -1.0)
     for epoch in range(1, epochs + 1):
         losses.append(run.step())

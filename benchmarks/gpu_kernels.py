@@ -52,16 +52,22 @@ def planted_order(graph: DeviceGraph, seed: int) -> Tensor:
     return _ranks(torch.argsort(communities, stable=True))
 
 
-def found_order(graph: DeviceGraph) -> Tensor:
-    """New id of each node in nuGNN's own order, found from the shuffled edges alone.
+def found_order(graph: DeviceGraph, row_bytes: int) -> Tensor:
+    """New id of each node in nuGNN's own order, found on the host from the shuffled edges alone.
+
+    Args:
+        graph: Whose edges are read, and nothing else of it.
+        row_bytes: Of a node's features.
 
     Raises:
         ImportError: This version of nuGNN finds no order.
     """
-    from nugnn.partition.order import locality_order
-    from nugnn.kernels.structure import Structure  # isort: skip
+    from nugnn.partition.clusters import unweighted_lists
+    from nugnn.partition.order import locality_order, rows_in_cache
 
-    return _ranks(locality_order(Structure(graph.num_nodes, graph.indptr, graph.indices)).to(graph.indices.device))
+    lists = unweighted_lists(graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
+    order, _ = locality_order(lists, rows_in_cache(row_bytes))
+    return _ranks(torch.from_numpy(order).to(graph.indices.device))
 
 
 def _ranks(order: Tensor) -> Tensor:
@@ -83,7 +89,10 @@ def ordered_graphs(
             if order == "given":
                 ordered = graph
             else:
-                new_ids = planted_order(graph, arguments.seed) if order == "planted" else found_order(graph)
+                if order == "planted":
+                    new_ids = planted_order(graph, arguments.seed)
+                else:
+                    new_ids = found_order(graph, 4 * max(arguments.widths))
                 row = row | {"value": time.perf_counter() - begin, "unit": "s"}
                 ordered = graph.renumbered(new_ids)
         except Exception as error:

@@ -108,6 +108,8 @@ class SageMean(nn.Module):
         super().__init__()
         self.fc_neigh = nn.Linear(width, out, bias=False)
         self.fc_self = nn.Linear(width, out)
+        for linear in (self.fc_neigh, self.fc_self):  # as in DGL
+            nn.init.xavier_uniform_(linear.weight, gain=nn.init.calculate_gain("relu"))
         self.transforms_first = width > out
 
     def forward(self, adjacency: Adjacency, x: Tensor) -> Tensor:
@@ -196,6 +198,7 @@ class GraphAttention(nn.Module):
         super().__init__()
         self.shape = (num_heads, out)
         self.fc = nn.Linear(width, num_heads * out, bias=False)
+        nn.init.xavier_normal_(self.fc.weight, gain=2**0.5)
         self.attn_l = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, num_heads, out), gain=2**0.5))
         self.attn_r = nn.Parameter(nn.init.xavier_normal_(torch.empty(1, num_heads, out), gain=2**0.5))
         self.bias = nn.Parameter(torch.zeros(num_heads * out))

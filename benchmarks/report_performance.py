@@ -1,0 +1,296 @@
+"""Writes docs/performance.md from the JSON rows of the GPU benchmarks, and from nothing else.
+
+    python benchmarks/report_performance.py ROWS [ROWS ...] --page docs/performance.md
+
+Each ROWS is a folder that `gpu_all.sh` has filled. Of rows that measure the same on the same card the last one counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import ROOT, read_rows
+
+Row = dict[str, Any]
+IDENTITY = ("kind", "system", "graph", "order", "dtype", "shape", "model", "seed")
+EXPECTED_ON_H100 = {
+    ("given", "fp32", 128): 23.2,
+    ("given", "fp32", 256): 46.0,
+    ("planted", "fp32", 128): 9.7,
+    ("planted", "fp32", 256): 19.2,
+    ("given", "bf16", 128): 14.7,
+    ("given", "bf16", 256): 29.3,
+    ("planted", "bf16", 128): 9.4,
+    ("planted", "bf16", 256): 18.7,
+}
+"""Milliseconds of cuSPARSE in an earlier measurement on an H100, products-like; 10 % more is a bug of the benchmark."""
+EXPECTED_EPOCH_ON_H100 = {("sage", "fp32"): 249.0, ("sage", "bf16"): 144.0}
+_DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """One row for each measurement, in the order in which they first came."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        found[(row["machine"]["card"], *(row.get(name) for name in IDENTITY))] = row
+    return list(found.values())
+
+
+def page(rows: list[Row]) -> str:
+    """The whole page, in Markdown."""
+    parts = [
+        "# Performance on GPUs",
+        "Written by `python benchmarks/report_performance.py`; do not edit. Rows come from `benchmarks/gpu_all.sh`. "
+        "Times are milliseconds, the median with the 20th and 80th percentile; CUDA events around each call, L2 "
+        "written over before it. A result is checked before it is timed; what could not run says why. What was "
+        "expected of each step, and what came of it: `performance-notes.md`.",
+    ]
+    rows = latest(rows)
+    for card in sorted({row["machine"]["card"] for row in rows}):
+        of_card = [row for row in rows if row["machine"]["card"] == card]
+        parts.append(f"## {card}")
+        parts.append(machine_line(of_card))
+        for section in (bounds, generation, products, all_products, baselines, epochs, curves):
+            text = section(of_card, card)
+            if text:
+                parts.append(text)
+    return "\n\n".join(parts) + "\n"
+
+
+def machine_line(rows: list[Row]) -> str:
+    """Driver, versions and the code that the rows come from."""
+
+    def all_of(name: str) -> str:
+        return " and ".join(sorted({str(row["machine"].get(name)) for row in rows}))
+
+    return (
+        f"Driver {all_of('driver')}, CUDA {all_of('cuda')}, torch {all_of('torch')}, Triton {all_of('triton')}, "
+        f"Python {all_of('python')}; code: {all_of('code')}."
+    )
+
+
+def bounds(rows: list[Row], card: str) -> str:
+    """What the card can do."""
+    of_kind = [row for row in rows if row["kind"] == "bound" and "value" in row]
+    lines = [
+        [row["system"], row.get("dtype") or "", row["shape"], f"{row['value'] / 1e12:.2f} TB/s"] for row in of_kind
+    ]
+    return titled("Bounds, measured", ["what", "type", "shape", "rate"], lines)
+
+
+def generation(rows: list[Row], card: str) -> str:
+    """Seconds and memory of the generator."""
+    lines = [
+        [row["graph"], row["shape"], f"{row['value']:.2f} s", gib(row)] for row in rows if row["kind"] == "generate"
+    ]
+    lines += [
+        [row["graph"], f"order: {row['system'].split()[-1]}", outcome(row, lambda row: f"{row['value']:.1f} s"), ""]
+        for row in rows
+        if row["kind"] == "order"
+    ]
+    return titled("Making the graphs, and orders of their nodes", ["graph", "what", "time", "peak"], lines)
+
+
+def products(rows: list[Row], card: str) -> str:
+    """NuGNN beside the fastest cuSPARSE, with the bounds."""
+    timed = {
+        (row["graph"], row["dtype"], row["width"], row["order"], row["system"]): row
+        for row in rows
+        if row["kind"] == "spmm" and row.get("median_ms") is not None
+    }
+    lines = []
+    for graph, dtype, width in dict.fromkeys(key[:3] for key in timed):
+
+        def get(order: str, system: str, case: tuple[Any, ...] = (graph, dtype, width)) -> Row | None:
+            return timed.get((*case, order, system))
+
+        best = fastest_cusparse(timed, graph, dtype, width, "given")
+        ours = {order: get(order, "nugnn") for order in ("given", "found", "planted")}
+        cells = [graph, dtype, str(width), "-" if best is None else f"{best['median_ms']:.2f} ({best['system']})"]
+        for row in ours.values():
+            cells.append("-" if row is None else f"{row['median_ms']:.2f}")
+        cells.append(ratio(best, ours["given"]))
+        cells.append(ratio(best, ours["found"]))
+        cells.append(ratio(ours["planted"], ours["found"]))
+        some = best or ours["given"]
+        cells += ["-", "-"] if some is None else [copy_floor(rows, some), gather_bound(rows, some)]
+        lines.append(cells)
+    head = ["graph", "type", "F", "best cuSPARSE, given order", "ours given", "ours found", "ours planted"]
+    head += ["cuSPARSE / ours given", "cuSPARSE / ours found", "planted / found", "copy floor", "cache-gather bound"]
+    return titled("SpMM (sum over in-edges), ms", head, lines)
+
+
+def fastest_cusparse(timed: dict[tuple[Any, ...], Row], graph: str, dtype: str, width: int, order: str) -> Row | None:
+    """Of all ways to call it, the one with the smallest median."""
+    rows = [
+        row
+        for key, row in timed.items()
+        if key[:4] == (graph, dtype, width, order) and (key[4] == "torch.sparse" or key[4].startswith("cusparse"))
+    ]
+    return min(rows, key=lambda row: float(row["median_ms"]), default=None)
+
+
+def copy_floor(rows: list[Row], row: Row) -> str:
+    """Every input read once and the output written once at the copy rate."""
+    rates = [other["value"] for other in rows if other["kind"] == "bound" and other["system"] == "copy"]
+    if not rates:
+        return "-"
+    features = 2 * row["num_nodes"] * row["width"] * _DTYPE_BYTES[row["dtype"]]
+    return f"{(features + 4 * row['num_edges'] + 4 * row['num_nodes']) / rates[-1] * 1e3:.2f}"
+
+
+def gather_bound(rows: list[Row], row: Row) -> str:
+    """A row for each edge at the rate of the cache."""
+    rates = [
+        other["value"]
+        for other in rows
+        if other["kind"] == "bound" and (other.get("dtype"), other.get("width")) == (row["dtype"], row["width"])
+    ]
+    if not rates:
+        return "-"
+    return f"{row['num_edges'] * row['width'] * _DTYPE_BYTES[row['dtype']] / rates[-1] * 1e3:.2f}"
+
+
+def all_products(rows: list[Row], card: str) -> str:
+    """Every system with its spread."""
+    lines = [
+        [row["graph"], row["order"], row["dtype"], str(row["width"]), row["system"], outcome(row, spread), gib(row)]
+        for row in rows
+        if row["kind"] == "spmm"
+    ]
+    text = titled("SpMM, every system", ["graph", "order", "type", "F", "system", "ms", "peak"], lines)
+    for row in rows:
+        if row["kind"] == "kernels" and "kernels" in row:
+            names = ", ".join(f"`{name.replace('void ', '')[:60]}`" for name in row["kernels"])
+            text += f"\n\nKernels of `{row['system']}`, {row['dtype']}: {names}."
+    return text
+
+
+def baselines(rows: list[Row], card: str) -> str:
+    """The baselines beside an earlier measurement on the same kind of card."""
+    if "H100" not in card:
+        return ""
+    timed = {
+        (row["graph"], row["dtype"], row["width"], row["order"], row["system"]): row
+        for row in rows
+        if row["kind"] == "spmm" and row.get("median_ms") is not None
+    }
+    lines = []
+    for (order, dtype, width), expected in EXPECTED_ON_H100.items():
+        best = fastest_cusparse(timed, "products-like", dtype, width, order)
+        if best is not None:
+            lines.append([f"SpMM {dtype} F={width}, {order} order", *reproduced(best["median_ms"], expected)])
+    for row in rows:
+        key = (row.get("model"), row.get("dtype"))
+        if row["kind"] == "epoch" and row["system"] == "cusparse" and key in EXPECTED_EPOCH_ON_H100:
+            if row.get("median_ms") is not None and row["graph"] == "products-like":
+                lines.append([f"epoch {' '.join(key)}", *reproduced(row["median_ms"], EXPECTED_EPOCH_ON_H100[key])])
+    return titled("Are the baselines as fast as they can be?", ["what", "ms", "earlier", "verdict"], lines)
+
+
+def reproduced(median_ms: float, expected_ms: float) -> list[str]:
+    """Columns of the table of baselines."""
+    verdict = "yes" if median_ms <= 1.1 * expected_ms else "NO: more than 10 % slower"
+    return [f"{median_ms:.1f}", f"{expected_ms:.1f}", verdict]
+
+
+def epochs(rows: list[Row], card: str) -> str:
+    """Training epochs, each beside cuSPARSE in the same precision on the same graph."""
+    of_kind = [row for row in rows if row["kind"] == "epoch"]
+    base = {
+        (row["graph"], row["model"], row["dtype"], row["num_nodes"]): row
+        for row in of_kind
+        if row["system"] == "cusparse" and row.get("median_ms") is not None
+    }
+    lines = []
+    for row in of_kind:
+        beside = base.get((row["graph"], row["model"], row["dtype"], row["num_nodes"]))
+        same = None if row.get("median_ms") is None else row
+        cells = [row["model"], row["dtype"], row["system"], row["graph"], f"{row['num_nodes']:,}"]
+        lines.append([*cells, outcome(row, spread), gib(row), ratio(beside, same)])
+    head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak", "cuSPARSE / this"]
+    return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines)
+
+
+def curves(rows: list[Row], card: str) -> str:
+    """Test accuracy over seeds."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row["kind"] == "curve":
+            groups.setdefault((row["model"], row["graph"], row["system"], row["dtype"]), []).append(row)
+    lines = []
+    for (model, graph, system, dtype), members in groups.items():
+        values = [100 * row["value"] for row in members if "value" in row]
+        is_base = (system, dtype) == ("cusparse", "fp32")
+        beside = [] if is_base else groups.get((model, graph, "cusparse", "fp32"), [])
+        base = [100 * row["value"] for row in beside if "value" in row]
+        text = next((row["error"] for row in members if "error" in row), "")
+        if values:
+            text = mean_and_deviation(values)
+        lines.append([model, dtype, system, graph, str(len(values)), text, difference(values, base)])
+    head = ["model", "precision", "system", "graph", "seeds", "test accuracy, %", "beside cuSPARSE fp32"]
+    return titled("Accuracy: same first weights, epoch of the best validation accuracy", head, lines)
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """As in ``71.2 ± 0.3``."""
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
+
+
+def difference(values: list[float], base: list[float]) -> str:
+    """Difference of means, with its standard error (Welch)."""
+    if len(values) < 2 or len(base) < 2:
+        return "-"
+    error = (statistics.variance(values) / len(values) + statistics.variance(base) / len(base)) ** 0.5
+    return f"{statistics.mean(values) - statistics.mean(base):+.2f} (standard error {error:.2f})"
+
+
+def outcome(row: Row, show: Callable[[Row], str]) -> str:
+    """What a row came to, or why it did not."""
+    return str(row["error"]).replace("|", "/") if "error" in row else show(row)
+
+
+def spread(row: Row) -> str:
+    """Median and percentiles."""
+    return f"{row['median_ms']:.2f} ({row['p20_ms']:.2f}-{row['p80_ms']:.2f})"
+
+
+def ratio(slow: Row | None, fast: Row | None) -> str:
+    """How many times as long the first takes."""
+    return "-" if slow is None or fast is None else f"{slow['median_ms'] / fast['median_ms']:.2f}×"
+
+
+def gib(row: Row) -> str:
+    """Peak memory."""
+    most = row.get("peak_bytes")
+    return "-" if most is None else f"{most / 2**30:.2f} GiB"
+
+
+def titled(title: str, head: list[str], lines: list[list[str]]) -> str:
+    """A section with a table; nothing without lines."""
+    if not lines:
+        return ""
+    table = [head, ["---"] * len(head), *lines]
+    return f"### {title}\n\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in table)
+
+
+def main(given: list[str] | None = None) -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="+", type=Path, metavar="ROWS")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    arguments = parser.parse_args(given)
+    rows = [row for folder in arguments.rows for row in read_rows(folder)]
+    if not rows:
+        raise SystemExit(f"no rows in {', '.join(map(str, arguments.rows))}; run benchmarks/gpu_all.sh first")
+    arguments.page.write_text(page(rows), encoding="utf-8")
+    print(f"{arguments.page}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main()

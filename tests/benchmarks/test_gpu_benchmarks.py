@@ -1,0 +1,276 @@
+"""The GPU benchmarks on a CPU at tiny sizes: every system right, a wrong one refused, every script run to its end."""
+
+import nugnn  # noqa: F401  # lets dgl import under this torch
+
+# isort: split
+import argparse
+import ctypes
+import math
+
+import baselines
+import cusparse
+import gpu_epoch
+import gpu_kernels
+import harness
+import plain_models
+import pytest
+import report_performance
+import torch
+
+from nugnn import GNN
+from nugnn.datasets.synthetic_device import device_graph
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return device_graph("products-like", 400, 5_000, num_features=12, num_classes=5, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def csr(graph):
+    return baselines.Csr(graph.indptr.int(), graph.indices)
+
+
+@pytest.mark.parametrize("system", ["nugnn", "torch.sparse"])
+def test_products_are_right_where_they_run_on_a_cpu(csr, system):
+    x = torch.randn(csr.num_nodes, 6, generator=torch.Generator().manual_seed(0))
+    assert baselines.SampledSums(csr).problem(baselines.SYSTEMS[system](csr, x)(), x) is None
+
+
+def test_pyg_is_right_if_it_is_here(csr):
+    pytest.importorskip("torch_geometric")
+    x = torch.randn(csr.num_nodes, 6, generator=torch.Generator().manual_seed(0))
+    assert baselines.SampledSums(csr).problem(baselines.pyg_edge_index(csr, x)(), x) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sampled_sums_see_one_missing_edge(csr, dtype):
+    x = torch.randn(csr.num_nodes, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = baselines.SampledSums(csr)
+    right = torch.zeros(csr.num_nodes, 6, dtype=torch.float64)
+    right.index_add_(0, torch.repeat_interleave(torch.arange(csr.num_nodes), csr.degrees), x[csr.indices].double())
+    assert sums.problem(right.to(dtype), x) is None
+    row = int(sums.rows[csr.degrees[sums.rows] > 0][0])
+    right[row] -= x[csr.indices[csr.indptr[row]]].double()
+    assert sums.problem(right.to(dtype), x) is not None
+    assert int(csr.degrees.argmax()) in sums.rows.tolist()
+
+
+class FakeLibrary:
+    """Stands for libcusparse: takes every call, keeps its arguments."""
+
+    def __init__(self, refused=None):
+        self.calls, self.refused = {}, refused
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls[name] = arguments
+            return 3 if name == self.refused else 0
+
+        return call
+
+
+@pytest.fixture
+def fake_library(monkeypatch):
+    fake = FakeLibrary()
+    monkeypatch.setattr(cusparse, "library", lambda: fake)
+    stream = argparse.Namespace(cuda_stream=5)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return fake
+
+
+def test_cusparse_gets_the_matrix_once_and_preprocesses_only_when_asked(csr, fake_library):
+    x = torch.ones(csr.num_nodes, 6, dtype=torch.bfloat16)
+    product = baselines.cusparse("alg2", preprocess=False)(csr, x)
+    _, rows, columns, entries, indptr, indices, *rest = fake_library.calls["cusparseCreateCsr"]
+    assert [each.value for each in (rows, columns, entries)] == [csr.num_nodes, csr.num_nodes, csr.num_edges]
+    assert [indptr.value, indices.value] == [csr.indptr.data_ptr(), csr.indices.data_ptr()]
+    assert [each.value for each in rest[1:]] == [2, 2, 0, 14]  # int32 twice, base 0, bfloat16
+    assert "cusparseSpMM_preprocess" not in fake_library.calls
+    assert product() is product.y
+    assert product.y.shape == x.shape
+    arguments = fake_library.calls["cusparseSpMM"]
+    assert [each.value for each in arguments[8:10]] == [0, cusparse.ALGORITHMS["alg2"]]  # float32 accumulation
+    baselines.cusparse("alg1", preprocess=True)(csr, x)
+    assert fake_library.calls["cusparseSpMM_preprocess"][9].value == cusparse.ALGORITHMS["alg1"]
+
+
+def test_a_refusal_of_cusparse_is_an_error(csr, fake_library):
+    fake_library.refused = "cusparseSpMM_bufferSize"
+    with pytest.raises(cusparse.CuSparseError, match="cusparseSpMM_bufferSize gave status 3"):
+        baselines.cusparse("alg3", preprocess=True)(csr, torch.ones(csr.num_nodes, 6))
+
+
+def test_without_cuda_there_is_no_cusparse(csr):
+    if "libcusparse" in open("/proc/self/maps").read():
+        pytest.skip("this torch has CUDA")
+    with pytest.raises(cusparse.CuSparseError, match="not loaded"):
+        cusparse.library()
+    assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+@pytest.mark.parametrize("kind", gpu_epoch.MODELS)
+def test_plain_models_are_dgl_models_with_the_same_weights(graph, csr, kind):
+    settings = {"hidden": 6, "heads": 3} if kind == "gat" else {"hidden": 8, "heads": 1}
+    mine = plain_models.PlainModel(kind, 12, **settings, num_classes=5, dropout=0.0).double()
+    more = {"aggregator": "mean"} if kind == "sage" else {}
+    theirs = GNN(kind, 12, 5, layers=3, dropout=0.0, **settings, **more).double()
+    theirs.load_state_dict(mine.state_dict())
+    x = graph.features.double()
+    out = mine(plain_models.Adjacency(csr), x)
+    expected = theirs(graph.to_host().to_dgl(), x)
+    # float64, except that values of GCN's matrix and scores of attention pass through float32
+    assert torch.allclose(out, expected, rtol=0, atol=2e-6 * float(expected.detach().abs().max()))
+    for logits in (out, expected):
+        torch.nn.functional.cross_entropy(logits, graph.labels).backward()
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in mine.named_parameters():
+        scale = float(gradients[name].grad.abs().max())
+        assert torch.allclose(parameter.grad, gradients[name].grad, rtol=0, atol=1e-5 * scale + 1e-9), name
+
+
+def test_reversed_edges_are_reversed(graph, csr):
+    adjacency = plain_models.Adjacency(csr)
+    reverse = adjacency.reverse.long()
+    assert torch.equal(adjacency.destinations[reverse], csr.indices)
+    assert torch.equal(csr.indices[reverse], adjacency.destinations)
+
+
+@pytest.mark.parametrize("system", ["cusparse", "nugnn by id"])
+@pytest.mark.parametrize("kind", gpu_epoch.MODELS)
+def test_losses_without_dropout_agree_before_anything_is_timed(system, kind):
+    assert gpu_epoch.problem_of(system, kind, CPU) is None
+
+
+@pytest.mark.parametrize("kind", gpu_epoch.MODELS)
+def test_losses_of_pyg_agree_if_it_is_here(kind):
+    pytest.importorskip("torch_geometric")
+    assert gpu_epoch.problem_of("pyg", kind, CPU) is None
+
+
+def options(*given):
+    return gpu_epoch.parse(["--device", "cpu", "--nodes", "400", "--arcs", "4000", "--epochs", "2", *given])
+
+
+def test_a_system_with_another_loss_is_not_timed(monkeypatch):
+    def wrong(kind, case, precision, dropout, rows, state):
+        return gpu_epoch.plain(kind, case, precision, dropout, case.train_nodes, state)  # loss over other rows
+
+    monkeypatch.setitem(gpu_epoch.SYSTEMS, "wrong", wrong)
+    recorder, case = harness.Recorder(None, CPU), gpu_epoch.Case("products-like", 400, 4000, 0, CPU)
+    gpu_epoch.measure(recorder, case, "wrong", "sage", "fp32", options())
+    assert "wrong result: losses" in recorder.rows[0]["error"]
+    assert "median_ms" not in recorder.rows[0]
+
+
+def test_what_does_not_fit_is_tried_on_half_the_graph_with_nugnn_beside_it(monkeypatch):
+    tried = []
+
+    def measure(recorder, case, system, model, precision, arguments):
+        tried.append((case.num_nodes, case.num_edges, system, model))
+        return system != "pyg" or model == "gcn" or case.num_nodes <= 200
+
+    monkeypatch.setattr(gpu_epoch, "measure", measure)
+    given = options(
+        "--nodes", "800", "--models", "sage", "gcn", "--systems", "pyg", "nugnn", "cusparse", "--precisions", "fp32"
+    )
+    gpu_epoch.measure_all(harness.Recorder(None, CPU), given, CPU)
+    assert [each for each in tried if each[0] == 400] == [(400, 2000, s, "sage") for s in ("pyg", "nugnn")]
+    assert [each for each in tried if each[0] == 200] == [(200, 1000, s, "sage") for s in ("pyg", "nugnn")]
+    assert len([each for each in tried if each[0] == 800]) == len(tried) - 4 == 6
+
+
+def test_scripts_run_to_their_end_and_the_page_is_made_of_their_rows(tmp_path):
+    small = [
+        "--device",
+        "cpu",
+        "--nodes",
+        "400",
+        "--arcs",
+        "4000",
+        "--families",
+        "products-like",
+        "--out",
+        str(tmp_path),
+    ]
+    systems = ["--systems", "nugnn", "torch.sparse", "cusparse alg2 pre", "turbo-gnn"]
+    gpu_kernels.main([*small, *systems, "--widths", "8", "--budget-seconds", "0.001", "--without-bounds"])
+    gpu_epoch.main([*small, "--epochs", "2", "--models", "sage", "--systems", "cusparse", "nugnn by id"])
+    curve = ["--curves", "--curve-nodes", "400", "--curve-arcs", "4000", "--curve-epochs", "6", "--seeds", "2"]
+    curve += ["--precisions", "fp32", "--systems", "cusparse", "nugnn by id", "--models", "sage"]
+    gpu_epoch.main([*small, *curve])
+    rows = harness.read_rows(tmp_path)
+    assert {row["kind"] for row in rows} == {"generate", "order", "spmm", "epoch", "curve"}
+    timed = [row for row in rows if row["kind"] == "spmm" and "median_ms" in row]
+    assert {(row["system"], row["order"]) for row in timed} >= {("nugnn", "given"), ("torch.sparse", "planted")}
+    curves = [row for row in rows if row["kind"] == "curve"]
+    assert all(len(row["losses"]) == 6 and 0 < row["value"] < 1 for row in curves)
+    report_performance.main([str(tmp_path), "--page", str(tmp_path / "page.md")])
+    text = (tmp_path / "page.md").read_text()
+    for title in ("SpMM (sum over in-edges), ms", "Epochs: 3 layers", "Accuracy: same first weights"):
+        assert title in text
+    assert "CuSparseError" in text
+    assert "ModuleNotFoundError: No module named 'turbo_gnn'" in text
+
+
+def a_row(**more):
+    machine = {"card": "NVIDIA H100 80GB HBM3", "driver": "1", "cuda": "13", "torch": "2", "triton": "3", "python": "3"}
+    row = {
+        "kind": "spmm",
+        "system": "nugnn",
+        "graph": "products-like",
+        "order": "given",
+        "dtype": "bf16",
+        "shape": "F=128",
+    }
+    row |= {"width": 128, "num_nodes": 1000, "num_edges": 50_000, "p20_ms": 1.0, "p80_ms": 9.0, "machine": machine}
+    return row | {"median_ms": 5.0} | more
+
+
+def test_the_page_compares_with_the_fastest_cusparse_and_takes_the_last_row():
+    rows = [
+        a_row(median_ms=9.0),
+        a_row(),
+        a_row(order="found", median_ms=4.0),
+        a_row(order="planted", median_ms=3.0),
+        a_row(system="torch.sparse", median_ms=16.0),
+        a_row(system="cusparse alg2", median_ms=14.0),
+        a_row(kind="bound", system="copy", shape="1 GiB", value=3e12),
+        a_row(kind="bound", system="gather from cache", value=6e12),
+    ]
+    text = report_performance.page(rows)
+    floor = (2 * 1000 * 256 + 4 * 50_000 + 4 * 1000) / 3e12 * 1e3
+    gather = 50_000 * 256 / 6e12 * 1e3
+    cells = ["products-like", "bf16", "128", "14.00 (cusparse alg2)", "5.00", "4.00", "3.00", "2.80×", "3.50×", "0.75×"]
+    assert "| " + " | ".join([*cells, f"{floor:.2f}", f"{gather:.2f}"]) + " |" in text
+    # 14.0 ms, earlier 14.7
+    assert "| SpMM bf16 F=128, given order | 14.0 | 14.7 | yes |" in text
+    assert "9.00 (1.00" not in text
+
+
+def test_a_slow_baseline_is_called_one():
+    text = report_performance.page([a_row(system="torch.sparse", median_ms=17.0)])
+    assert "| SpMM bf16 F=128, given order | 17.0 | 14.7 | NO: more than 10 % slower |" in text
+    elsewhere = a_row(system="torch.sparse", median_ms=17.0)
+    elsewhere["machine"] = elsewhere["machine"] | {"card": "NVIDIA H200"}
+    assert "as fast as they can be" not in report_performance.page([elsewhere])
+
+
+def test_accuracies_are_compared_over_seeds():
+    rows = [
+        a_row(kind="curve", model="sage", system=system, dtype=dtype, seed=seed, value=value)
+        for system, dtype, values in (("cusparse", "fp32", (0.70, 0.72)), ("nugnn", "bf16", (0.71, 0.73)))
+        for seed, value in enumerate(values)
+    ]
+    text = report_performance.page(rows)
+    error = math.sqrt(2 / 2 + 2 / 2)
+    assert f"| sage | bf16 | nugnn | products-like | 2 | 72.00 ± 1.41 | +1.00 (standard error {error:.2f}) |" in text
+
+
+def test_a_page_of_nothing_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no rows"):
+        report_performance.main([str(tmp_path), "--page", str(tmp_path / "page.md")])
+    assert not (tmp_path / "page.md").exists()
