@@ -140,6 +140,7 @@ def fit(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
+    order: str = "auto",
     check: bool = True,
     timeout: float = 600.0,
     on_epoch: Callable[[Epoch], Any] | None = None,
@@ -165,7 +166,8 @@ def fit(
             ``val_mask``, ``test_mask`` is converted.
         workers: Number of processes; 1 trains in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
-        partitioner: ``metis`` or ``random``.
+        partitioner: ``metis``, ``kaminpar`` or ``random``.
+        order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
@@ -216,7 +218,7 @@ def fit(
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, seen, fit_options, plan, on_epoch, stage)
+        return _fit_here(model, data, seen, order, fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -227,12 +229,12 @@ def fit(
                 stage("check")
                 check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
             stage("partition")
-            shards, said = _shards_on_disk(seen, weights, partitioner, cache_folder, folder / "shards")
+            shards, said = _shards_on_disk(seen, weights, partitioner, order, cache_folder, folder / "shards")
             notes.extend(said)
             work = {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan}
             if inductive:
                 whole = folder / "whole"
-                work["evaluation_shards"], _ = _shards_on_disk(data, weights, partitioner, cache_folder, whole)
+                work["evaluation_shards"], _ = _shards_on_disk(data, weights, partitioner, order, cache_folder, whole)
             job.write_job(folder, work)
 
         with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
@@ -253,6 +255,7 @@ def _fit_here(
     model: nn.Module,
     data: GraphData,
     seen: GraphData,
+    order: str,
     options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
@@ -261,8 +264,13 @@ def _fit_here(
     """Train in this process."""
     stage("train")
 
+    notes: list[str] = []
+
     def whole(graph: GraphData) -> Shard:
-        return build_shard(graph, partition_nodes(graph.num_nodes, graph.src, graph.dst, [1.0]), 0)
+        one_part = partition_nodes(graph.num_nodes, graph.src, graph.dst, [1.0])
+        shard = build_shard(graph, one_part, 0, order=order)  # type: ignore[arg-type]
+        notes.extend(shard.order.notes)
+        return shard
 
     asked = threading.Event()
     with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
@@ -279,7 +287,7 @@ def _fit_here(
             make_evaluation_shard=None if seen is data else lambda: whole(data),
         )
     _raise_if_interrupted(outcome, options, plan)
-    return _result(model, data, [outcome], ())
+    return _result(model, data, [outcome], notes)
 
 
 def _from_where(
@@ -355,14 +363,14 @@ def visible_in_training(model: nn.Module, data: GraphData) -> GraphData:
 
 
 def _shards_on_disk(
-    data: GraphData, shares: Sequence[float], partitioner: str, cache_folder: Path | None, own_folder: Path
+    data: GraphData, shares: Sequence[float], partitioner: str, order: str, cache_folder: Path | None, own_folder: Path
 ) -> tuple[Path, tuple[str, ...]]:
-    """A folder of shards, in the cache if there is one, and the partitioner's notes."""
+    """A folder of shards, in the cache if there is one, and what was noted when they were made."""
     if cache_folder is None:
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=partitioner)  # type: ignore[arg-type]
-        write_shards(own_folder, iter_shards(data, assignment), key="private", versions={})
-        return own_folder, tuple(assignment.notes)
-    made = cached_shards(cache_folder, data, shares, method=partitioner)  # type: ignore[arg-type]
+        shards = iter_shards(data, assignment, order=order)  # type: ignore[arg-type]
+        return own_folder, write_shards(own_folder, shards, key="private", versions={}, notes=assignment.notes).notes
+    made = cached_shards(cache_folder, data, shares, method=partitioner, order=order)  # type: ignore[arg-type]
     return made, tuple(load_meta(made).notes)
 
 

@@ -140,6 +140,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "workers": config.workers,
         "shares": config.fractions,
         "partitioner": config.partitioner,
+        "order": config.order,
         "check": config.model_file is not None,  # the built-in ones are what the tests run
         "timeout": config.timeout,
         "epochs": config.epochs,

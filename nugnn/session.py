@@ -24,6 +24,7 @@ from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import REPLICATED, tag
 from nugnn.member import member_from
 from nugnn.partition import assign as partition_assign
+from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import build_shard
 from nugnn.partition.store import load_shard
 from nugnn.precision.promotion import PromotionHandler
@@ -56,6 +57,7 @@ def shard(
     shares: Sequence[float] | None = None,
     method: partition_assign.Method = "metis",
     seed: int = 0,
+    order: OrderChoice = "none",
 ) -> ShardGraph:
     """Cut the part of this rank out of a graph; every rank has to call.
 
@@ -63,8 +65,10 @@ def shard(
         data: The whole graph (rank 0 partitions, every rank cuts its own part), or a folder of shards on disk.
         ranks: From `init`; a single rank when None.
         shares: Target share of each rank's nodes, any positive numbers; equal when None.
-        method: ``metis`` or ``random``; ignored for a folder.
+        method: ``metis``, ``kaminpar`` or ``random``; ignored for a folder.
         seed: Of the partitioner.
+        order: Of the rows; ``auto`` puts them in another order where that makes aggregation faster. A row's node is
+            ``graph.global_node_ids[row]`` in any order, also on a single rank. Ignored for a folder.
 
     Raises:
         ValueError: The data or shares do not fit, or the folder holds another number of parts.
@@ -83,7 +87,7 @@ def shard(
         assignment = partition_assign.partition_nodes(
             data.num_nodes, data.src, data.dst, weights, method="given", parts=parts
         )
-    return ShardGraph(build_shard(data, assignment, ranks.rank), ranks)
+    return ShardGraph(build_shard(data, assignment, ranks.rank, order=order), ranks)
 
 
 def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Interceptor:

@@ -393,7 +393,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
 
     install()
     shares = options.pop("shares", None) or [1.0] * ranks.world_size
-    method, check = options.pop("partitioner", "metis"), options.pop("check", True)
+    method, order, check = options.pop("partitioner", "metis"), options.pop("order", "auto"), options.pop("check", True)
     on_epoch, stage = options.pop("on_epoch", None), options.pop("on_stage", None) or (lambda _: None)
     if options.pop("cache_folder", None) is not None:
         raise ValueError("--partition-cache is not for processes started by torchrun: each cuts its part out itself")
@@ -421,10 +421,12 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> Any:
         parts = torch.empty(graph.num_nodes, dtype=torch.int64)
         if ranks.rank == 0:
             chosen = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method=method)
-            parts, notes = chosen.part.to(torch.int64).clone(), notes or tuple(chosen.notes)
+            parts, notes = chosen.part.to(torch.int64).clone(), (*notes, *chosen.notes)
         ranks.broadcast_(parts)
         given = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method="given", parts=parts)
-        return build_shard(graph, given, ranks.rank)
+        own = build_shard(graph, given, ranks.rank, order=order)
+        notes = (*notes, *own.order.notes)
+        return own
 
     if ranks.rank == 0:
         stage("partition")
