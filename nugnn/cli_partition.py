@@ -24,7 +24,7 @@ def partition(
     workers: int = typer.Option(help="Number of parts."),
     out: Path = typer.Option(help="Folder of partitions; give it to nugnn train as --partition-cache."),
     shares: str = typer.Option("even", help="Part of the nodes of each: even, or fractions such as 0.6,0.3,0.1."),
-    partitioner: str = typer.Option("metis", help="metis, kaminpar or random."),
+    partitioner: str = typer.Option("metis", help="metis, clusters, kaminpar or random."),
     order: str = typer.Option("auto", help="As for nugnn train: auto or none."),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
     undirected: bool = typer.Option(False, "--undirected/--no-undirected", help="As for nugnn train."),

@@ -106,7 +106,7 @@ class TrainConfig:
         "metis",
         str,
         "How the graph is split.",
-        choices=("metis", "kaminpar", "random"),
+        choices=("metis", "clusters", "kaminpar", "random"),
     )
     order: str = option(
         "auto",

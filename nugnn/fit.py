@@ -166,7 +166,7 @@ def fit(
             ``val_mask``, ``test_mask`` is converted.
         workers: Number of processes; 1 trains in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
-        partitioner: ``metis``, ``kaminpar`` or ``random``.
+        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``.
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
         timeout: Seconds after which a silent worker counts as lost.

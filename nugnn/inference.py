@@ -40,7 +40,7 @@ def infer(
         data: The graph; labels are not needed.
         workers: Number of processes; 1 computes in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
-        partitioner: ``metis``, ``kaminpar`` or ``random``.
+        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``.
         order: As for `nugnn.fit`.
         timeout: Seconds after which a silent worker counts as lost.
         log_folder: Where the workers' logs go; they are dropped when None.

@@ -65,7 +65,7 @@ def shard(
         data: The whole graph (rank 0 partitions, every rank cuts its own part), or a folder of shards on disk.
         ranks: From `init`; a single rank when None.
         shares: Target share of each rank's nodes, any positive numbers; equal when None.
-        method: ``metis``, ``kaminpar`` or ``random``; ignored for a folder.
+        method: ``metis``, ``clusters``, ``kaminpar`` or ``random``; ignored for a folder.
         seed: Of the partitioner.
         order: Of the rows; ``auto`` puts them in another order where that makes aggregation faster. A row's node is
             ``graph.global_node_ids[row]`` in any order, also on a single rank. Ignored for a folder.

@@ -150,12 +150,16 @@ def neighbour_lists(
     return unweighted_lists(starts, both, parts)
 
 
-def locality_order(graph: NeighbourLists, most_rows: int, *, seed: int = 0) -> tuple[Ints, int]:
+def locality_order(
+    graph: NeighbourLists, most_rows: int, *, start: npt.NDArray | None = None, seed: int = 0
+) -> tuple[Ints, int]:
     """Nodes by part, and inside a part by nested clusters of at most ``most_rows`` nodes.
 
     Args:
         graph: Symmetric lists; parts as they are to stay.
         most_rows: Nodes whose features fit the largest cache.
+        start: ``(N,)`` innermost clusters that are known already, as integers from 0; they may cross parts. They are
+            looked for when None, and also where one of these is larger than ``most_rows``.
         seed: Decides between equal neighbours.
 
     Returns:
@@ -165,9 +169,15 @@ def locality_order(graph: NeighbourLists, most_rows: int, *, seed: int = 0) -> t
     """
     levels: list[Ints32] = []
     capacities = np.array([most_rows], np.int64)
+    labels: Ints32 | None = None
+    if start is not None and np.bincount(start).max(initial=0) <= most_rows:
+        labels = _inside_parts(start, graph.parts)
     level = graph
     while True:
-        contracted, cluster_of = contract(level, propagate_labels(level, capacities, seed=seed))
+        if labels is None:
+            labels = propagate_labels(level, capacities, seed=seed)
+        contracted, cluster_of = contract(level, labels)
+        labels = None
         levels.append(cluster_of)
         has_settled = contracted.num_nodes > _FEWEST_JOINED * level.num_nodes
         level = contracted
@@ -187,6 +197,16 @@ def locality_order(graph: NeighbourLists, most_rows: int, *, seed: int = 0) -> t
     return order.astype(np.int64), num_clusters
 
 
+def _inside_parts(clusters: npt.NDArray, parts: npt.NDArray) -> Ints32:
+    """Clusters cut where they cross parts, as labels below N: of each piece the node that comes first."""
+    if not len(parts):
+        keys = clusters
+    else:
+        keys = clusters.astype(np.int64) * (int(parts.max(initial=0)) + 1) + parts
+    _, first, piece = np.unique(keys, return_index=True, return_inverse=True)
+    return first[piece].astype(np.int32)
+
+
 def near_share(graph: NeighbourLists, position: Ints, window: int) -> float:
     """Share of the arcs inside parts whose ends lie less than ``window`` positions apart; 1 if there are none."""
     from nugnn.partition import cluster_kernels as kernels
@@ -198,13 +218,16 @@ def near_share(graph: NeighbourLists, position: Ints, window: int) -> float:
     return near / inside if inside else 1.0
 
 
-def find_order(graph: NeighbourLists, given: Ints, most_rows: int, *, only_if_better: bool) -> tuple[Ints, OrderReport]:
+def find_order(
+    graph: NeighbourLists, given: Ints, most_rows: int, *, start: npt.NDArray | None = None, only_if_better: bool
+) -> tuple[Ints, OrderReport]:
     """The order to number rows by: a found one, or ``given`` where that is as good.
 
     Args:
         graph: As for :func:`locality_order`.
         given: ``(N,)`` int64, the nodes by part and ascending by id within one.
         most_rows: As for :func:`locality_order`.
+        start: As for :func:`locality_order`.
         only_if_better: Keep ``given`` where it is local already or the found order is hardly better.
     """
     begin = time.perf_counter()
@@ -221,7 +244,7 @@ def find_order(graph: NeighbourLists, given: Ints, most_rows: int, *, only_if_be
         return given, OrderReport(
             method="none", near_before=before, near_after=before, seconds=time.perf_counter() - begin, reason=reason
         )
-    found, num_clusters = locality_order(graph, most_rows)
+    found, num_clusters = locality_order(graph, most_rows, start=start)
     after = share(found)
     seconds = time.perf_counter() - begin
     if only_if_better and 1 - after > _LEAST_GAIN * (1 - before):

@@ -182,6 +182,7 @@ class _Layout:
                 neighbour_lists(indptr, sources, src, dst, parts),
                 self.book.order.numpy(),
                 rows_in_cache(_row_bytes(data)),
+                start=None if assignment.clusters is None else assignment.clusters.numpy(),
                 only_if_better=order == "auto",
             )
             del sources
