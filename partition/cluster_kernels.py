@@ -12,11 +12,6 @@ import numpy as np
 
 from nugnn.kernels._jit import jit
 
-MOST_NEIGHBOURS = 1 << 14
-"""A node looks at this many of its neighbours at most, evenly spaced: a vote of so many is as good as one of all."""
-TABLE_SLOTS = 4 * MOST_NEIGHBOURS
-"""Slots of the hash table that a thread counts labels in."""
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -31,18 +26,19 @@ def _mixed(x):  # type: ignore[no-untyped-def]
 @jit(parallel=True)
 def choose_labels(  # type: ignore[no-untyped-def]
     bounds, subset, num_subsets, indptr, indices, weights, parts, node_weights, labels, loads, capacities, seed,
-    keys, sums, chosen,
+    most_neighbours, keys, sums, used, chosen,
 ):  # fmt: skip
     """``chosen[v]``: for the nodes ``v = subset (mod num_subsets)`` the label that most of their arcs' weight bears.
 
     A label whose cluster has no room for the node is passed over. Of equal ones the node's own wins, else the one with
-    the largest hash. ``bounds`` splits the nodes into tasks; ``keys`` (-1) and ``sums`` (0) hold a table for each, and
-    are left as they came. An empty ``weights`` means 1 for each arc. With ``parts``, a node looks only at neighbours
-    of its own part. ``capacities`` holds one number for all labels, or one for each.
+    the largest hash. A node looks at ``most_neighbours`` at most, evenly spaced: a vote of many is as good as one of
+    all. With ``parts`` it looks only at those of its own part. An empty ``weights`` means 1 for each arc;
+    ``capacities`` holds one number for all labels, or one for each. ``bounds`` splits the nodes into tasks; ``keys``
+    (-1) and ``sums`` (0) hold a hash table for each and are left as they came, ``used`` the places of its labels.
     """
     weighted, divided, own_capacity = len(weights) > 0, len(parts) > 0, len(capacities) > 1
     for task in numba.prange(len(bounds) - 1):
-        key, total = keys[task], sums[task]
+        key, total, filled = keys[task], sums[task], used[task]
         first = bounds[task] + (subset - bounds[task]) % num_subsets
         for node in range(first, bounds[task + 1], num_subsets):
             begin, end = indptr[node], indptr[node + 1]
@@ -50,11 +46,12 @@ def choose_labels(  # type: ignore[no-untyped-def]
             chosen[node] = own
             if begin == end:
                 continue
-            step = 1 + (end - begin - 1) // MOST_NEIGHBOURS
+            step = 1 + (end - begin - 1) // most_neighbours
             bits = 2
             while (1 << bits) < 2 * ((end - begin) // step + 1):
                 bits += 1
             mask, shift = (1 << bits) - 1, np.uint64(64 - bits)
+            num_labels = 0
             for k in range(begin, end, step):
                 neighbour = indices[k]
                 if neighbour == node or (divided and parts[neighbour] != parts[node]):
@@ -63,14 +60,16 @@ def choose_labels(  # type: ignore[no-untyped-def]
                 slot = np.int64((np.uint64(label) * _GOLDEN) >> shift)
                 while key[slot] != label and key[slot] != -1:
                     slot = (slot + 1) & mask
-                key[slot] = label
+                if key[slot] == -1:
+                    key[slot] = label
+                    filled[num_labels] = slot
+                    num_labels += 1
                 total[slot] += weights[k] if weighted else 1
             best, best_sum, best_hash = own, 0, np.uint64(0)
             weight = node_weights[node]
-            for place in range(mask + 1):
+            for number in range(num_labels):
+                place = filled[number]
                 label = key[place]
-                if label == -1:
-                    continue
                 label_sum = total[place]
                 key[place] = -1
                 total[place] = 0
@@ -100,22 +99,6 @@ def move_nodes(subset, num_subsets, chosen, node_weights, capacities, labels, lo
                 labels[node] = label
                 num_moved += 1
     return num_moved
-
-
-@jit(parallel=True)
-def count_crossing(bounds, members, offsets, indptr, indices, parts, labels, crossing):  # type: ignore[no-untyped-def]
-    """``crossing[c]``: arcs from cluster ``c`` into another one of the same part."""
-    divided = len(parts) > 0
-    for task in numba.prange(len(bounds) - 1):
-        for cluster in range(bounds[task], bounds[task + 1]):
-            count = 0
-            for place in range(offsets[cluster], offsets[cluster + 1]):
-                node = members[place]
-                for k in range(indptr[node], indptr[node + 1]):
-                    neighbour = indices[k]
-                    if labels[neighbour] != cluster and not (divided and parts[neighbour] != parts[node]):
-                        count += 1
-            crossing[cluster] = count
 
 
 @jit(parallel=True)
@@ -161,7 +144,7 @@ def counting_sort(keys, next_slot, out):  # type: ignore[no-untyped-def]
 
 @jit(parallel=True)
 def gather_rows(bounds, order, indptr, starts, entries, out):  # type: ignore[no-untyped-def]
-    """Row ``i`` of ``out``, from ``starts[i]``, is row ``order[i]`` of ``entries``."""
+    """Row ``i`` of ``out``, from ``starts[i]``, is row ``order[i]`` of ``entries``; ``bounds`` splits the rows."""
     for task in numba.prange(len(bounds) - 1):
         for row in range(bounds[task], bounds[task + 1]):
             source, target = indptr[order[row]], starts[row]

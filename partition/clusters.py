@@ -25,6 +25,8 @@ _SUBSETS = 8
 """Two nodes that look at each other seldom move at once. 4 needed a pass more, which costs more than it saves."""
 _SETTLED = 0.02
 """Passes end when fewer of the nodes than this moved: the next pass would move a few nodes in a hundred of those."""
+_MOST_NEIGHBOURS = 1 << 14
+"""That a node looks at, evenly spaced among all it has."""
 _MOST_NODES = 2**31 - 1
 _FEW_KEYS = 500_000
 
@@ -36,14 +38,14 @@ class NeighbourLists:
     Args:
         indptr: ``(N + 1,)`` int64 offsets into ``indices``.
         indices: ``(E,)`` int32 neighbours; each arc should be listed at both of its ends.
-        weights: ``(E,)`` int64, positive; empty for 1 each.
+        weights: ``(E,)`` int64 or float64, positive; empty for 1 each.
         node_weights: ``(N,)`` int64, what counts towards the size of a cluster.
         parts: ``(N,)`` integer part of each node: no cluster crosses parts. Empty for a single part.
     """
 
     indptr: Ints
     indices: Ints32
-    weights: Ints
+    weights: npt.NDArray
     node_weights: Ints
     parts: npt.NDArray
 
@@ -95,10 +97,11 @@ def propagate_labels(
     num_labels = max(num_nodes, len(capacities), int(labels.max(initial=-1)) + 1)
     loads = np.bincount(labels, weights=graph.node_weights, minlength=num_labels).astype(np.int64)
     bounds = row_tasks(graph.indptr, torch.get_num_threads())
-    longest = int(min(np.diff(graph.indptr).max(initial=1), 2 * kernels.MOST_NEIGHBOURS))
-    slots = min(4 << (longest - 1).bit_length(), kernels.TABLE_SLOTS)
+    longest = int(min(np.diff(graph.indptr).max(initial=1), _MOST_NEIGHBOURS)) + 1
+    slots = 4 << (longest - 1).bit_length()
     keys = np.full((len(bounds) - 1, slots), -1, np.int32)
     sums = np.zeros((len(bounds) - 1, slots), np.int64)
+    used = np.empty((len(bounds) - 1, longest + 1), np.int32)
     chosen = np.empty(num_nodes, np.int32)
     tie_breaker = np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
     for _ in range(most_passes):
@@ -106,7 +109,7 @@ def propagate_labels(
         for subset in range(_SUBSETS):
             kernels.choose_labels(
                 bounds, subset, _SUBSETS, graph.indptr, graph.indices, graph.weights, graph.parts, graph.node_weights,
-                labels, loads, capacities, tie_breaker, keys, sums, chosen,
+                labels, loads, capacities, tie_breaker, _MOST_NEIGHBOURS, keys, sums, used, chosen,
             )  # fmt: skip
             num_moved += kernels.move_nodes(subset, _SUBSETS, chosen, graph.node_weights, capacities, labels, loads)
         if num_moved <= _SETTLED * num_nodes:
@@ -134,19 +137,18 @@ def contract(graph: NeighbourLists, labels: Ints32) -> tuple[NeighbourLists, Int
     cluster_of: Ints32 = (np.cumsum(used) - 1).astype(np.int32)[labels]
     members, offsets = grouped(cluster_of, num_clusters)
     work = np.concatenate([[0], np.cumsum(np.diff(graph.indptr)[members])])[offsets]
-    bounds = row_tasks(work, torch.get_num_threads())
-    crossing = np.empty(num_clusters, np.int64)
-    lists = (members, offsets, graph.indptr, graph.indices)
-    kernels.count_crossing(bounds, *lists, graph.parts, cluster_of, crossing)
-    starts = np.concatenate([[0], np.cumsum(crossing)])
-    loose_indices, loose_weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int64)
+    bounds = row_tasks(work, 1 + torch.get_num_threads() // 4)  # as few as keep all busy: each has a row of `places`
+    # Room for every arc, of which the system hands out the pages that are written: those of the arcs that remain.
+    loose_indices = np.empty(work[-1], np.int32)
+    loose_weights = np.empty(work[-1], graph.weights.dtype)
     places = np.full((len(bounds) - 1, num_clusters), -1, np.int64)
     counts = np.empty(num_clusters, np.int64)
     kernels.merge_arcs(
-        bounds, *lists, graph.weights, graph.parts, cluster_of, starts, places, loose_indices, loose_weights, counts
-    )
+        bounds, members, offsets, graph.indptr, graph.indices, graph.weights, graph.parts, cluster_of, work, places,
+        loose_indices, loose_weights, counts,
+    )  # fmt: skip
     indptr = np.concatenate([[0], np.cumsum(counts)])
-    kept = np.repeat(starts[:-1] - indptr[:-1], counts) + np.arange(indptr[-1])
+    kept = np.repeat(work[:-1] - indptr[:-1], counts) + np.arange(indptr[-1])
     contracted = NeighbourLists(
         indptr,
         loose_indices[kept],
@@ -171,3 +173,19 @@ def grouped(keys: npt.NDArray, num_keys: int) -> tuple[npt.NDArray, Ints]:
     order = np.empty(len(keys), np.int32 if len(keys) <= _MOST_NODES else np.int64)
     kernels.counting_sort(keys, offsets[:-1].copy(), order)
     return order, offsets
+
+
+def rows_in_order(entries: npt.NDArray, indptr: Ints, order: Ints) -> tuple[npt.NDArray, Ints]:
+    """Rows of a CSR structure that holds ``entries``, in another order, and their offsets."""
+    starts = np.zeros_like(indptr)
+    np.cumsum(np.diff(indptr)[order], out=starts[1:])
+    if np.array_equal(order, np.arange(len(order))):
+        return entries, starts
+    if len(entries) < _FEW_KEYS:
+        places = np.arange(len(entries)) + np.repeat(indptr[:-1][order] - starts[:-1], np.diff(starts))
+        return entries[places], starts
+    from nugnn.partition import cluster_kernels as kernels
+
+    out = np.empty_like(entries)
+    kernels.gather_rows(row_tasks(starts, torch.get_num_threads()), order, indptr, starts, entries, out)
+    return out, starts

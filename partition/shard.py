@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from nugnn.datasets.sparse import select_rows
 from nugnn.partition.assign import Assignment
 from nugnn.partition.book import PartitionBook
-from nugnn.partition.clusters import Ints, grouped
+from nugnn.partition.clusters import grouped, rows_in_order
 from nugnn.partition.order import (
     BY_ID,
     OrderChoice,
@@ -187,7 +186,7 @@ class _Layout:
             )
             del sources
             self.book = PartitionBook.from_parts(assignment.part, num_parts, torch.from_numpy(found))
-        self.edge_order, self.indptr = _rows_in_order(edge_order, indptr, self.book.order.numpy())
+        self.edge_order, self.indptr = rows_in_order(edge_order, indptr, self.book.order.numpy())
         del edge_order
         position = self.book.position.numpy()
         self.src_position = position[src[self.edge_order]]
@@ -284,15 +283,6 @@ def _row_bytes(data: GraphData) -> int:
     is_dense = data.features is not None and data.features.layout is torch.strided
     columns = data.features.shape[1] if is_dense and data.features is not None else 0
     return 4 * max(columns, _NARROWEST_ROW)
-
-
-def _rows_in_order(entries: npt.NDArray, indptr: Ints, order: Ints) -> tuple[npt.NDArray, Ints]:
-    """Rows of a CSR structure, which hold ``entries``, in another order, and their offsets."""
-    starts = np.zeros_like(indptr)
-    np.cumsum(np.diff(indptr)[order], out=starts[1:])
-    if np.array_equal(order, np.arange(len(order))):
-        return entries, starts
-    return entries[np.arange(len(entries)) + np.repeat(indptr[:-1][order] - starts[:-1], np.diff(starts))], starts
 
 
 def _node_data(data: GraphData) -> dict[str, Tensor]:

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nugnn.partition import clusters
-from nugnn.partition.clusters import NeighbourLists, contract, grouped, propagate_labels, unweighted_lists
+from nugnn.partition.clusters import (
+    NeighbourLists,
+    contract,
+    grouped,
+    propagate_labels,
+    rows_in_order,
+    unweighted_lists,
+)
 
 
 def lists(num_nodes: int, edges: np.ndarray, parts: np.ndarray | None = None) -> NeighbourLists:
@@ -119,3 +126,15 @@ def test_threads_do_not_change_the_outcome():
     finally:
         torch.set_num_threads(before)
     assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_rows_follow_an_order_on_either_path(monkeypatch):
+    rng = np.random.default_rng(0)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 6, 50))])
+    entries, order = rng.permutation(int(indptr[-1])), rng.permutation(50)
+    expected = np.concatenate([entries[indptr[row] : indptr[row + 1]] for row in order])
+    for few in (10_000, 0):
+        monkeypatch.setattr(clusters, "_FEW_KEYS", few)
+        found, starts = rows_in_order(entries, indptr, order)
+        assert found.tolist() == expected.tolist()
+        assert np.diff(starts).tolist() == np.diff(indptr)[order].tolist()
