@@ -24,7 +24,8 @@ def partition(
     workers: int = typer.Option(help="Number of parts."),
     out: Path = typer.Option(help="Folder of partitions; give it to nugnn train as --partition-cache."),
     shares: str = typer.Option("even", help="Part of the nodes of each: even, or fractions such as 0.6,0.3,0.1."),
-    partitioner: str = typer.Option("metis", help="metis or random."),
+    partitioner: str = typer.Option("metis", help="metis, clusters, kaminpar or random."),
+    order: str = typer.Option("auto", help="As for nugnn train: auto or none."),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
     num_nodes: int | None = typer.Option(None, help="Number of nodes, for a path to a list of edges."),
     undirected: bool = typer.Option(False, "--undirected/--no-undirected", help="As for nugnn train."),
@@ -44,6 +45,7 @@ def partition(
             workers=workers,
             shares=shares,
             partitioner=partitioner,
+            order=order,
             undirected=undirected,
             self_loops=self_loops,
             feature_norm=feature_norm,
@@ -57,7 +59,8 @@ def partition(
         if workers > data.num_nodes:
             raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
         try:
-            folder = cached_shards(out, data, config.fractions, method=config.partitioner)  # type: ignore[arg-type]
+            how = {"method": config.partitioner, "order": config.order}
+            folder = cached_shards(out, data, config.fractions, **how)  # type: ignore[arg-type]
         except OSError as error:
             raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
         meta = load_meta(folder)

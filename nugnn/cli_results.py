@@ -111,5 +111,6 @@ def _logits(
         partitioner=finished.config.partitioner,
         device=device,
         precision=finished.config.precision,
+        order=finished.config.order,
         timeout=finished.config.timeout,
     )

@@ -18,8 +18,19 @@ BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
 _AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
 FREE_ON_RESUME = (
-    *("epochs", "patience", "workers", "shares", "partitioner", "timeout", "out", "predictions", "tensorboard"),
-    *("resume", "checkpoint_every", "partition_cache", "dataset", "data_dir", "num_nodes", "device", "cluster", "plan"),
+    *("epochs", "patience", "workers", "shares", "partitioner", "order", "timeout", "out", "predictions"),
+    *(
+        "tensorboard",
+        "resume",
+        "checkpoint_every",
+        "partition_cache",
+        "dataset",
+        "data_dir",
+        "num_nodes",
+        "device",
+        "cluster",
+        "plan",
+    ),
 )
 """Options a resumed run may change. The graph itself is compared, not where it was found."""
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -104,9 +115,13 @@ class TrainConfig:
         "metis",
         str,
         "How the graph is split.",
-        choices=("metis", "random"),
-        later=("kaminpar",),
-        later_what="the KaMinPar partitioner",
+        choices=("metis", "clusters", "kaminpar", "random"),
+    )
+    order: str = option(
+        "auto",
+        str,
+        "Order of the nodes inside a part: for locality where that pays, or by id. Results are the same.",
+        choices=("auto", "none"),
     )
     partition_cache: str | None = option(
         None, str, "Folder to keep partitions in and find them again, as nugnn partition makes it.", optional=True

@@ -43,6 +43,7 @@ def fit(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
+    order: str = "auto",
     device: str = "auto",
     check: bool = True,
     timeout: float = 600.0,
@@ -69,7 +70,8 @@ def fit(
             ``val_mask``, ``test_mask`` is converted.
         workers: Number of processes; 1 trains in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
-        partitioner: ``metis`` or ``random``.
+        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``.
+        order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such
             as ``cuda:0,cpu``.
         check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
@@ -122,7 +124,7 @@ def fit(
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, seen, devices[0], fit_options, plan, on_epoch, stage)
+        return _fit_here(model, data, seen, devices[0], order, fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -133,12 +135,12 @@ def fit(
                 stage("check")
                 check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
             stage("partition")
-            shards, remarks = shards_on_disk(seen, weights, partitioner, cache_folder, folder / "shards")
+            shards, remarks = shards_on_disk(seen, weights, partitioner, order, cache_folder, folder / "shards")
             notes.extend(remarks)
             work = {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan, "devices": devices}
             if inductive:
                 whole = folder / "whole"
-                work["evaluation_shards"], _ = shards_on_disk(data, weights, partitioner, cache_folder, whole)
+                work["evaluation_shards"], _ = shards_on_disk(data, weights, partitioner, order, cache_folder, whole)
             job.write_job(folder, work)
 
         with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
@@ -160,29 +162,31 @@ def _fit_here(
     data: GraphData,
     seen: GraphData,
     device: torch.device,
+    order: str,
     options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
 ) -> FitResult:
     """Train in this process."""
+    notes: list[str] = []
     stage("train")
     asked = threading.Event()
     with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
         if plan is not None:
             signals.arm()
         outcome = train_shard(
-            lambda: whole_shard(seen),
+            lambda: whole_shard(seen, order, notes),
             Ranks(device=device),
             copy.deepcopy(model),
             options,
             on_epoch,
             checkpoints=plan,
             asked_to_stop=asked.is_set,
-            make_evaluation_shard=None if seen is data else lambda: whole_shard(data),
+            make_evaluation_shard=None if seen is data else lambda: whole_shard(data, order, []),
         )
     raise_if_interrupted(outcome, options, plan)
-    return result_of(model, [outcome], ())
+    return result_of(model, [outcome], notes)
 
 
 def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage: Callable[[str], Any]) -> None:

@@ -59,6 +59,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     install()
     data = data if isinstance(data, GraphData) else GraphData.from_dgl(data)
     shares, method = options.pop("shares", None), options.pop("partitioner", "metis")
+    order = options.pop("order", "auto")
     check = options.pop("check", True)
     device = own_device(options.pop("device", "auto"))
     if device != ranks.device:
@@ -84,7 +85,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         stage("partition")
     shards, notes = [], []  # lists, so that nobody keeps a shard that training has turned into a graph
     for graph in [seen, data] if inductive else [data]:
-        shard, said = own_shard(graph, ranks, weights, method=method)
+        shard, said = own_shard(graph, ranks, weights, method=method, order=order)
         shards.append(shard)
         notes.append(said)
     del shard

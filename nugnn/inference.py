@@ -29,6 +29,7 @@ def infer(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
+    order: str = "auto",
     device: str = "auto",
     precision: str = "fp32",
     timeout: float = 600.0,
@@ -41,7 +42,8 @@ def infer(
         data: The graph; labels are not needed.
         workers: Number of processes; 1 computes in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
-        partitioner: ``metis`` or ``random``.
+        partitioner: As for `nugnn.fit`.
+        order: As for `nugnn.fit`.
         device: As for `nugnn.fit`.
         precision: As for `nugnn.fit`.
         timeout: Seconds after which a silent worker counts as lost.
@@ -58,11 +60,11 @@ def infer(
     weights = checked_shares(shares, workers, data)
     devices, _ = devices_of(device, workers)
     if workers == 1:
-        return infer_shard(whole_shard(data), Ranks(device=devices[0]), copy.deepcopy(model), precision)
+        return infer_shard(whole_shard(data, order, []), Ranks(device=devices[0]), copy.deepcopy(model), precision)
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
-            shards, _ = shards_on_disk(data, weights, partitioner, None, folder / "shards")
+            shards, _ = shards_on_disk(data, weights, partitioner, order, None, folder / "shards")
             job.write_job(folder, {"model": model, "shards": shards, "devices": devices, "precision": precision})
 
         launch(

@@ -143,6 +143,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "shares": config.fractions,
         "partitioner": config.partitioner,
         "device": config.device,
+        "order": config.order,
         "check": config.model_file is not None,  # the built-in ones are what the tests run
         "timeout": config.timeout,
         "epochs": config.epochs,

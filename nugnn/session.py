@@ -25,6 +25,7 @@ from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import REPLICATED, tag
 from nugnn.member import member_from
 from nugnn.partition.assign import Method
+from nugnn.partition.order import OrderChoice
 from nugnn.partition.store import load_shard
 from nugnn.precision.promotion import PromotionHandler
 from nugnn.shard_graph import ShardGraph
@@ -58,6 +59,7 @@ def shard(
     shares: Sequence[float] | None = None,
     method: Method = "metis",
     seed: int = 0,
+    order: OrderChoice = "none",
     device: str = "cpu",
 ) -> ShardGraph:
     """Cut the part of this rank out of a graph; every rank has to call.
@@ -66,8 +68,10 @@ def shard(
         data: The whole graph (rank 0 partitions, every rank cuts its own part), or a folder of shards on disk.
         ranks: From `init`; a single rank when None.
         shares: Target share of each rank's nodes, any positive numbers; equal when None.
-        method: ``metis`` or ``random``; ignored for a folder.
+        method: ``metis``, ``clusters``, ``kaminpar`` or ``random``; ignored for a folder.
         seed: Of the partitioner.
+        order: Of the rows; ``auto`` puts them in another order where that makes aggregation faster. A row's node is
+            ``graph.global_node_ids[row]`` in any order, also on a single rank. Ignored for a folder.
         device: Of the single rank, as for `init`; given ``ranks``, their device counts.
 
     Raises:
@@ -78,7 +82,7 @@ def shard(
     if isinstance(data, (str, Path)):
         return ShardGraph(load_shard(Path(data), ranks.rank), ranks)
     weights = checked_shares(shares, ranks.world_size, data)
-    own, _ = own_shard(data, ranks, weights, method=method, seed=seed)
+    own, _ = own_shard(data, ranks, weights, method=method, order=order, seed=seed)
     return ShardGraph(own, ranks)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -11,6 +12,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.partition.assign import Method, partition_nodes
 from nugnn.partition.cache import cached_shards
+from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import Shard, build_shard, iter_shards
 from nugnn.partition.store import load_meta, write_shards
 
@@ -29,15 +31,25 @@ def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData
     return weights
 
 
-def whole_shard(data: GraphData) -> Shard:
-    """All of ``data`` as the shard of a single rank."""
-    return build_shard(data, partition_nodes(data.num_nodes, data.src, data.dst, [1.0]), 0)
+def whole_shard(data: GraphData, order: str, notes: list[str]) -> Shard:
+    """All of ``data`` as the shard of a single rank; what is to be said of its order goes to ``notes``."""
+    shard = build_shard(
+        data, partition_nodes(data.num_nodes, data.src, data.dst, [1.0]), 0, order=cast(OrderChoice, order)
+    )
+    notes.extend(shard.order.notes)
+    return shard
 
 
 def own_shard(
-    data: GraphData, ranks: Ranks, shares: Sequence[float], *, method: Method = "metis", seed: int = 0
+    data: GraphData,
+    ranks: Ranks,
+    shares: Sequence[float],
+    *,
+    method: str = "metis",
+    order: str = "none",
+    seed: int = 0,
 ) -> tuple[Shard, tuple[str, ...]]:
-    """This rank's shard of ``data``, which every rank holds, and (on rank 0) the partitioner's notes; collective.
+    """This rank's shard of ``data``, which every rank holds, with notes about it; collective.
 
     Rank 0 alone partitions: a native library need not give two processes the same answer.
 
@@ -49,23 +61,29 @@ def own_shard(
     notes: tuple[str, ...] = ()
     try:
         if ranks.rank == 0:
-            chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=method, seed=seed)
+            chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=cast(Method, method), seed=seed)
             parts, notes = chosen.part.to(torch.int64).clone(), tuple(chosen.notes)
     finally:
         ranks.broadcast_(parts)  # also after a failure: the others wait for it
     if len(parts) and int(parts[0]) < 0:
         raise RuntimeError("worker 0 could not partition the graph; it says why")
     given = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
-    return build_shard(data, given, ranks.rank), notes
+    own = build_shard(data, given, ranks.rank, order=cast(OrderChoice, order))
+    return own, (*notes, *own.order.notes)
 
 
 def shards_on_disk(
-    data: GraphData, shares: Sequence[float], partitioner: str, cache_folder: Path | None, own_folder: Path
+    data: GraphData,
+    shares: Sequence[float],
+    partitioner: str,
+    order: str,
+    cache_folder: Path | None,
+    own_folder: Path,
 ) -> tuple[Path, tuple[str, ...]]:
-    """A folder of shards, in the cache if there is one, and the partitioner's notes."""
+    """A folder of shards, in the cache if there is one, and what was noted when they were made."""
     if cache_folder is None:
-        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=partitioner)  # type: ignore[arg-type]
-        write_shards(own_folder, iter_shards(data, assignment), key="private", versions={})
-        return own_folder, tuple(assignment.notes)
-    made = cached_shards(cache_folder, data, shares, method=partitioner)  # type: ignore[arg-type]
+        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=cast(Method, partitioner))
+        shards = iter_shards(data, assignment, order=cast(OrderChoice, order))
+        return own_folder, write_shards(own_folder, shards, key="private", versions={}, notes=assignment.notes).notes
+    made = cached_shards(cache_folder, data, shares, method=cast(Method, partitioner), order=cast(OrderChoice, order))
     return made, tuple(load_meta(made).notes)

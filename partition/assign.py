@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from nugnn.partition.balance import Balance, Ints, normalise_shares, reachable_shares, settle, split_in_order
+from nugnn.partition.coarse import cluster_parts
+from nugnn.partition.kaminpar import check_kaminpar, kaminpar_parts
 from nugnn.partition.metis import check_index_width, metis_parts, symmetric_graph
 
-Method: TypeAlias = Literal["metis", "random", "given"]
+Method: TypeAlias = Literal["metis", "kaminpar", "clusters", "random", "given"]
 ArrayLike: TypeAlias = Any  # tensor, NumPy array or sequence of numbers
 NodeWeights: TypeAlias = Any  # "unit", "degree" or an ArrayLike
 
@@ -27,7 +29,7 @@ class Assignment:
 
     Args:
         part: ``(N,)`` int32, part of each node.
-        method: How it was made: "metis", "random" or "given".
+        method: How it was made: see :func:`partition_nodes`.
         seed: Seed it was made with.
         shares_asked: Target share of each part, summing to 1.
         node_counts: Nodes per part.
@@ -38,6 +40,7 @@ class Assignment:
         halo_rows: Per part, nodes of other parts that are the source of an edge into this one.
         seconds: Wall-clock time to make it.
         notes: What had to be done on the way, one sentence each.
+        clusters: ``(N,)`` int32, a cluster of each node where the partitioner found some; they may cross parts.
     """
 
     part: Tensor
@@ -51,6 +54,7 @@ class Assignment:
     halo_rows: tuple[int, ...]
     seconds: float
     notes: tuple[str, ...] = ()
+    clusters: Tensor | None = None
 
     @property
     def num_parts(self) -> int:
@@ -92,9 +96,10 @@ def partition_nodes(
         src: ``(E,)`` integer source of each arc, in ``[0, N)``.
         dst: ``(E,)`` integer destination of each arc.
         shares: One positive number per part; only their ratio matters.
-        method: "metis" (few arcs across parts), "random", or "given" (``parts`` is taken as it is, and only noted
-            where it misses ``shares``).
-        seed: Seed of "metis" and "random", at least 0.
+        method: "metis" (few arcs across parts); "clusters" (METIS on the graph of clusters: a fraction of the time,
+            a smaller cut where nodes form communities, a larger one where they hardly do); "kaminpar" (an optional
+            package); "random"; or "given" (``parts`` is taken as it is, and only noted where it misses ``shares``).
+        seed: Seed of the random choices, at least 0.
         parts: ``(N,)`` integers in ``[0, P)``, for "given" only.
         edge_weights: ``(E,)`` positive integers or floats: what an arc costs when it is cut. None: 1 each.
         node_weights: What is balanced: "unit" (nodes), "degree" (``1 + in-degree``), an ``(N,)`` array such as
@@ -103,7 +108,8 @@ def partition_nodes(
         tolerance: Allowed deviation from a target, relative to it.
 
     Returns:
-        The assignment; equal arguments give an equal one, apart from ``seconds``.
+        The assignment; equal arguments give an equal one, apart from ``seconds``, but for "kaminpar" on more than one
+        thread.
 
     Raises:
         ValueError: an argument is malformed or out of range, there are more parts than nodes, or no assignment within
@@ -118,8 +124,12 @@ def partition_nodes(
             f"more parts than nodes: {len(asked)} parts for {num_nodes} nodes; every part needs a node of its own, "
             f"so ask for at most {num_nodes} parts"
         )
-    if method not in ("metis", "random", "given"):
-        raise ValueError(f"unknown partition method {method!r}; choose 'metis', 'random' or 'given'")
+    if method not in get_args(Method):
+        raise ValueError(
+            f"unknown partition method {method!r}; choose 'metis', 'clusters', 'kaminpar', 'random' or 'given'"
+        )
+    if method == "kaminpar":
+        check_kaminpar()
     if (parts is None) == (method == "given"):
         raise ValueError("method='given' needs `parts`, and only 'given' takes them")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -128,7 +138,7 @@ def partition_nodes(
         raise ValueError(f"tolerance is {tolerance}; it must be a number of at least 0")
     if len(src) != len(dst):
         raise ValueError(f"src has {len(src)} entries and dst {len(dst)}; each edge needs one of both")
-    if method == "metis":
+    if method in ("metis", "clusters"):
         check_index_width(num_nodes, len(src))
     src_E, dst_E = _ids(src, num_nodes, "src"), _ids(dst, num_nodes, "dst")
     weights_E = _checked_edge_weights(edge_weights, len(src_E))
@@ -136,13 +146,14 @@ def partition_nodes(
     targets = reachable_shares(asked, num_nodes)
     balance = Balance(_checked_node_weights(node_weights, num_nodes, dst_E), targets, float(tolerance))
     notes: list[str] = []
+    clusters_N: npt.NDArray | None = None
     if max(abs(t - a) for t, a in zip(targets, asked, strict=True)) > 1e-12:  # 1e-12: rounding of the normalisation
         notes.append("Shares below one node were raised to one node, the others reduced to make room.")
     if method == "given":
         part_N = _checked_parts(parts, num_nodes, len(asked))
         notes += [f"Given parts: {sentence}." for sentence in balance.violations(part_N)]
     else:
-        part_N = _make_parts(method, src_E, dst_E, weights_E, balance, seed, notes)
+        part_N, clusters_N = _make_parts(method, src_E, dst_E, weights_E, balance, seed, notes)
         violations = balance.violations(part_N)
         if violations:
             raise ValueError(
@@ -165,18 +176,20 @@ def partition_nodes(
         halo_rows=halo_rows,
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
+        clusters=None if clusters_N is None else torch.from_numpy(clusters_N),
     )
 
 
 def _make_parts(
     method: Method, src: Ints, dst: Ints, weights: npt.NDArray | None, balance: Balance, seed: int, notes: list[str]
-) -> Ints:
+) -> tuple[Ints, npt.NDArray | None]:
+    """Parts, and clusters where the method finds some."""
     num_nodes = len(balance.node_weights)
     if balance.num_parts == 1:
-        return np.zeros(num_nodes, np.int64)
+        return np.zeros(num_nodes, np.int64), None
     if method == "random":
         order = np.random.default_rng(seed).permutation(num_nodes)
-        return settle(split_in_order(order, balance), balance, None, notes)
+        return settle(split_in_order(order, balance), balance, None, notes), None
     graph = symmetric_graph(num_nodes, src, dst, weights)
     if graph.num_merged:
         notes.append(f"Merged {graph.num_merged} parallel edges into weights for partitioning only.")
@@ -184,8 +197,12 @@ def _make_parts(
         notes.append(f"Left {graph.num_self_loops} self-loops out for partitioning only.")
     if graph.adjacency.nnz == 0:
         notes.append("There is no edge between two nodes; split in order of node ids by share alone.")
-        return settle(split_in_order(np.arange(num_nodes), balance), balance, None, notes)
-    return metis_parts(graph, balance, seed, notes)
+        return settle(split_in_order(np.arange(num_nodes), balance), balance, None, notes), None
+    if method == "clusters":
+        return cluster_parts(graph, balance, seed, notes)
+    if method == "kaminpar":
+        return kaminpar_parts(graph, balance, seed, notes), None
+    return metis_parts(graph, balance, seed, notes), None
 
 
 def _measure(

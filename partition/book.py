@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class PartitionBook:
-    """Parts as ranges of an order in which each part's nodes stand together, ascending by global id.
+    """Parts as ranges of an order in which each part's nodes stand together.
 
-    Position ``offsets[p] + i`` of that order is local id i of part p. Positions sort by (part, global id), which is
-    also the order of halo nodes.
+    Position ``offsets[p] + i`` of that order is local id i of part p. Unless another order is given, positions sort by
+    (part, global id). Halo nodes stand by position too.
 
     Args:
         part: ``(N,)`` int32, part of each node.
@@ -29,17 +29,27 @@ class PartitionBook:
     offsets: Tensor
 
     @classmethod
-    def from_parts(cls, part: Tensor, num_parts: int) -> PartitionBook:
+    def from_parts(cls, part: Tensor, num_parts: int, order: Tensor | None = None) -> PartitionBook:
         """Make the book of ``(N,)`` integer parts.
 
+        Args:
+            part: Part of each node.
+            num_parts: P.
+            order: ``(N,)`` int64, the nodes by part, in any order within one; ascending by id when None.
+
         Raises:
-            ValueError: a part is outside ``[0, num_parts)``.
+            ValueError: a part is outside ``[0, num_parts)``, or ``order`` is no permutation of the nodes by part.
         """
         if part.numel() and not (0 <= int(part.min()) and int(part.max()) < num_parts):
             raise ValueError(
                 f"parts reach from {int(part.min())} to {int(part.max())}; they must lie in 0 to {num_parts - 1}"
             )
-        order = torch.argsort(part, stable=True)
+        if order is None:
+            order = torch.argsort(part, stable=True)
+        elif len(order) != len(part) or (torch.bincount(order, minlength=len(part)) != 1).any():
+            raise ValueError(f"the order of {len(order)} nodes is not a permutation of {len(part)} nodes")
+        elif (part[order].diff() < 0).any():
+            raise ValueError("the order mixes parts; the nodes of a part must stand together, parts ascending")
         position = torch.empty_like(order)
         position[order] = torch.arange(len(order))
         offsets = torch.zeros(num_parts + 1, dtype=torch.int64)
@@ -68,7 +78,7 @@ class PartitionBook:
         return self.position[ids] - self.offsets[self.part[ids].long()]
 
     def global_ids(self, part: int) -> Tensor:
-        """``(N_part,)`` int64, global id of each inner row of a part; ascending."""
+        """``(N_part,)`` int64, global id of each inner row of a part."""
         if not 0 <= part < self.num_parts:
             raise ValueError(f"part {part} does not exist; parts are 0 to {self.num_parts - 1}")
         return self.order[self.offsets[part] : self.offsets[part + 1]]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nugnn.partition.assign import ArrayLike, Method, NodeWeights, partition_nodes
 from nugnn.partition.balance import normalise_shares
+from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import iter_shards
 from nugnn.partition.store import SCHEMA_VERSION, ShardFileError, load_meta, shard_file_name, write_shards
 
@@ -40,6 +41,7 @@ def partition_key(
     edge_weights: ArrayLike | None = None,
     node_weights: NodeWeights = "unit",
     tolerance: float = 0.02,
+    order: OrderChoice = "none",
     versions: Mapping[str, str] | None = None,
 ) -> str:
     """Hash of all that decides what the shards hold: 64 hexadecimal digits.
@@ -53,6 +55,7 @@ def partition_key(
         edge_weights: See there.
         node_weights: See there.
         tolerance: See there.
+        order: See ``iter_shards``.
         versions: Defaults to ``tool_versions()``.
     """
     options = {
@@ -65,6 +68,7 @@ def partition_key(
         "edge_weights": _fingerprint(edge_weights),
         "node_weights": _fingerprint(node_weights),
         "tolerance": float(tolerance).hex(),
+        "order": order,
         "versions": dict(versions if versions is not None else tool_versions()),
     }
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
@@ -81,6 +85,7 @@ def cached_shards(
     edge_weights: ArrayLike | None = None,
     node_weights: NodeWeights = "unit",
     tolerance: float = 0.02,
+    order: OrderChoice = "none",
 ) -> Path:
     """The folder with the shards of ``data`` for these options, made if it isn't there; hit and miss are logged.
 
@@ -94,6 +99,7 @@ def cached_shards(
         edge_weights: See there.
         node_weights: See there.
         tolerance: See there.
+        order: See ``iter_shards``.
 
     Returns:
         A folder for ``load_shard``. A folder of this key that is unfinished or malformed is made again.
@@ -108,6 +114,7 @@ def cached_shards(
         edge_weights=edge_weights,
         node_weights=node_weights,
         tolerance=tolerance,
+        order=order,
         versions=versions,
     )
     folder = Path(cache_folder) / key
@@ -136,7 +143,9 @@ def cached_shards(
             node_weights=node_weights,
             tolerance=tolerance,
         )
-        write_shards(folder, iter_shards(data, assignment), key=key, versions=versions, notes=assignment.notes)
+        write_shards(
+            folder, iter_shards(data, assignment, order=order), key=key, versions=versions, notes=assignment.notes
+        )
     return folder
 
 

@@ -71,7 +71,8 @@ def check_shard(shard: Shard) -> None:
         require(
             not len(rows) or (int(rows.min()) >= 0 and int(rows.max()) < end), f"{name} leaves the range 0..{end - 1}"
         )
-    for name in ("global_node_ids", "train_rows", "val_rows", "test_rows"):
+    is_by_id = shard.order.method == "none"
+    for name in ("train_rows", "val_rows", "test_rows", *(["global_node_ids"] if is_by_id else [])):
         require(_ascending(getattr(shard, name)), f"{name} is not strictly ascending")
     destination = torch.repeat_interleave(torch.arange(N), shard.in_degrees)
     same_destination = destination.diff() == 0
@@ -79,10 +80,14 @@ def check_shard(shard: Shard) -> None:
         (shard.global_edge_ids.diff()[same_destination] > 0).all(),
         "the in-edges of a node are not in the order of their global ids",
     )
-    for name, run in [("halo_global_ids", run) for run in shard.halo_global_ids.split(list(shard.recv_splits))] + [
-        ("send_rows", run) for run in shard.send_rows.split(list(shard.send_splits))
-    ]:
-        require(_ascending(run), f"{name} is not strictly ascending within a peer")
+    for run in shard.send_rows.split(list(shard.send_splits)):
+        require(_ascending(run), "send_rows is not strictly ascending within a peer")
+    if is_by_id:
+        for run in shard.halo_global_ids.split(list(shard.recv_splits)):
+            require(_ascending(run), "halo_global_ids is not strictly ascending within a peer")
+    else:
+        for name in ("global_node_ids", "halo_global_ids"):
+            require(_ascending(getattr(shard, name).sort().values), f"{name} lists a node twice")
     require(
         not torch.isin(shard.halo_global_ids, shard.global_node_ids).any(), "a node is both inner and halo on this rank"
     )
@@ -180,6 +185,7 @@ _GLOBAL_FIELDS = (
     "multilabel",
     "metric",
     "name",
+    "order",
 )
 
 

@@ -181,7 +181,7 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
         except RuntimeError as error:
             _note(notes, f"{name} failed ({error}); retried.")
             continue
-        problem = _malformed(raw, num_nodes, num_parts)
+        problem = malformed(raw, num_nodes, num_parts)
         if problem:
             _note(notes, f"{name} returned {problem}; discarded and retried.")
             continue
@@ -210,7 +210,7 @@ def _metis_index_bytes() -> int:
     return pymetis.zero_copy_dtype().itemsize
 
 
-def _malformed(raw: npt.NDArray, num_nodes: int, num_parts: int) -> str | None:
+def malformed(raw: npt.NDArray, num_nodes: int, num_parts: int) -> str | None:
     """What makes a native answer unusable, or None. Empty parts and missed shares are left to repair."""
     if raw.shape != (num_nodes,):
         return f"{raw.size} entries for {num_nodes} nodes"

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from nugnn.datasets.sparse import select_rows
 from nugnn.partition.assign import Assignment
 from nugnn.partition.book import PartitionBook
+from nugnn.partition.clusters import grouped, rows_in_order
+from nugnn.partition.order import (
+    BY_ID,
+    OrderChoice,
+    OrderReport,
+    check_order_choice,
+    find_order,
+    neighbour_lists,
+    rows_in_cache,
+    why_not_worth_it,
+)
 
 if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
@@ -35,13 +45,13 @@ class Shard:
         num_parts: P.
         num_nodes_global: Nodes of the whole graph.
         num_edges_global: Edges of the whole graph.
-        global_node_ids: ``(N,)`` int64, ascending: global id of each inner row.
+        global_node_ids: ``(N,)`` int64, global id of each inner row; ascending where ``order.method`` is "none".
         global_edge_ids: ``(E,)`` int64, global id of each edge.
         edge_starts: ``(N,)`` int64, position of each inner row's first in-edge in the CSC order of the whole graph.
             With ``indptr`` it gives each edge an identity that no partition changes, without a number per edge.
         indptr: ``(N + 1,)`` int64, offsets into ``indices``.
         indices: ``(E,)`` int32, or int64 if L reaches 2**31: source row in ``[0, L)``, inner rows first, then halo.
-        halo_global_ids: ``(H,)`` int64, global id of each halo row, ordered by (owner part, global id).
+        halo_global_ids: ``(H,)`` int64, global id of each halo row, ordered by (owner part, the owner's row).
         recv_splits: Length P: halo rows that come from each peer.
         send_rows: ``(S,)`` int64, inner rows to send, peer after peer, each in that peer's halo order.
         send_splits: Length P: rows that go to each peer.
@@ -55,6 +65,7 @@ class Shard:
         multilabel: Whether a label is a row of ``num_classes`` zeros and ones.
         metric: Name of the metric the data set is judged by.
         name: Name of the data set.
+        order: How the rows are ordered.
     """
 
     rank: int
@@ -83,6 +94,7 @@ class Shard:
     multilabel: bool
     metric: str
     name: str
+    order: OrderReport = BY_ID
 
     @property
     def num_inner(self) -> int:
@@ -110,37 +122,45 @@ class Shard:
         return self.indptr.diff()
 
 
-def build_shards(data: GraphData, assignment: Assignment) -> list[Shard]:
+def build_shards(data: GraphData, assignment: Assignment, *, order: OrderChoice = "none") -> list[Shard]:
     """One shard per part; see ``iter_shards`` to hold only one at a time."""
-    return list(iter_shards(data, assignment))
+    return list(iter_shards(data, assignment, order=order))
 
 
-def iter_shards(data: GraphData, assignment: Assignment) -> Iterator[Shard]:
+def iter_shards(data: GraphData, assignment: Assignment, *, order: OrderChoice = "none") -> Iterator[Shard]:
     """The shards in the order of ranks, each made when it is asked for; the edges are sorted once for all.
+
+    Args:
+        data: The graph.
+        assignment: A part for each of its nodes.
+        order: Of the rows inside a part. "none": by global id. "clusters": for locality. "auto": for locality where
+            the graph is large enough for that to matter and it is found to help. No result depends on it but for
+            rounding, and ``Shard.global_node_ids`` says which node a row is. Every rank finds the same order.
 
     Raises:
         ValueError: the assignment does not fit the graph, or the data is inconsistent.
     """
-    layout = _Layout(data, assignment)
+    layout = _Layout(data, assignment, order)
     for rank in range(assignment.num_parts):
         yield layout.shard(rank)
 
 
-def build_shard(data: GraphData, assignment: Assignment, rank: int) -> Shard:
-    """The shard of one rank.
+def build_shard(data: GraphData, assignment: Assignment, rank: int, *, order: OrderChoice = "none") -> Shard:
+    """The shard of one rank; ``order`` as for ``iter_shards``.
 
     Raises:
         ValueError: as ``iter_shards``, or there is no such rank.
     """
     if not 0 <= rank < assignment.num_parts:
         raise ValueError(f"rank {rank} does not exist; the assignment has {assignment.num_parts} parts, from 0")
-    return _Layout(data, assignment).shard(rank)
+    return _Layout(data, assignment, order).shard(rank)
 
 
 class _Layout:
     """The whole graph renumbered by book position: edges sorted by (part, destination, edge id), and every halo."""
 
-    def __init__(self, data: GraphData, assignment: Assignment) -> None:
+    def __init__(self, data: GraphData, assignment: Assignment, order: OrderChoice) -> None:
+        check_order_choice(order)
         num_nodes, num_parts = int(data.num_nodes), assignment.num_parts
         if assignment.num_nodes != num_nodes:
             raise ValueError(
@@ -151,16 +171,35 @@ class _Layout:
         self.data = data
         self.book = PartitionBook.from_parts(assignment.part, num_parts)
         self.out_degrees = torch.from_numpy(np.bincount(src, minlength=num_nodes).astype(np.int64))
+        edge_order, indptr = grouped(dst, num_nodes)  # by (destination, edge id)
+        self.edge_starts = torch.from_numpy(indptr[:-1])
+        self.order = OrderReport(method="none", reason="" if order == "none" else self._why_not_auto(order))
+        if order != "none" and not self.order.reason:
+            sources = src[edge_order].astype(np.int32)
+            parts = assignment.part.numpy() if num_parts > 1 else None
+            found, self.order = find_order(
+                neighbour_lists(indptr, sources, src, dst, parts),
+                self.book.order.numpy(),
+                rows_in_cache(_row_bytes(data)),
+                start=None if assignment.clusters is None else assignment.clusters.numpy(),
+                only_if_better=order == "auto",
+            )
+            del sources
+            self.book = PartitionBook.from_parts(assignment.part, num_parts, torch.from_numpy(found))
+        self.edge_order, self.indptr = rows_in_order(edge_order, indptr, self.book.order.numpy())
+        del edge_order
         position = self.book.position.numpy()
-        in_degrees = np.bincount(dst, minlength=num_nodes)
-        self.edge_starts = torch.from_numpy(np.cumsum(in_degrees) - in_degrees)
-        self.edge_order, self.indptr = _stable_group(position[dst], num_nodes)
         self.src_position = position[src[self.edge_order]]
         self.node_offsets: list[int] = self.book.offsets.tolist()
         self.halos = [self._halo(part) for part in range(num_parts)]
-        """Per part, book positions of its halo nodes, ascending: that is by (owner, global id)."""
+        """Per part, book positions of its halo nodes, ascending: that is by (owner, the owner's row)."""
         self.halo_splits = [np.searchsorted(halo, self.book.offsets.numpy()) for halo in self.halos]
         """``halo_splits[p][q] : halo_splits[p][q + 1]`` is the run that q owns in the halo of p."""
+
+    def _why_not_auto(self, order: OrderChoice) -> str:
+        if order != "auto":
+            return ""
+        return why_not_worth_it(max(self.book.node_counts), len(self.data.src), _row_bytes(self.data))
 
     def _sources(self, part: int) -> np.ndarray:
         first, last = self.node_offsets[part : part + 2]
@@ -231,18 +270,19 @@ class _Layout:
             multilabel=bool(data.is_multilabel),
             metric=data.metric,
             name=data.name,
+            order=self.order,
         )
 
 
-def _stable_group(keys: np.ndarray, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Order that groups equal keys, earliest first within a group, and the ``(num_keys + 1,)`` offsets of the groups.
+_NARROWEST_ROW = 64
+"""Columns: what a model computes of a node is seldom narrower, whatever the features are."""
 
-    Turning rows of one entry each from CSR into CSC is a counting sort: linear, and three times faster than argsort.
-    """
-    ones = np.ones(len(keys), np.int8)
-    rows = sparse.csr_array((ones, keys, np.arange(len(keys) + 1)), shape=(len(keys), num_keys))
-    columns = rows.tocsc()
-    return columns.indices, columns.indptr
+
+def _row_bytes(data: GraphData) -> int:
+    """Of a node's row as aggregation reads it, in float32. Sparse features are never aggregated as they are."""
+    is_dense = data.features is not None and data.features.layout is torch.strided
+    columns = data.features.shape[1] if is_dense and data.features is not None else 0
+    return 4 * max(columns, _NARROWEST_ROW)
 
 
 def _node_data(data: GraphData) -> dict[str, Tensor]:

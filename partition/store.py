@@ -21,9 +21,10 @@ from torch import Tensor
 
 from nugnn.datasets.whole_file import whole_file
 from nugnn.partition.check import check_exchange_counts, check_shard
+from nugnn.partition.order import BY_ID, OrderReport
 from nugnn.partition.shard import Shard
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of ``meta.json`` and the shard files; raised whenever a file written before would be misread."""
 
 _TENSORS = (
@@ -85,6 +86,7 @@ class StoreMeta:
     num_nodes: int
     num_edges: int
     parts: tuple[PartMeta, ...]
+    order: OrderReport
 
     @property
     def num_parts(self) -> int:
@@ -112,7 +114,8 @@ def write_shards(
         shards: All of them, ranks ascending: ``iter_shards(data, assignment)`` or a list.
         key: What the shards were made from and how; see ``nugnn.partition.cache.partition_key``.
         versions: Tools that made them, recorded for people.
-        notes: Sentences to keep with them, such as ``assignment.notes``.
+        notes: Sentences to keep with them, such as ``assignment.notes``; one on their order is added where the nodes
+            were reordered.
 
     Returns:
         What was written to ``meta.json``.
@@ -125,10 +128,12 @@ def write_shards(
     (folder / "meta.json").unlink(missing_ok=True)
     parts: list[PartMeta] = []
     num_parts = num_nodes = num_edges = 0
+    order = BY_ID
     for shard in shards:  # not enumerate: it holds on to an item until the next is made, so two would be in memory
         rank = len(parts)
         if rank == 0:
             num_parts, num_nodes, num_edges = shard.num_parts, shard.num_nodes_global, shard.num_edges_global
+            order = shard.order
         if (shard.rank, shard.num_parts) != (rank, num_parts):
             raise ValueError(
                 f"expected rank {rank} of {num_parts}, got rank {shard.rank} of {shard.num_parts}: "
@@ -156,10 +161,11 @@ def write_shards(
     meta = StoreMeta(
         key=key,
         versions=dict(versions),
-        notes=tuple(notes),
+        notes=(*notes, *order.notes),
         num_nodes=num_nodes,
         num_edges=num_edges,
         parts=tuple(parts),
+        order=order,
     )
     if len(parts) != num_parts or not parts:
         raise ValueError(f"got {len(parts)} of {num_parts} shards; give all shards of one graph")
@@ -194,6 +200,7 @@ def load_meta(folder: str | os.PathLike[str]) -> StoreMeta:
             num_nodes=_typed(raw, "num_nodes", int),
             num_edges=_typed(raw, "num_edges", int),
             parts=tuple(_part_meta(part) for part in _typed(raw, "parts", list)),
+            order=_order_report(_typed(raw, "order", dict)),
         )
         _check_meta(meta)
     except ValueError as error:
@@ -249,7 +256,7 @@ def _save(shard: Shard, key: str, path: Path) -> None:
                 tensors[f"{kind}:{name}:{piece}"] = tensor
     header = {name: getattr(shard, name) for name in _SCALARS}
     header |= {"schema_version": SCHEMA_VERSION, "key": key, "sparse_shapes": layouts}
-    header |= {"send_splits": shard.send_splits, "recv_splits": shard.recv_splits}
+    header |= {"send_splits": shard.send_splits, "recv_splits": shard.recv_splits, "order": vars(shard.order)}
     # safetensors refuses views that share storage with another tensor
     owned = {name: tensor.contiguous() if _owns_storage(tensor) else tensor.clone() for name, tensor in tensors.items()}
     save_file(owned, path, metadata={"nugnn": json.dumps(header)})
@@ -276,6 +283,7 @@ def _load(path: Path) -> tuple[Shard, str]:
             recv_splits=_counts(_typed(header, "recv_splits", list), "recv_splits"),
             node_data=data["node_data"],
             edge_data=data["edge_data"],
+            order=_order_report(_typed(header, "order", dict)),
         )
     return shard, _typed(header, "key", str)
 
@@ -299,6 +307,20 @@ def _part_meta(raw: object) -> PartMeta:
         send_splits=_counts(_typed(raw, "send_splits", list), "send_splits"),
         recv_splits=_counts(_typed(raw, "recv_splits", list), "recv_splits"),
         sha256=_typed(raw, "sha256", str),
+    )
+
+
+def _order_report(raw: Mapping[str, Any]) -> OrderReport:
+    method = _typed(raw, "method", str)
+    if method not in ("none", "clusters"):
+        raise ValueError(f"order is {method!r:.80}, a method that this program does not know")
+    return OrderReport(
+        method=method,  # type: ignore[arg-type]  # checked above
+        num_clusters=_typed(raw, "num_clusters", int),
+        near_before=_typed(raw, "near_before", float),
+        near_after=_typed(raw, "near_after", float),
+        seconds=_typed(raw, "seconds", float),
+        reason=_typed(raw, "reason", str),
     )
 
 
@@ -333,6 +355,7 @@ def _check_against_meta(shard: Shard, meta: StoreMeta) -> None:
         "num_test_global": (shard.num_test_global, sum(other.num_test for other in meta.parts)),
         "num_nodes_global": (shard.num_nodes_global, meta.num_nodes),
         "num_edges_global": (shard.num_edges_global, meta.num_edges),
+        "order": (shard.order, meta.order),
         "send_splits": (shard.send_splits, part.send_splits),
         "recv_splits": (shard.recv_splits, part.recv_splits),
     }
@@ -356,7 +379,7 @@ def _counts(values: list[Any], name: str) -> tuple[int, ...]:
 
 
 def _plain(meta: StoreMeta) -> dict[str, Any]:
-    return {**vars(meta), "parts": [vars(part) for part in meta.parts]}
+    return {**vars(meta), "parts": [vars(part) for part in meta.parts], "order": vars(meta.order)}
 
 
 def _sha256(path: Path) -> str:

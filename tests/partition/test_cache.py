@@ -49,6 +49,7 @@ BASE = {"data_hash": "d", "shares": [1, 2], "method": "metis", "seed": 0, "versi
         {"node_weights": np.ones(4)},
         {"node_weights": np.ones((2, 2))},
         {"tolerance": 0.03},
+        {"order": "auto"},
         {"versions": {"pymetis": "2"}},
         {"versions": {"pymetis": "1", "numpy": "2"}},
     ],

@@ -60,22 +60,25 @@ def dense(rows: torch.Tensor) -> torch.Tensor:
 
 
 @settings(deadline=None, max_examples=200)
-@given(graph=split_graphs())
-def test_shards_equal_their_definition(graph):
+@given(graph=split_graphs(), order=st.sampled_from(["none", "clusters"]))
+def test_shards_equal_their_definition(graph, order):
     data, parts, num_parts = graph
-    shards = build_shards(data, assign(data, parts, num_parts))
+    shards = build_shards(data, assign(data, parts, num_parts), order=order)
     check_shards(shards)
     src, dst = data.src.tolist(), data.dst.tolist()
     inner = [[node for node in range(data.num_nodes) if parts[node] == rank] for rank in range(num_parts)]
+    if order == "clusters":  # any order of a part's nodes will do, but all else has to follow it
+        for nodes, shard in zip(inner, shards, strict=True):
+            assert shard.order.method == "clusters"
+            assert sorted(shard.global_node_ids.tolist()) == nodes
+        inner = [shard.global_node_ids.tolist() for shard in shards]
+    place = {node: (rank, row) for rank, nodes in enumerate(inner) for row, node in enumerate(nodes)}
     halo = [
-        sorted(
-            {u for u, v in zip(src, dst, strict=True) if parts[v] == rank != parts[u]},
-            key=lambda node: (parts[node], node),
-        )
+        sorted({u for u, v in zip(src, dst, strict=True) if parts[v] == rank != parts[u]}, key=place.__getitem__)
         for rank in range(num_parts)
     ]
     for rank, shard in enumerate(shards):
-        edges = sorted((e for e in range(len(dst)) if parts[dst[e]] == rank), key=lambda e: (dst[e], e))
+        edges = sorted((e for e in range(len(dst)) if parts[dst[e]] == rank), key=lambda e: (place[dst[e]], e))
         local = inner[rank] + halo[rank]
         assert (shard.rank, shard.num_parts) == (rank, num_parts)
         assert (shard.num_nodes_global, shard.num_edges_global) == (data.num_nodes, data.num_edges)
@@ -84,7 +87,9 @@ def test_shards_equal_their_definition(graph):
         assert shard.global_edge_ids.tolist() == edges
         assert [local[row] for row in shard.indices.tolist()] == [src[e] for e in edges]
         assert shard.indices.dtype == torch.int32
-        assert shard.indptr.tolist() == [sum(dst[e] < node for e in edges) for node in inner[rank]] + [len(edges)]
+        assert shard.indptr.tolist() == [sum(place[dst[e]] < place[node] for e in edges) for node in inner[rank]] + [
+            len(edges)
+        ]
         assert shard.in_degrees.tolist() == [dst.count(node) for node in inner[rank]]
         assert shard.out_degrees.tolist() == [src.count(node) for node in inner[rank]]
         assert shard.recv_splits == tuple(sum(parts[u] == peer for u in halo[rank]) for peer in range(num_parts))
@@ -102,7 +107,8 @@ def test_shards_equal_their_definition(graph):
         assert torch.equal(shard.node_data["position"], data.node_data["position"][inner[rank]])
         assert shard.edge_data["weight"].tolist() == edges
         assert (shard.num_classes, shard.multilabel, shard.name) == (3, False, "made")
-        alone = build_shard(data, assign(data, parts, num_parts), rank)
+        alone = build_shard(data, assign(data, parts, num_parts), rank, order=order)
+        assert torch.equal(alone.global_node_ids, shard.global_node_ids)
         assert torch.equal(alone.send_rows, shard.send_rows)
         assert torch.equal(alone.indices, shard.indices)
 

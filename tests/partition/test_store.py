@@ -172,7 +172,7 @@ def header_entry(name, value):
         ),
         (header_entry("rank", 0), "it holds rank 0 of 3"),
         (header_entry("rank", True), "rank must be of type int, it is True"),
-        (header_entry("schema_version", 0), "not of schema version 1"),
+        (header_entry("schema_version", 0), "not of schema version 2"),
         (header_entry("num_train_global", 21), "num_train_global is 21 in the file and 20 in meta.json"),
         (header_entry("recv_splits", [-1, 0, 0]), "recv_splits must be counts"),
     ],
@@ -187,7 +187,7 @@ def test_a_consistent_forgery_of_a_shard_is_refused(folder, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda meta: meta.update(schema_version=99), "has schema version 99, this program reads 1"),
+        (lambda meta: meta.update(schema_version=99), "has schema version 99, this program reads 2"),
         (lambda meta: meta.pop("key"), "key must be of type str, it is None"),
         (lambda meta: meta.update(num_nodes=41), "num_nodes of the parts sum to 40, of the graph it is 41"),
         (lambda meta: meta.update(num_edges=1), "num_edges of the parts sum to 200, of the graph it is 1"),

@@ -15,6 +15,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding
 from nugnn.partition.assign import partition_nodes
+from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import build_shard
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
@@ -97,13 +98,14 @@ def run_steps(
     model: nn.Module,
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     num_steps: int = 5,
+    order: OrderChoice = "none",
     **trainer_options: Any,
 ) -> Run:
     """Train on this rank's shard; the same function serves one rank and many."""
     assignment = partition_nodes(
         data.num_nodes, data.src, data.dst, [1.0] * ranks.world_size, method="given", parts=parts
     )
-    shard = build_shard(data, assignment, ranks.rank)
+    shard = build_shard(data, assignment, ranks.rank, order=order)
     graph = ShardGraph(shard, ranks)
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
     own = copy.deepcopy(model)
