@@ -63,7 +63,6 @@ _LATER = [
     {"shares": "auto", "workers": 2},
     {"shares": "flops", "workers": 2},
     {"shares": "bandwidth", "workers": 2},
-    {"partitioner": "kaminpar"},
     *({"precision": value} for value in ("int8", "fp8", "auto", "my-plan.json")),
     *({"halo_wire": value} for value in ("bf16", "fp16", "int8", "int4", "int2", "auto")),
     *({"grad_sync": value} for value in ("bf16", "fp16", "8bit", "3bit", "1bit", "powersgd", "auto")),
