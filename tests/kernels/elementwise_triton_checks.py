@@ -9,7 +9,11 @@ float32 to bfloat16 where a GPU rounds, so there bits are compared on the GPU on
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import itertools
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -88,21 +92,20 @@ def saved_bytes(run: Callable[[], Tensor], *known: Tensor) -> int:
 # -- dropout -------------------------------------------------------------------------------------------------------
 
 
-def check_dropout_has_the_bits_of_the_definition() -> None:
-    for dtype in DTYPES:
-        for shape in SHAPES:
-            x, grad, ids = randn(*shape).to(dtype), randn(*shape, seed=1).to(dtype), ids_of(shape[0])
-            leaf = x.to(DEVICE).requires_grad_()
-            for p in (0.3, 0.999):
-                y = dropout_rows(leaf, p, KEY, ids.to(DEVICE))
-                same(f"dropout {dtype} {shape} {p}", y, dropout_rows_reference(x, p, KEY, ids))
-                (g,) = torch.autograd.grad(y, leaf, grad.to(DEVICE))
-                same(f"dropout gradient {dtype} {shape} {p}", g, dropout_rows_reference(grad, p, KEY, ids))
-            y = relu_dropout_rows(leaf, 0.3, KEY, ids.to(DEVICE))
-            same(f"relu dropout {dtype} {shape}", y, dropout_rows_reference(x.relu(), 0.3, KEY, ids))
+def check_dropout_has_the_bits_of_the_definition(dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        x, grad, ids = randn(*shape).to(dtype), randn(*shape, seed=1).to(dtype), ids_of(shape[0])
+        leaf = x.to(DEVICE).requires_grad_()
+        for p in (0.3, 0.999):
+            y = dropout_rows(leaf, p, KEY, ids.to(DEVICE))
+            same(f"dropout {dtype} {shape} {p}", y, dropout_rows_reference(x, p, KEY, ids))
             (g,) = torch.autograd.grad(y, leaf, grad.to(DEVICE))
-            right = torch.where(x > 0, dropout_rows_reference(grad, 0.3, KEY, ids), 0)
-            same(f"relu dropout gradient {dtype} {shape}", g, right)
+            same(f"dropout gradient {dtype} {shape} {p}", g, dropout_rows_reference(grad, p, KEY, ids))
+        y = relu_dropout_rows(leaf, 0.3, KEY, ids.to(DEVICE))
+        same(f"relu dropout {dtype} {shape}", y, dropout_rows_reference(x.relu(), 0.3, KEY, ids))
+        (g,) = torch.autograd.grad(y, leaf, grad.to(DEVICE))
+        right = torch.where(x > 0, dropout_rows_reference(grad, 0.3, KEY, ids), 0)
+        same(f"relu dropout gradient {dtype} {shape}", g, right)
 
 
 def check_dropout_by_a_range_of_ids_extremes_and_strides() -> None:
@@ -148,21 +151,20 @@ def check_a_kept_mask_is_the_mask_made_again() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def check_sparse_dropout_has_the_bits_of_the_definition() -> None:
+def check_sparse_dropout_has_the_bits_of_the_definition(dtype: torch.dtype) -> None:
     dense = torch.where(randn(400, 37, seed=3) > 1.2, randn(400, 37), 0)
     dense[5:200] = 0
     dense[-3:] = 0
-    for dtype in DTYPES:
-        csr, ids = dense.to(dtype).to_sparse_csr(), torch.arange(400) * 3 + 2**33
-        for index_dtype in (torch.int32, torch.int64):
-            crow, col = csr.crow_indices().to(index_dtype), csr.col_indices().to(index_dtype)
-            right = dropout_csr_values_reference(csr.values(), crow, col, 0.3, KEY, ids)
-            values = csr.values().to(DEVICE).requires_grad_()
-            out = dropout_csr_values(values, crow.to(DEVICE), col.to(DEVICE), 0.3, KEY, ids.to(DEVICE))
-            same(f"sparse {dtype} {index_dtype}", out, right)
-            (g,) = torch.autograd.grad(out.sum(), values)
-            ones = torch.ones_like(csr.values())
-            same("sparse gradient", g, dropout_csr_values_reference(ones, crow, col, 0.3, KEY, ids))
+    csr, ids = dense.to(dtype).to_sparse_csr(), torch.arange(400) * 3 + 2**33
+    for index_dtype in (torch.int32, torch.int64):
+        crow, col = csr.crow_indices().to(index_dtype), csr.col_indices().to(index_dtype)
+        right = dropout_csr_values_reference(csr.values(), crow, col, 0.3, KEY, ids)
+        values = csr.values().to(DEVICE).requires_grad_()
+        out = dropout_csr_values(values, crow.to(DEVICE), col.to(DEVICE), 0.3, KEY, ids.to(DEVICE))
+        same(f"sparse {dtype} {index_dtype}", out, right)
+        (g,) = torch.autograd.grad(out.sum(), values)
+        ones = torch.ones_like(csr.values())
+        same("sparse gradient", g, dropout_csr_values_reference(ones, crow, col, 0.3, KEY, ids))
     one_row = dropout_csr_values(
         *(torch.tensor(t, device=DEVICE) for t in ([1.0, 2.0], [0, 2], [4, 9])), 0.5, KEY, range(8, 9)
     )
@@ -265,23 +267,22 @@ def check_float32_without_norm_and_elu_has_the_bits_of_the_steps() -> None:
                 same(f"{steps} {dtype} {width} gradient", mine[1], right[1])
 
 
-def check_epilogue_errs_like_the_steps_in_float32() -> None:
+def check_epilogue_errs_like_the_steps_in_float32(dtype: torch.dtype) -> None:
     """Against float64. A result in a half type may be off by its own last rounding besides."""
     for steps in STEPS:
-        for dtype in DTYPES:
-            for num_rows, width in ((37, 100), (70, 5)):
-                # next to 0 float32 and float64 may see different signs, and so different gradients
-                cases = (Operands(num_rows, width, dtype, steps, seed) for seed in itertools.count(11, 20))
-                case = next(case for case in cases if case.smallest_input_of_activation() > 1e-6)
-                mine, exact = case.ours(), case.stepwise(torch.float64)
-                plain = case.stepwise(torch.float64 if dtype == torch.float64 else torch.float32)
-                for i, (ours, right, steps_) in enumerate(zip(mine, exact, plain, strict=True)):
-                    assert ours.dtype == dtype
-                    # twice the steps' largest error, and a slack of 16 roundings of the largest value: the order of
-                    # sums over a row and over rows differs, and exp of a GPU is off by two units
-                    error = 2 * float((steps_.double() - right).abs().max())
-                    slack = 16 * wide_unit(dtype) * float(right.abs().max() + case.alpha)
-                    within(f"{steps} {dtype} {width} [{i}]", ours, right, error + slack + unit(dtype) * right.abs())
+        for num_rows, width in ((37, 100), (70, 5)):
+            # next to 0 float32 and float64 may see different signs, and so different gradients
+            cases = (Operands(num_rows, width, dtype, steps, seed) for seed in itertools.count(11, 20))
+            case = next(case for case in cases if case.smallest_input_of_activation() > 1e-6)
+            mine, exact = case.ours(), case.stepwise(torch.float64)
+            plain = case.stepwise(torch.float64 if dtype == torch.float64 else torch.float32)
+            for i, (ours, right, steps_) in enumerate(zip(mine, exact, plain, strict=True)):
+                assert ours.dtype == dtype
+                # twice the steps' largest error, and a slack of 16 roundings of the largest value: the order of
+                # sums over a row and over rows differs, and exp of a GPU is off by two units
+                error = 2 * float((steps_.double() - right).abs().max())
+                slack = 16 * wide_unit(dtype) * float(right.abs().max() + case.alpha)
+                within(f"{steps} {dtype} {width} [{i}]", ours, right, error + slack + unit(dtype) * right.abs())
 
 
 def check_column_sums_over_many_programs() -> None:
@@ -320,11 +321,10 @@ def check_epilogue_keeps_bits_and_gives_no_gradient_that_is_not_asked_for() -> N
 # -- losses --------------------------------------------------------------------------------------------------------
 
 
-def check_cross_entropy_within_its_bound() -> None:
-    for dtype in DTYPES:
-        for num_classes in (1, 2, 47, 3000):
-            for with_rows, weighted in ((False, False), (True, True)):
-                cross_entropy_case(dtype, num_classes, with_rows, weighted)
+def check_cross_entropy_within_its_bound(dtype: torch.dtype) -> None:
+    for num_classes in (1, 2, 47, 3000):
+        for with_rows, weighted in ((False, False), (True, True)):
+            cross_entropy_case(dtype, num_classes, with_rows, weighted)
 
 
 def cross_entropy_case(dtype: torch.dtype, num_classes: int, with_rows: bool, weighted: bool) -> None:
@@ -392,33 +392,32 @@ def check_extreme_logits_and_labels_that_are_no_class() -> None:
     assert (no_rows.grad == 0).all()
 
 
-def check_binary_cross_entropy_within_its_bound() -> None:
-    for dtype in DTYPES:
-        for num_classes in (1, 39, 2500):
-            for targets_dtype in (torch.bool, torch.float32, torch.int64):
-                generator = torch.Generator().manual_seed(num_classes)
-                logits, u = (5 * randn(30, num_classes)).to(dtype), wide_unit(dtype)
-                rows = torch.randperm(30, generator=generator)[:11]
-                targets = (torch.rand(11, num_classes, generator=generator) < 0.3).to(targets_dtype)
-                grad = torch.rand(11, generator=generator)
-                leaf = logits.to(DEVICE).requires_grad_()
-                loss = binary_cross_entropy_rows(leaf, targets.to(DEVICE), rows.to(DEVICE))
-                (g,) = torch.autograd.grad(loss, leaf, grad.to(DEVICE, loss.dtype))
-                exact = logits.double().requires_grad_()
-                right = binary_cross_entropy_rows_reference(exact, targets, rows)
-                (right_g,) = torch.autograd.grad(right, exact, grad.double())
-                # values and products up to |z|, then exp and log of a GPU, then a sum of blocks
-                mean = logits.double()[rows].abs().mean(1)
-                label = f"binary {dtype} {num_classes} {targets_dtype}"
-                within(label, loss, right, u * (24 + num_classes / 2048) * (mean + 1))
-                largest = float(logits.double().abs().max())
-                scale = torch.zeros(30, 1, dtype=torch.float64)
-                scale[rows] = grad.double()[:, None] / num_classes
-                bound = scale * u * (16 + largest) + unit(dtype) * right_g.abs() + tiny(dtype)
-                within(f"{label} gradient", g, right_g, bound)
-                others = torch.ones(30, dtype=torch.bool)
-                others[rows] = False
-                assert (g.cpu()[others] == 0).all()
+def check_binary_cross_entropy_within_its_bound(dtype: torch.dtype) -> None:
+    for num_classes in (1, 39, 2500):
+        for targets_dtype in (torch.bool, torch.float32, torch.int64):
+            generator = torch.Generator().manual_seed(num_classes)
+            logits, u = (5 * randn(30, num_classes)).to(dtype), wide_unit(dtype)
+            rows = torch.randperm(30, generator=generator)[:11]
+            targets = (torch.rand(11, num_classes, generator=generator) < 0.3).to(targets_dtype)
+            grad = torch.rand(11, generator=generator)
+            leaf = logits.to(DEVICE).requires_grad_()
+            loss = binary_cross_entropy_rows(leaf, targets.to(DEVICE), rows.to(DEVICE))
+            (g,) = torch.autograd.grad(loss, leaf, grad.to(DEVICE, loss.dtype))
+            exact = logits.double().requires_grad_()
+            right = binary_cross_entropy_rows_reference(exact, targets, rows)
+            (right_g,) = torch.autograd.grad(right, exact, grad.double())
+            # values and products up to |z|, then exp and log of a GPU, then a sum of blocks
+            mean = logits.double()[rows].abs().mean(1)
+            label = f"binary {dtype} {num_classes} {targets_dtype}"
+            within(label, loss, right, u * (24 + num_classes / 2048) * (mean + 1))
+            largest = float(logits.double().abs().max())
+            scale = torch.zeros(30, 1, dtype=torch.float64)
+            scale[rows] = grad.double()[:, None] / num_classes
+            bound = scale * u * (16 + largest) + unit(dtype) * right_g.abs() + tiny(dtype)
+            within(f"{label} gradient", g, right_g, bound)
+            others = torch.ones(30, dtype=torch.bool)
+            others[rows] = False
+            assert (g.cpu()[others] == 0).all()
 
 
 def let_the_interpreter_count() -> None:
@@ -434,18 +433,48 @@ def let_the_interpreter_count() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def tasks() -> dict[str, Callable[[], None]]:
+    """What there is to run by name; a check with a dtype is one task for each."""
+    found: dict[str, Callable[[], None]] = {}
+    for name, check in globals().items():
+        if name.startswith("check_") and "dtype" in check.__annotations__:
+            found |= {f"{name}:{str(dtype)[6:]}": functools.partial(check, dtype) for dtype in DTYPES}
+        elif name.startswith("check_"):
+            found[name] = check
+    return found
+
+
+def run_task(name: str) -> tuple[str, bool]:
+    """The output of a task in a process of its own, and whether it held."""
+    result = subprocess.run(
+        [sys.executable, __file__, DEVICE, name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return result.stdout, result.returncode == 0
+
+
 def main() -> None:
+    names = sys.argv[2:]
+    if DEVICE == "cuda" and not names:  # compiling takes most of the time, and one core
+        with concurrent.futures.ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
+            results = list(pool.map(run_task, tasks()))
+        print("".join(output for output, _ in results), end="")
+        print("all hold" if all(holds for _, holds in results) else "not all hold")
+        return
     if DEVICE == "cpu":
         let_the_interpreter_count()
         epilogues.runs_in_triton = losses.runs_in_triton = lambda x: True
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            start = time.perf_counter()
-            check()
-            print(f"{name} {time.perf_counter() - start:.1f} s", flush=True)
-    print("all hold")
+    for name in names or tasks():
+        start = time.perf_counter()
+        tasks()[name]()
+        print(f"{name} {time.perf_counter() - start:.1f} s", flush=True)
+    if not names:
+        print("all hold")
 
 
 if __name__ == "__main__":
