@@ -117,16 +117,16 @@ def _draws(function: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> boo
     return True
 
 
-def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor:
+def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor | range:
     num_rows = x.shape[0] if x.dim() else 1
     if rows is None or rows.source is None:
-        return torch.arange(num_rows, device=x.device)
+        return range(num_rows)
     if rows.num_rows != num_rows:
         raise ValueError(
             f"{name}: marked as {rows.num_rows} {rows.kind} rows but has {num_rows}. Mark the tensor where it is made, "
             "with nugnn.as_node_rows or nugnn.as_edge_rows."
         )
-    return rows.row_ids(num_rows)
+    return rows.to(x.device).row_ids(num_rows)
 
 
 class SparseRowsHandler:

@@ -384,7 +384,7 @@ _ELEMENTWISE = _names(
     "__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __rfloordiv__ __abs__ __pos__ __rand__ __ror__ __rxor__",
     # the same values in another type, place or memory order
     "to type type_as float double half bfloat16 int long short bool byte clone contiguous detach requires_grad",
-    "zeros_like ones_like full_like empty_like dropout alpha_dropout feature_alpha_dropout cpu",
+    "zeros_like ones_like full_like empty_like dropout alpha_dropout feature_alpha_dropout cpu cuda",
 )
 _REDUCE = _names(
     "sum mean max min amax amin prod std var any all argmax argmin logsumexp cumsum cumprod softmax log_softmax",

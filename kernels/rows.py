@@ -29,9 +29,13 @@ class IdRuns:
     starts: Tensor
     indptr: Tensor
     _made: list[weakref.ref[Tensor]] = field(default_factory=list, repr=False)
+    _num_ids: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_num_ids", int(self.indptr[-1]))  # on a GPU, asking each time would wait for it
 
     def __len__(self) -> int:
-        return int(self.indptr[-1])
+        return self._num_ids
 
     def __reduce__(self) -> tuple[type[IdRuns], tuple[Tensor, Tensor]]:
         return IdRuns, (self.starts, self.indptr)
@@ -41,11 +45,18 @@ class IdRuns:
         known = self._made[0]() if self._made else None
         if known is None:
             shift = self.starts - self.indptr[:-1]
-            known = torch.repeat_interleave(shift, self.indptr.diff()).add_(
-                torch.arange(len(self), device=shift.device)
-            )
+            known = torch.repeat_interleave(shift, self.indptr.diff(), output_size=len(self))
+            known.add_(torch.arange(len(self), device=shift.device))
             self._made[:] = [weakref.ref(known)]
         return known
+
+    @property
+    def device(self) -> torch.device:
+        return self.starts.device
+
+    def to(self, device: torch.device) -> IdRuns:
+        """The same ids on ``device``."""
+        return self if device == self.device else IdRuns(self.starts.to(device), self.indptr.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +74,15 @@ class Rows:
     source: Tensor | IdRuns | None = None
     fold: int = 1
     split: bool = False
+    _copies: dict[torch.device, Rows] = field(default_factory=dict, init=False, repr=False)
+
+    def to(self, device: torch.device) -> Rows:
+        """The same identity with its ids on ``device``; copied once, on first use."""
+        if self.source is None or self.source.device == device:
+            return self
+        if device not in self._copies:
+            self._copies[device] = Rows(self.kind, self.source.to(device), self.fold, self.split)
+        return self._copies[device]
 
     @property
     def ids(self) -> Tensor | None:
@@ -70,7 +90,10 @@ class Rows:
         return self.source.tensor() if isinstance(self.source, IdRuns) else self.source
 
     def row_ids(self, num_rows: int) -> Tensor:
-        """``(num_rows,)`` int64, one id per row, unique within the kind and equal for any number of parts."""
+        """``(num_rows,)`` int64, one id per row, unique within the kind and equal for any number of parts.
+
+        On the device of the ids; on the CPU where there are none.
+        """
         ids = self.ids
         if ids is None:
             return torch.arange(num_rows)

@@ -142,7 +142,7 @@ class ActivationDropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         interceptor = current_interceptor()
-        fused = self.activation is F.relu and self.training and self.p > 0 and x.dtype in (torch.float32, torch.float64)
+        fused = self.activation is F.relu and self.training and self.p > 0 and x.is_floating_point()
         if interceptor is None or not fused:
             return super().forward(self.activation(x))
         return interceptor.call("dropout", None, (x, self.p), {"relu": True}, _refuse_unhandled)  # type: ignore[no-any-return]

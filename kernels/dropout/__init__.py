@@ -248,7 +248,7 @@ def _apply_csr_mask(
 
 
 def _scaled_half(x: Tensor, p: float) -> Tensor:
-    """``x * keep_scale(p)`` through float32, in blocks so that the float32 copy stays in cache; ``x`` contiguous."""
+    """``x * keep_scale(p)``, contiguous, through float32 in blocks, so that the float32 copy stays in cache."""
     out = torch.empty_like(x)
     for source, target in zip(x.view(-1).split(1 << 18), out.view(-1).split(1 << 18), strict=True):
         target.copy_(source.float().mul_(torch.tensor(keep_scale(p), dtype=torch.float32)))

@@ -216,7 +216,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     sum_weight = tl.zeros((block_rows, block_columns), acc)
     sum_shift = tl.zeros((block_rows, block_columns), acc)
     for start in range(first, last, block_rows):
-        rows = start + tl.arange(0, block_rows)
+        rows = (start + tl.arange(0, block_rows)).to(tl.int64)  # the interpreter's loops count in 32 bits
         in_rows = rows < last
         inside = in_rows[:, None]
         if num_columns % block_columns != 0:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nugnn.kernels._jit import row_tasks
 from nugnn.kernels.sparse_rows.reference import csr_matmul_reference
+from nugnn.kernels.structure import Structure
 
 __all__ = ["csr_matmul", "densify", "with_values"]
 
@@ -25,10 +27,10 @@ _HALF = (torch.bfloat16, torch.float16)
 def csr_matmul(x_csr: Tensor, weight: Tensor) -> Tensor:
     """Sparse feature rows times a dense weight.
 
-    Every output row, and in the backward pass every row of the weight's gradient, is summed by one thread in stored
-    order: the result does not depend on the number of threads. The transposed structure that the weight's gradient
-    needs is made once per pair of index tensors and kept as long as they live, so matrices that share them and differ
-    in values (dropout) share it too.
+    Every output row, and in the backward pass every row of the weight's gradient, is summed in an order that does not
+    depend on the number of threads. The transposed structure that the weight's gradient needs is made once per pair of
+    index tensors and kept as long as they live, so matrices that share them and differ in values (dropout) share it
+    too. On a GPU the rows of the weight are aggregated as source rows with a weight per edge are.
 
     Args:
         x_csr: ``(N, F)`` ``torch.sparse_csr``, float32, float64, bfloat16 or float16 (the half types are summed in
@@ -48,8 +50,10 @@ def csr_matmul(x_csr: Tensor, weight: Tensor) -> Tensor:
     if x_csr.dim() != 2 or weight.dim() != 2 or x_csr.shape[1] != weight.shape[0]:
         raise ValueError(f"csr_matmul: shapes {tuple(x_csr.shape)} and {tuple(weight.shape)} do not multiply")
     crow, col, values = x_csr.crow_indices(), x_csr.col_indices(), x_csr.values()
-    if weight.device.type != "cpu" or len(values) == 0 or weight.numel() == 0:
+    if len(values) == 0 or weight.numel() == 0:
         return csr_matmul_reference(crow, col, values, weight)
+    if weight.device.type != "cpu":
+        return _aggregated(crow, col, values, weight)
     if weight.dtype in _HALF:
         wide: Tensor = _CsrMatmul.apply(crow, col, values.float(), weight.float())
         return wide.to(weight.dtype)
@@ -85,6 +89,14 @@ def with_values(x_csr: Tensor, values: Tensor) -> Tensor:
         return torch.sparse_csr_tensor(
             x_csr.crow_indices(), x_csr.col_indices(), values, tuple(x_csr.shape), check_invariants=False
         )
+
+
+def _aggregated(crow: Tensor, col: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    """The product as an aggregation: column ``c`` is a source node with the row ``weight[c]``."""
+    from nugnn.kernels.spmm import spmm
+
+    structure = _structures.get(crow, col, len(weight))
+    return spmm(structure, "mul", "sum", weight, values[:, None])
 
 
 class _CsrMatmul(torch.autograd.Function):
@@ -149,21 +161,28 @@ class _Transpose:
     entries: np.ndarray
 
 
-class _TransposeCache:
-    """Transposed structures by the memory of their index tensors, dropped once that memory is freed.
+T = TypeVar("T")
+
+
+class _IndexCache(Generic[T]):
+    """What is made of a pair of index tensors, by their memory; dropped once that memory is freed.
 
     A sparse tensor makes a new Python object each time its indices are asked for, so identity is that of the storage. A
     weak reference keeps a storage's address from being used again, and the version counter notices in-place changes.
+
+    Args:
+        make: Called with the two index tensors and the number of columns; the result must not hold their storages.
     """
 
-    def __init__(self) -> None:
-        self._items: dict[tuple[Any, ...], tuple[StorageWeakRef, StorageWeakRef, _Transpose]] = {}
+    def __init__(self, make: Callable[[Tensor, Tensor, int], T]) -> None:
+        self._make = make
+        self._items: dict[tuple[Any, ...], tuple[StorageWeakRef, StorageWeakRef, T]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def get(self, crow: Tensor, col: Tensor, num_columns: int) -> _Transpose:
+    def get(self, crow: Tensor, col: Tensor, num_columns: int) -> T:
         crow_storage, col_storage = StorageWeakRef(crow.untyped_storage()), StorageWeakRef(col.untyped_storage())
         parts = tuple(
             (storage.cdata, t.dtype, t.storage_offset(), t.stride(), len(t), t._version)
@@ -174,22 +193,29 @@ class _TransposeCache:
             for stale in [k for k, (a, b, _) in self._items.items() if a.expired() or b.expired()]:
                 del self._items[stale]
             if key not in self._items:
-                self._items[key] = (crow_storage, col_storage, _transpose(_array(crow), _array(col), num_columns))
+                self._items[key] = (crow_storage, col_storage, self._make(crow, col, num_columns))
             return self._items[key][2]
 
 
-_transposes = _TransposeCache()
-
-
-def _transpose(indptr: np.ndarray, indices: np.ndarray, num_columns: int) -> _Transpose:
+def _transpose(crow: Tensor, col: Tensor, num_columns: int) -> _Transpose:
     from nugnn.kernels.sparse_rows import cpu
 
+    indptr, indices = _array(crow), _array(col)
     offsets = np.zeros(num_columns + 1, np.int64)
     np.cumsum(np.bincount(indices, minlength=num_columns), out=offsets[1:])
     rows = np.empty(len(indices), np.int32 if len(indptr) <= 2**31 else np.int64)
     entries = np.empty(len(indices), np.int32 if len(indices) < 2**31 else np.int64)
     cpu.transpose(indptr, indices, offsets[:-1].copy(), rows, entries)
     return _Transpose(offsets, rows, entries)
+
+
+def _structure(crow: Tensor, col: Tensor, num_columns: int) -> Structure:
+    # copies: what the cache holds must not keep the storages alive by which it knows that the matrix is gone
+    return Structure(num_columns, crow.to(torch.int64, copy=True), col.to(torch.int32, copy=True))
+
+
+_transposes = _IndexCache(_transpose)
+_structures = _IndexCache(_structure)
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -1,0 +1,481 @@
+"""Laws of the Triton dropout, epilogue and losses, run by `test_elementwise_triton.py` in a process of its own.
+
+    python tests/kernels/elementwise_triton_checks.py cpu     # with TRITON_INTERPRET=1
+    python tests/kernels/elementwise_triton_checks.py cuda
+
+Expected values come from the plain PyTorch definitions on the CPU. Outputs start as NaN. Triton's interpreter cuts
+float32 to bfloat16 where a GPU rounds, so there bits are compared on the GPU only.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nugnn.kernels import cross_entropy as losses
+from nugnn.kernels import epilogue as epilogues
+from nugnn.kernels.cross_entropy import binary_cross_entropy_rows, cross_entropy_rows
+from nugnn.kernels.cross_entropy.reference import binary_cross_entropy_rows_reference, cross_entropy_rows_reference
+from nugnn.kernels.dropout import dropout_csr_values, dropout_rows, mask_arguments, relu_dropout_rows
+from nugnn.kernels.dropout.reference import dropout_csr_values_reference, dropout_rows_reference
+from nugnn.kernels.epilogue import epilogue_rows
+from nugnn.kernels.epilogue.reference import before_dropout, epilogue_rows_reference
+from nugnn.kernels.philox import RandomKey
+
+DEVICE = sys.argv[1]
+KEY = RandomKey(2**63 + 5, 3, 2**32 - 1)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SHAPES = [(37, 100), (9, 256), (21, 3), (6, 4, 5), (3, 433), (50,), (1, 1), (130, 8)]
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Largest relative error of one rounding to ``dtype``."""
+    cuts = DEVICE == "cpu" and dtype == torch.bfloat16
+    return torch.finfo(dtype).eps / (1 if cuts else 2)
+
+
+def wide_unit(dtype: torch.dtype) -> float:
+    """Of one rounding in the type that kernels calculate in."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ids_of(num_rows: int) -> Tensor:
+    return torch.randperm(10_000, generator=torch.Generator().manual_seed(7))[:num_rows] + 2**33
+
+
+def same(label: str, mine: Tensor, right: Tensor) -> None:
+    assert mine.dtype == right.dtype and mine.shape == right.shape, (label, mine.dtype, mine.shape)
+    mine = mine.detach().cpu()
+    if DEVICE == "cpu" and mine.dtype == torch.bfloat16:
+        assert torch.equal(mine == 0, right == 0), label
+        assert ((mine - right).double().abs() <= unit(mine.dtype) * right.double().abs()).all(), label
+    else:
+        assert torch.equal(mine, right), f"{label}: {int((mine != right).sum())} of {right.numel()} differ"
+
+
+def within(label: str, mine: Tensor, right: Tensor, bound: Tensor | float) -> None:
+    error = (mine.detach().cpu().double() - right.detach()).abs()
+    assert (error <= bound).all(), (
+        f"{label}: error up to {float(error.max()):.3g}, bound {float(torch.as_tensor(bound).max()):.3g}"
+    )
+
+
+def saved_bytes(run: Callable[[], Tensor], *known: Tensor) -> int:
+    """Bytes that autograd keeps for a step, without those of tensors that exist anyway."""
+    addresses = {t.untyped_storage().data_ptr() for t in known}
+    kept: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        if t.untyped_storage().data_ptr() not in addresses:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run()
+    return sum(kept.values())
+
+
+# -- dropout -------------------------------------------------------------------------------------------------------
+
+
+def check_dropout_has_the_bits_of_the_definition(dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        x, grad, ids = randn(*shape).to(dtype), randn(*shape, seed=1).to(dtype), ids_of(shape[0])
+        leaf = x.to(DEVICE).requires_grad_()
+        for p in (0.3, 0.999):
+            y = dropout_rows(leaf, p, KEY, ids.to(DEVICE))
+            same(f"dropout {dtype} {shape} {p}", y, dropout_rows_reference(x, p, KEY, ids))
+            (g,) = torch.autograd.grad(y, leaf, grad.to(DEVICE))
+            same(f"dropout gradient {dtype} {shape} {p}", g, dropout_rows_reference(grad, p, KEY, ids))
+        y = relu_dropout_rows(leaf, 0.3, KEY, ids.to(DEVICE))
+        same(f"relu dropout {dtype} {shape}", y, dropout_rows_reference(x.relu(), 0.3, KEY, ids))
+        (g,) = torch.autograd.grad(y, leaf, grad.to(DEVICE))
+        right = torch.where(x > 0, dropout_rows_reference(grad, 0.3, KEY, ids), 0)
+        same(f"relu dropout gradient {dtype} {shape}", g, right)
+
+
+def check_dropout_by_a_range_of_ids_extremes_and_strides() -> None:
+    x = randn(12, 20)
+    for start in (0, 5, 2**31 + 3, 2**40):
+        by_range = dropout_rows(x.to(DEVICE), 0.5, KEY, range(start, start + 12))
+        same("range", by_range, dropout_rows_reference(x, 0.5, KEY, torch.arange(start, start + 12)))
+    for p in (1.0, 1 - 1e-12):
+        leaf = torch.full((5, 3), torch.nan, device=DEVICE, requires_grad=True)
+        for run in (dropout_rows, relu_dropout_rows):
+            y = run(leaf, p, KEY, range(5))
+            assert (y == 0).all() and (torch.autograd.grad(y.sum(), leaf)[0] == 0).all(), p
+    for key in (RandomKey(0, 0, 0), RandomKey(1, 2, 3), KEY):
+        y = dropout_rows(x.to(DEVICE), 1e-12, key, range(12))  # threshold 0: all kept
+        same("all kept", y, dropout_rows_reference(x, 1e-12, key, torch.arange(12)))
+    view = x.to(DEVICE)[:, ::2].t()
+    same(
+        "strides",
+        dropout_rows(view, 0.5, KEY, range(10)),
+        dropout_rows_reference(x[:, ::2].t(), 0.5, KEY, torch.arange(10)),
+    )
+    y = dropout_rows(torch.full((50, 8), torch.nan, device=DEVICE), 0.5, KEY, range(50)).cpu()
+    kept = dropout_rows_reference(torch.ones(50, 8), 0.5, KEY, torch.arange(50)) != 0
+    assert torch.equal(y.isnan(), kept) and (y[~kept] == 0).all()
+
+
+def check_dropout_keeps_no_mask_and_relu_dropout_a_bit() -> None:
+    x, ids = randn(64, 256).float().to(DEVICE).requires_grad_(), ids_of(64).to(DEVICE)
+    assert saved_bytes(lambda: dropout_rows(x, 0.5, KEY, ids), ids) == 0
+    assert saved_bytes(lambda: relu_dropout_rows(x, 0.5, KEY, ids), ids) == 64 * 256 // 8
+
+
+def check_a_kept_mask_is_the_mask_made_again() -> None:
+    from nugnn.kernels.epilogue import gpu
+
+    x, grad = (randn(33, 100, seed=s).float().to(DEVICE) for s in (0, 1))
+    mask = mask_arguments(0.4, KEY, range(33))
+    results = []
+    for remake in (False, True):
+        out, kept = gpu.forward(x, None, None, None, "none", 1.0, mask, remake=remake)
+        assert (kept.bits is None) == remake
+        results.append((out, gpu.backward(grad, kept, None, None, None, None, "none", 1.0, mask, needs_sums=False)[0]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def check_sparse_dropout_has_the_bits_of_the_definition(dtype: torch.dtype) -> None:
+    dense = torch.where(randn(400, 37, seed=3) > 1.2, randn(400, 37), 0)
+    dense[5:200] = 0
+    dense[-3:] = 0
+    csr, ids = dense.to(dtype).to_sparse_csr(), torch.arange(400) * 3 + 2**33
+    for index_dtype in (torch.int32, torch.int64):
+        crow, col = csr.crow_indices().to(index_dtype), csr.col_indices().to(index_dtype)
+        right = dropout_csr_values_reference(csr.values(), crow, col, 0.3, KEY, ids)
+        values = csr.values().to(DEVICE).requires_grad_()
+        out = dropout_csr_values(values, crow.to(DEVICE), col.to(DEVICE), 0.3, KEY, ids.to(DEVICE))
+        same(f"sparse {dtype} {index_dtype}", out, right)
+        (g,) = torch.autograd.grad(out.sum(), values)
+        ones = torch.ones_like(csr.values())
+        same("sparse gradient", g, dropout_csr_values_reference(ones, crow, col, 0.3, KEY, ids))
+    one_row = dropout_csr_values(
+        *(torch.tensor(t, device=DEVICE) for t in ([1.0, 2.0], [0, 2], [4, 9])), 0.5, KEY, range(8, 9)
+    )
+    right = dropout_csr_values_reference(
+        *(torch.tensor(t) for t in ([1.0, 2.0], [0, 2], [4, 9])), 0.5, KEY, torch.tensor([8])
+    )
+    same("one row", one_row, right)
+
+
+def check_offsets_past_two_to_the_31() -> None:
+    if DEVICE == "cpu" or torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        return  # 4.5 GB each for input and output
+    num_rows, width = 2_200_000, 1024
+    x = torch.ones(num_rows, width, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    y = relu_dropout_rows(x, 0.5, KEY, range(num_rows))
+    (g,) = torch.autograd.grad(y, x, x.detach())
+    last = range(num_rows - 50, num_rows)
+    right = dropout_rows_reference(
+        torch.ones(50, width, dtype=torch.bfloat16), 0.5, KEY, torch.arange(last.start, last.stop)
+    )
+    same("far rows", y[-50:], right)
+    same("far gradients", g[-50:], right)
+
+
+# -- epilogue ------------------------------------------------------------------------------------------------------
+
+STEPS = [
+    {"bias": True},
+    {"bias": True, "activation": "relu"},
+    {"bias": True, "activation": "relu", "p": 0.3},
+    {"row_scale": True, "bias": True, "activation": "leaky_relu", "alpha": 0.2},
+    {"row_scale": True, "activation": "leaky_relu", "p": 0.3},
+    {"bias": True, "activation": "elu", "alpha": 1.5, "p": 0.3},
+    {"row_scale": True, "bias": True, "layer_norm": True, "affine": True, "activation": "relu", "p": 0.3},
+    {"layer_norm": True, "activation": "elu"},
+    {"layer_norm": True, "affine": True, "p": 0.3},
+    {"layer_norm": True, "affine": True, "activation": "leaky_relu", "p": 0.3},
+]
+
+
+class Operands:
+    """Operands of one chain, on the CPU; what runs on them, and with what gradients."""
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype, steps: dict[str, Any], seed: int = 0) -> None:
+        self.steps, self.dtype, self.ids = steps, dtype, ids_of(num_rows)
+        self.x, self.grad = (randn(num_rows, width, seed=seed + s).to(dtype) for s in (0, 1))
+        self.row_scale = randn(num_rows, seed=seed + 2).abs().to(torch.float32) if steps.get("row_scale") else None
+        names = ["bias"] * bool(steps.get("bias")) + ["norm_weight", "norm_bias"] * bool(steps.get("affine"))
+        self.parameters = {name: randn(width, seed=seed + 3 + i).to(dtype) for i, name in enumerate(names)}
+        self.activation = steps.get("activation", "none")
+        self.alpha = steps.get("alpha", 0.01 if self.activation == "leaky_relu" else 1.0)
+        self.p = steps.get("p", 0.0)
+
+    def ours(self) -> list[Tensor]:
+        """Result, and gradients of x and parameters."""
+        x = self.x.to(DEVICE).requires_grad_()
+        parameters = {name: t.to(DEVICE).requires_grad_() for name, t in self.parameters.items()}
+        y = epilogue_rows(
+            x,
+            row_scale=None if self.row_scale is None else self.row_scale.to(DEVICE),
+            layer_norm=self.steps.get("layer_norm", False),
+            activation=self.activation,
+            alpha=self.alpha,
+            p=self.p,
+            key=KEY,
+            row_ids=self.ids.to(DEVICE),
+            **parameters,
+        )
+        return [y, *torch.autograd.grad(y, [x, *parameters.values()], self.grad.to(DEVICE))]
+
+    def stepwise(self, dtype: torch.dtype) -> list[Tensor]:
+        x = self.x.to(dtype).requires_grad_()
+        parameters = {name: t.to(dtype).requires_grad_() for name, t in self.parameters.items()}
+        y = epilogue_rows_reference(
+            x, self.row_scale, parameters.get("bias"), self._norm(parameters), self.activation, self.alpha, self.p,
+            KEY, self.ids,
+        )  # fmt: skip
+        return [y, *torch.autograd.grad(y, [x, *parameters.values()], self.grad.to(dtype))]
+
+    def smallest_input_of_activation(self) -> float:
+        wide = {name: t.double() for name, t in self.parameters.items()}
+        z = before_dropout(self.x.double(), self.row_scale, wide.get("bias"), self._norm(wide), "none", 1.0)
+        return float(z.abs().min())
+
+    def _norm(self, parameters: dict[str, Tensor]) -> tuple[Tensor | None, Tensor | None, float] | None:
+        if not self.steps.get("layer_norm"):
+            return None
+        return parameters.get("norm_weight"), parameters.get("norm_bias"), 1e-5
+
+
+def check_float32_without_norm_and_elu_has_the_bits_of_the_steps() -> None:
+    for steps in STEPS:
+        if steps.get("layer_norm") or steps.get("activation") == "elu":
+            continue
+        for dtype in (torch.float32, torch.float64):
+            for width in (100, 8, 300):
+                case = Operands(37, width, dtype, steps)
+                mine, right = case.ours(), case.stepwise(dtype)
+                same(f"{steps} {dtype} {width}", mine[0], right[0])
+                same(f"{steps} {dtype} {width} gradient", mine[1], right[1])
+
+
+def check_epilogue_errs_like_the_steps_in_float32(dtype: torch.dtype) -> None:
+    """Against float64. A result in a half type may be off by its own last rounding besides."""
+    for steps in STEPS:
+        for num_rows, width in ((37, 100), (70, 5)):
+            # next to 0 float32 and float64 may see different signs, and so different gradients
+            cases = (Operands(num_rows, width, dtype, steps, seed) for seed in itertools.count(11, 20))
+            case = next(case for case in cases if case.smallest_input_of_activation() > 1e-6)
+            mine, exact = case.ours(), case.stepwise(torch.float64)
+            plain = case.stepwise(torch.float64 if dtype == torch.float64 else torch.float32)
+            for i, (ours, right, steps_) in enumerate(zip(mine, exact, plain, strict=True)):
+                assert ours.dtype == dtype
+                # twice the steps' largest error, and a slack of 16 roundings of the largest value: the order of
+                # sums over a row and over rows differs, and exp of a GPU is off by two units
+                error = 2 * float((steps_.double() - right).abs().max())
+                slack = 16 * wide_unit(dtype) * float(right.abs().max() + case.alpha)
+                within(f"{steps} {dtype} {width} [{i}]", ours, right, error + slack + unit(dtype) * right.abs())
+
+
+def check_column_sums_over_many_programs() -> None:
+    """More row tiles than partial sums: every program walks several tiles, the last one fewer."""
+    from nugnn.kernels.epilogue import gpu
+
+    for rows_per_sum, num_rows in ((3, 5003), (1, 700)):
+        x = torch.ones(num_rows, 9, device=DEVICE, requires_grad=True)
+        bias = torch.zeros(9, device=DEVICE, requires_grad=True)
+        original = gpu._MAX_PARTIAL_SUMS
+        gpu._MAX_PARTIAL_SUMS = rows_per_sum
+        y = epilogue_rows(x, bias=bias, activation="relu")
+        g_x, g_bias = torch.autograd.grad(y, (x, bias), torch.ones_like(y))
+        gpu._MAX_PARTIAL_SUMS = original
+        assert torch.equal(g_bias.cpu(), torch.full((9,), float(num_rows))), g_bias  # integers: exact in any order
+        assert torch.equal(g_x.cpu(), torch.ones(num_rows, 9))
+
+
+def check_epilogue_keeps_bits_and_gives_no_gradient_that_is_not_asked_for() -> None:
+    x = randn(64, 256).float().to(DEVICE).requires_grad_()
+    bias, scale = torch.randn(256, device=DEVICE), torch.rand(64, device=DEVICE)
+    known = (x, bias, scale)
+    run = {"bias": bias, "row_scale": scale, "key": KEY, "row_ids": range(64)}
+    assert saved_bytes(lambda: epilogue_rows(x, activation="relu", p=0.5, **run), *known) == 64 * 256 // 8
+    assert saved_bytes(lambda: epilogue_rows(x, activation="leaky_relu", p=0.5, **run), *known) == 2 * 64 * 256 // 8
+    assert saved_bytes(lambda: epilogue_rows(x, **run), *known) == 0
+    norm_bytes = saved_bytes(lambda: epilogue_rows(x, layer_norm=True, activation="relu", p=0.5, **run), *known)
+    assert norm_bytes == 64 * 256 // 8 + 64 * 2 * 4
+    epilogue_rows(x, activation="relu", p=0.5, **run).sum().backward()
+    assert x.grad is not None and bias.grad is None
+    frozen, trained = torch.randn(4, 6, device=DEVICE), torch.zeros(6, device=DEVICE, requires_grad=True)
+    epilogue_rows(frozen, bias=trained).sum().backward()
+    assert torch.equal(trained.grad.cpu(), torch.full((6,), 4.0))
+
+
+# -- losses --------------------------------------------------------------------------------------------------------
+
+
+def check_cross_entropy_within_its_bound(dtype: torch.dtype) -> None:
+    for num_classes in (1, 2, 47, 3000):
+        for with_rows, weighted in ((False, False), (True, True)):
+            cross_entropy_case(dtype, num_classes, with_rows, weighted)
+
+
+def cross_entropy_case(dtype: torch.dtype, num_classes: int, with_rows: bool, weighted: bool) -> None:
+    """The bound in roundings ``u`` of the kernel's own type.
+
+    ``log sum exp`` errs by the sum (a tree over a block of 2,048, blocks in turn), by the fast exp and log (2**-22 at
+    the most, 8 u together with their arguments), and by the roundings of its result and of the difference.
+    """
+    generator = torch.Generator().manual_seed(num_classes)
+    num_rows, u = 40, wide_unit(dtype)
+    logits = (4 * randn(num_rows, num_classes)).to(dtype)
+    rows = torch.randperm(num_rows, generator=generator)[:17] if with_rows else None
+    count = num_rows if rows is None else len(rows)
+    labels = torch.randint(num_classes, (count,), generator=generator)
+    weights = torch.rand(num_classes, generator=generator) if weighted else None
+    grad = torch.rand(count, generator=generator)
+    leaf = logits.to(DEVICE).requires_grad_()
+    on_device = [None if t is None else t.to(DEVICE) for t in (rows, weights)]
+    loss = cross_entropy_rows(leaf, labels.to(DEVICE), *on_device)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    (g,) = torch.autograd.grad(loss, leaf, grad.to(DEVICE, loss.dtype))
+
+    exact = logits.double().requires_grad_()
+    right = cross_entropy_rows_reference(exact, labels, rows, weights)
+    (right_g,) = torch.autograd.grad(right, exact, grad.double())
+    picked = logits.double() if rows is None else logits.double()[rows]
+    log_sum, own = picked.logsumexp(1), picked.gather(1, labels[:, None])[:, 0]
+    weight = torch.ones(count, dtype=torch.float64) if weights is None else weights.double()[labels]
+    sum_error = u * (24 + num_classes / 2048) + 2 * u * log_sum.abs()
+    bound = weight * (sum_error + 2 * u * (own.abs() + (log_sum - own).abs()))
+    label = f"cross-entropy {dtype} {num_classes} {with_rows}"
+    within(label, loss, right, bound)
+    # the probability errs by exp of a difference of two numbers that are off by `sum_error` and one rounding
+    bound_g = (grad.double() * weight * (2 * sum_error + 8 * u + 2 * u * picked.abs().amax(1)))[:, None].expand_as(
+        picked
+    )
+    full = torch.zeros(num_rows, num_classes, dtype=torch.float64)
+    full[torch.arange(num_rows) if rows is None else rows] = bound_g
+    within(f"{label} gradient", g, right_g, full + (unit(dtype) + 4 * u) * right_g.abs() + tiny(dtype))
+    others = torch.ones(num_rows, dtype=torch.bool)
+    others[torch.arange(num_rows) if rows is None else rows] = False
+    assert (g.cpu()[others] == 0).all()
+    assert g.dtype == dtype
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """Spacing of the smallest values of ``dtype``: what a result below its normal range is off by."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
+def check_extreme_logits_and_labels_that_are_no_class() -> None:
+    logits = torch.tensor(
+        [[1e4, 0.0, -1e4], [-torch.inf, 0.0, 0.0], [0.0, torch.nan, 0.0], [1.0, 2.0, 3.0]], device=DEVICE
+    )
+    labels = torch.tensor([0, 1, 0, 1], device=DEVICE)
+    loss = cross_entropy_rows(logits, labels).cpu()
+    assert loss[0] == 0 and abs(float(loss[1]) - 0.6931472) < 1e-6 and loss[2].isnan() and loss[3].isfinite()
+    for label in (-1, 3, 2**40):
+        outside = cross_entropy_rows(logits, torch.tensor([0, 1, 0, label], device=DEVICE)).cpu()
+        assert outside[3].isnan() and torch.equal(outside[:2], loss[:2])
+    none = logits[:0].requires_grad_()
+    assert cross_entropy_rows(none, labels[:0]).shape == (0,)
+    no_rows = torch.ones(4, 3, device=DEVICE, requires_grad=True)
+    cross_entropy_rows(no_rows, labels[:0], torch.empty(0, dtype=torch.int64, device=DEVICE)).sum().backward()
+    assert (no_rows.grad == 0).all()
+
+
+def check_binary_cross_entropy_within_its_bound(dtype: torch.dtype) -> None:
+    for num_classes in (1, 39, 2500):
+        for targets_dtype in (torch.bool, torch.float32, torch.int64):
+            generator = torch.Generator().manual_seed(num_classes)
+            logits, u = (5 * randn(30, num_classes)).to(dtype), wide_unit(dtype)
+            rows = torch.randperm(30, generator=generator)[:11]
+            targets = (torch.rand(11, num_classes, generator=generator) < 0.3).to(targets_dtype)
+            grad = torch.rand(11, generator=generator)
+            leaf = logits.to(DEVICE).requires_grad_()
+            loss = binary_cross_entropy_rows(leaf, targets.to(DEVICE), rows.to(DEVICE))
+            (g,) = torch.autograd.grad(loss, leaf, grad.to(DEVICE, loss.dtype))
+            exact = logits.double().requires_grad_()
+            right = binary_cross_entropy_rows_reference(exact, targets, rows)
+            (right_g,) = torch.autograd.grad(right, exact, grad.double())
+            # values and products up to |z|, then exp and log of a GPU, then a sum of blocks
+            mean = logits.double()[rows].abs().mean(1)
+            label = f"binary {dtype} {num_classes} {targets_dtype}"
+            within(label, loss, right, u * (24 + num_classes / 2048) * (mean + 1))
+            largest = float(logits.double().abs().max())
+            scale = torch.zeros(30, 1, dtype=torch.float64)
+            scale[rows] = grad.double()[:, None] / num_classes
+            bound = scale * u * (16 + largest) + unit(dtype) * right_g.abs() + tiny(dtype)
+            within(f"{label} gradient", g, right_g, bound)
+            others = torch.ones(30, dtype=torch.bool)
+            others[rows] = False
+            assert (g.cpu()[others] == 0).all()
+
+
+def let_the_interpreter_count() -> None:
+    """Its scalars are arrays of one element, which NumPy 2.4 no longer takes for the bounds of a loop."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+def tasks() -> dict[str, Callable[[], None]]:
+    """What there is to run by name; a check with a dtype is one task for each."""
+    found: dict[str, Callable[[], None]] = {}
+    for name, check in globals().items():
+        if name.startswith("check_") and "dtype" in check.__annotations__:
+            found |= {f"{name}:{str(dtype)[6:]}": functools.partial(check, dtype) for dtype in DTYPES}
+        elif name.startswith("check_"):
+            found[name] = check
+    return found
+
+
+def run_task(name: str) -> tuple[str, bool]:
+    """The output of a task in a process of its own, and whether it held."""
+    result = subprocess.run(
+        [sys.executable, __file__, DEVICE, name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return result.stdout, result.returncode == 0
+
+
+def main() -> None:
+    names = sys.argv[2:]
+    if DEVICE == "cuda" and not names:  # compiling takes most of the time, and one core
+        with concurrent.futures.ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
+            results = list(pool.map(run_task, tasks()))
+        print("".join(output for output, _ in results), end="")
+        print("all hold" if all(holds for _, holds in results) else "not all hold")
+        return
+    if DEVICE == "cpu":
+        let_the_interpreter_count()
+        epilogues.runs_in_triton = losses.runs_in_triton = lambda x: True
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    for name in names or tasks():
+        start = time.perf_counter()
+        tasks()[name]()
+        print(f"{name} {time.perf_counter() - start:.1f} s", flush=True)
+    if not names:
+        print("all hold")
+
+
+if __name__ == "__main__":
+    main()
