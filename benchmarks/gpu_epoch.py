@@ -13,12 +13,12 @@ plain model; a system that fails has no times. A model that does not fit is trie
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import inspect
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ _CHECK_NODES, _CHECK_ARCS = 3_000, 40_000
 Step = Callable[[], Tensor]
 
 
-@dataclass
+@dataclasses.dataclass
 class Run:
     """A system ready to train: ``step`` does one epoch and returns its loss as a tensor, ``logits`` evaluates."""
 
@@ -72,19 +72,20 @@ class Case:
         self._graph: DeviceGraph | None = None
         self._shard_graph: Any = None
         self._data: Any = None
-        graph = self.graph
+        graph = self.graph()
         self.num_nodes, self.num_edges = graph.num_nodes, graph.num_edges
         self.num_features, self.num_classes = graph.features.shape[1], graph.num_classes
         self.labels, self.train_nodes = graph.labels, graph.train_nodes
         self.val_nodes, self.test_nodes = graph.val_nodes, graph.test_nodes
 
-    @property
-    def graph(self) -> DeviceGraph:
-        """On the device; made again after a shard graph was asked for."""
+    def graph(self, dtype: torch.dtype = torch.float32) -> DeviceGraph:
+        """On the device with features of one type; made again where another form had taken its place."""
         self._shard_graph = None
-        if self._graph is None:
+        if self._graph is None or self._graph.features.dtype not in (torch.float32, dtype):
+            self._graph = None
             free_memory()
             self._graph = device_graph(*self._arguments, device=self.device)
+        self._graph = dataclasses.replace(self._graph, features=self._graph.features.to(dtype))
         return self._graph
 
     def shard_graph(self, order: str) -> Any:
@@ -100,7 +101,7 @@ class Case:
         )
         options |= supported(nugnn.shard, "order of its own", {} if order == "none" else {"order": order})
         if self._shard_graph is None or self._shard_graph[0] != order:
-            self._data = self._data or self.graph.to_host()
+            self._data = self._data or self.graph().to_host()
             self._graph = self._shard_graph = None
             free_memory()
             self._shard_graph = (order, nugnn.shard(self._data, **options))
@@ -110,6 +111,11 @@ class Case:
 def precision_scope(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """What plain torch runs forward and loss in: autocast for bf16."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def storage_of(precision: str) -> torch.dtype:
+    """In which features and activations are kept."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def set_tf32(precision: str) -> None:
@@ -148,12 +154,14 @@ def trained(model: nn.Module, forward: Callable[[], Tensor], case: Case, rows: T
 
 def plain(kind: str, case: Case, precision: str, dropout: float, rows: Tensor | None, state: dict[str, Tensor]) -> Run:
     """Plain torch on cuSPARSE; see `plain_models`."""
-    graph, device = case.graph, case.device
-    model = PlainModel(kind, graph.features.shape[1], **MODELS[kind], num_classes=graph.num_classes, dropout=dropout)
+    graph = case.graph(storage_of(precision))
+    model = PlainModel(kind, case.num_features, **MODELS[kind], num_classes=case.num_classes, dropout=dropout)
     model.load_state_dict(state)
-    model.to(device)
+    model.to(case.device)
     adjacency = Adjacency(Csr(graph.indptr.int(), graph.indices))
-    x = graph.features.bfloat16() if precision == "bf16" else graph.features
+    if kind != "gat":
+        adjacency.prepare({"sage": "mean", "gcn": "both"}[kind], storage_of(precision))
+    x = graph.features
     return trained(model, lambda: model(adjacency, x), case, rows, precision)
 
 
@@ -165,8 +173,8 @@ def pyg(kind: str, case: Case, precision: str, dropout: float, rows: Tensor | No
     """
     from torch_geometric import nn as pyg_nn
 
-    graph, device, settings = case.graph, case.device, MODELS[kind]
-    x = graph.features.bfloat16() if precision == "bf16" else graph.features
+    graph, device, settings = case.graph(storage_of(precision)), case.device, MODELS[kind]
+    x = graph.features
     csr = Csr(graph.indptr.int(), graph.indices)
     adjacency = Adjacency(csr)
     edges: Tensor
@@ -294,7 +302,7 @@ def first_weights(kind: str, case: Case, seed: int) -> dict[str, Tensor]:
 def _expected_losses(kind: str) -> list[float]:
     """Of the plain model in float64 on the CPU, the yardstick."""
     case = Case("products-like", _CHECK_NODES, _CHECK_ARCS, 1, torch.device("cpu"))
-    graph = case.graph
+    graph = case.graph()
     model = PlainModel(kind, case.num_features, **MODELS[kind], num_classes=case.num_classes, dropout=0.0)
     model.load_state_dict(first_weights(kind, case, seed=0))
     model.double()

@@ -75,8 +75,10 @@ class Adjacency:
             self._reverse = order.int()
         return self._reverse
 
-    def drop_scratch(self) -> None:
-        """Forget what only the matrices' making needed."""
+    def prepare(self, norm: str, dtype: torch.dtype) -> None:
+        """Make a matrix and its transpose now, and forget what only their making needed."""
+        for is_transposed in (False, True):
+            self.matrix(norm, dtype, is_transposed)
         self._destinations = None
 
 

@@ -54,7 +54,7 @@ def page(rows: list[Row]) -> str:
         of_card = [row for row in rows if row["machine"]["card"] == card]
         parts.append(f"## {card}")
         parts.append(machine_line(of_card))
-        for section in (bounds, generation, products, all_products, baselines, epochs, curves):
+        for section in (bounds, generation, products, all_products, baselines, epochs, scaling, curves):
             text = section(of_card, card)
             if text:
                 parts.append(text)
@@ -214,6 +214,26 @@ def epochs(rows: list[Row], card: str) -> str:
         lines.append([*cells, outcome(row, spread), gib(row), ratio(beside, same)])
     head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak", "cuSPARSE / this"]
     return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines)
+
+
+def scaling(rows: list[Row], card: str) -> str:
+    """Several ranks beside one."""
+    of_kind = [row for row in rows if row["kind"] == "scaling"]
+    single = {
+        (row["dtype"], row["num_nodes"], row["order"]): row
+        for row in of_kind
+        if row["num_ranks"] == 1 and row.get("median_ms") is not None
+    }
+    lines = []
+    for row in of_kind:
+        is_timed = row.get("median_ms") is not None
+        beside = single.get((row["dtype"], row["num_nodes"], row["order"]))
+        nccl = max((answer["nccl_ms"] or 0.0 for answer in row.get("ranks", [])), default=0.0)
+        share = f"{nccl / row['median_ms']:.0%}" if is_timed and nccl else "-"
+        cells = [str(row["num_ranks"]), row["dtype"], row["order"], f"{row['num_nodes']:,}", outcome(row, spread)]
+        lines.append([*cells, ratio(beside, row if is_timed else None), share, gib(row)])
+    head = ["ranks", "precision", "order", "nodes", "ms of an epoch", "beside one", "NCCL kernels", "largest peak"]
+    return titled("Several GPUs: SAGE, equal shares, the same losses", head, lines)
 
 
 def curves(rows: list[Row], card: str) -> str:

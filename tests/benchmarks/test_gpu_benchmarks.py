@@ -15,6 +15,7 @@ import harness
 import plain_models
 import pytest
 import report_performance
+import scaling
 import torch
 
 from nugnn import GNN
@@ -274,3 +275,38 @@ def test_a_page_of_nothing_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="no rows"):
         report_performance.main([str(tmp_path), "--page", str(tmp_path / "page.md")])
     assert not (tmp_path / "page.md").exists()
+
+
+def scaling_options(*given):
+    small = ["--device", "cpu", "--nodes", "400", "--arcs", "4000", "--hidden", "8", "--epochs", "2"]
+    return scaling.parse([*small, *given])
+
+
+def test_ranks_train_the_same_and_have_a_row_each():
+    recorder = harness.Recorder(None, CPU)
+    scaling.measure(recorder, scaling_options("--ranks", "1", "2"))
+    one, two = recorder.rows
+    assert "error" not in one
+    assert "error" not in two
+    assert len(one["losses"]) == 4
+    assert [each["num_inner"] for each in one["ranks"]] == [400]
+    assert sum(each["num_inner"] for each in two["ranks"]) == 400
+    assert "| 2 | fp32 | none | 400 |" in report_performance.page(recorder.rows)
+
+
+def test_ranks_with_other_losses_have_no_time(monkeypatch):
+    def run(num_ranks, arguments):
+        return [{"losses": [3.0, 2.0, 1.0 * num_ranks], "samples_ms": [1.0], "peak_bytes": None, "nccl_ms": None}]
+
+    monkeypatch.setattr(scaling, "run", run)
+    recorder = harness.Recorder(None, CPU)
+    scaling.measure(recorder, scaling_options("--ranks", "1", "2"))
+    assert recorder.rows[0]["median_ms"] == 1.0
+    assert "wrong result" in recorder.rows[1]["error"]
+    assert "median_ms" not in recorder.rows[1]
+
+
+def test_ranks_that_fail_say_why():
+    recorder = harness.Recorder(None, CPU)
+    scaling.measure(recorder, scaling_options("--ranks", "1", "--nodes", "3"))
+    assert "3 nodes; it takes 64" in recorder.rows[0]["error"]

@@ -1,0 +1,180 @@
+"""Epochs of nuGNN on one GPU and on several of one host: the same training, split; a JSON row for each number of ranks.
+
+    python benchmarks/scaling.py --ranks 1 2 --out rows
+    python benchmarks/scaling.py --device cpu --ranks 1 2 --nodes 2000 --arcs 20000 --hidden 16 --epochs 3
+
+A 3-layer SAGE-mean as in `gpu_epoch.py`. Dropout masks belong to global node ids, so the losses of all numbers of
+ranks have to agree, with dropout on, or no time is given. Graph, partition and shards are made before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_epoch import adam, supported
+from harness import Recorder, synchronize, timing_of
+
+from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
+
+_LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
+"""Sums over parts in another order; in bf16 a sum that rounds to the other neighbour changes a node by 2^-8."""
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """One rank: trains and writes what it saw to a file of its own."""
+    import nugnn
+    from nugnn.datasets import products_like
+
+    is_gpu = torch.device(arguments.device).type == "cuda"
+    ranks = nugnn.init(**supported(nugnn.init, "CUDA", {"device": "cuda"} if is_gpu else {}))
+    device = ranks.device if is_gpu else torch.device("cpu")
+    if is_gpu:
+        torch.cuda.set_device(device)
+    begin = time.perf_counter()
+    data = products_like(arguments.nodes, arguments.arcs, arguments.seed, device=device)
+    generated = time.perf_counter()
+    order = supported(nugnn.shard, "order of its own", {} if arguments.order == "none" else {"order": arguments.order})
+    graph = nugnn.shard(data, ranks, method=arguments.method, **order)
+    sharded = time.perf_counter()
+    torch.manual_seed(arguments.seed)
+    model = nugnn.GNN(
+        "sage", data.num_features, data.num_classes, layers=3, hidden=arguments.hidden, aggregator="mean", dropout=0.5
+    ).to(device)
+    del data
+    rows = torch.arange(graph.num_nodes(), device=device)
+    precision = {} if arguments.precision == "fp32" else {"precision": arguments.precision}
+    trainer = nugnn.Trainer(
+        model,
+        graph,
+        {"train": rows, "val": rows[:0], "test": rows[:0]},
+        make_optimizer=lambda model: adam(model.parameters(), device),
+        **supported(nugnn.Trainer, "choice of precision", precision),
+    )
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    losses, samples, halo_seconds = [], [], []
+    for _ in range(arguments.epochs + 2):
+        synchronize(device)
+        ranks.clock.take()
+        begin_epoch = time.perf_counter()
+        losses.append(trainer.train_epoch())  # ends with a sum over all ranks
+        synchronize(device)
+        samples.append((time.perf_counter() - begin_epoch) * 1e3)
+        halo_seconds.append(ranks.clock.take()[0])
+    answer = {
+        "samples_ms": samples[2:],
+        "losses": losses,
+        "halo_ms": sorted(halo_seconds[2:])[len(halo_seconds[2:]) // 2] * 1e3,
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else None,
+        "num_inner": graph.num_nodes(),
+        "generate_seconds": generated - begin,
+        "shard_seconds": sharded - generated,
+        "nccl_ms": nccl_ms(trainer.train_epoch) if is_gpu and ranks.world_size > 1 else None,
+    }
+    (arguments.results / f"{ranks.rank}.json").write_text(json.dumps(answer), encoding="utf-8")
+
+
+def nccl_ms(epoch: Callable[[], Any]) -> float:
+    """Milliseconds of NCCL's kernels in an epoch: all of it is exposed where nothing runs beside them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        epoch()
+        torch.cuda.synchronize()
+    events = profiled.key_averages()
+    return sum(event.self_device_time_total for event in events if "nccl" in event.key.lower()) / 1e3
+
+
+def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What each of ``num_ranks`` ranks saw.
+
+    Raises:
+        RuntimeError: The ranks failed; with the end of what they wrote.
+    """
+    with tempfile.TemporaryDirectory() as results:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        command += [__file__, "--worker", "--results", results]
+        for name in ("device", "nodes", "arcs", "seed", "hidden", "precision", "method", "order", "epochs"):
+            command += [f"--{name}", str(getattr(arguments, name))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        paths = [Path(results) / f"{rank}.json" for rank in range(num_ranks)]
+        if done.returncode or not all(path.exists() for path in paths):
+            # the first exception of a rank; torchrun's own comes after them
+            errors = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): .+)$", done.stderr, re.MULTILINE)
+            raise RuntimeError(errors[0] if errors else done.stderr[-300:])
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def measure(recorder: Recorder, arguments: argparse.Namespace) -> None:
+    """A row for each number of ranks, the losses of the first as the yardstick of the others."""
+    expected: list[float] | None = None
+    for num_ranks in arguments.ranks:
+        row: dict[str, Any] = {"kind": "scaling", "system": f"nugnn {num_ranks} ranks", "num_ranks": num_ranks}
+        row |= {"graph": "products-like", "dtype": arguments.precision, "shape": f"sage {arguments.nodes}"}
+        row |= {"num_nodes": arguments.nodes, "num_edges": arguments.arcs, "hidden": arguments.hidden}
+        row |= {"seed": arguments.seed, "method": arguments.method, "order": arguments.order}
+        timing = None
+        try:
+            answers = run(num_ranks, arguments)
+            losses = answers[0]["losses"]
+            expected = expected or losses
+            worst = max(abs(a - b) / abs(b) for a, b in zip(losses[:3], expected[:3], strict=True))
+            row |= {"losses": losses, "ranks": answers}
+            if worst <= _LOSS_RTOL[arguments.precision]:
+                timing = timing_of(answers[0]["samples_ms"])
+                peaks = [answer["peak_bytes"] for answer in answers if answer["peak_bytes"] is not None]
+                row |= {"peak_bytes": max(peaks, default=None)}
+            else:
+                row |= {"error": f"wrong result: losses {losses[:3]}, of {arguments.ranks[0]} ranks {expected[:3]}"}
+        except Exception as error:
+            row |= {"error": f"{type(error).__name__}: {error}"}
+        recorder.add(row, timing)
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--nodes", type=int, default=FULL_NODES)
+    parser.add_argument("--arcs", type=int, default=FULL_ARCS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--precision", choices=list(_LOSS_RTOL), default="fp32")
+    parser.add_argument("--method", default="metis", help="partitioner, as nugnn.shard takes it")
+    parser.add_argument("--order", default="none", help="of the rows, as nugnn.shard takes it")
+    parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
+    parser.add_argument("--out", type=Path, help="folder for scaling.jsonl")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> Recorder:
+    """Launch the ranks, or be one."""
+    arguments = parse(given)
+    if arguments.worker:
+        worker(arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # as nuGNN's own workers leave: threads of gloo may abort the interpreter's teardown
+        os._exit(0)
+    path = None if arguments.out is None else arguments.out / "scaling.jsonl"
+    recorder = Recorder(path, torch.device("cuda:0" if arguments.device == "cuda" else arguments.device))
+    measure(recorder, arguments)
+    return recorder
+
+
+if __name__ == "__main__":
+    main()
