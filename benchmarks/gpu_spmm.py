@@ -289,7 +289,7 @@ def tune(report: Report, structure: Structure, order: str, widths: tuple, repeat
         for width in widths:
             x = torch.randn(structure.num_src, width, device="cuda").to(dtype)
             columns = gpu._aligned_rows(x, structure.num_edges).shape[1]
-            mean = structure.num_edges / structure.num_dst
+            mean = -(-structure.num_edges // structure.num_dst)
             chosen = gpu.choose_tile(1, columns, x.element_size(), mean)
             tiles = {chosen, *other_tiles(chosen, chosen.columns * x.element_size())}
             results = []

@@ -12,6 +12,7 @@ Shape suffixes: N rows of the output, E edges, F = H x D features (H heads that 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -313,6 +314,120 @@ def _edge_gradient_kernel(  # type: ignore[no-untyped-def]
                 tl.store(out + at, value, mask=inside[:, None] & in_heads[None, :])
 
 
+@triton.jit
+def _winners_at(first_winner, column, num_columns):  # type: ignore[no-untyped-def]
+    return tl.load(first_winner + column, mask=column < num_columns, other=-1)[None, :]
+
+
+@triton.jit(do_not_specialize=["num_pieces", "width_vectors", "block", "column_vectors", "num_bytes"])
+def _winner_bits_kernel(  # type: ignore[no-untyped-def]
+    bits, winner, indptr, group_begin, group_end, piece_row, piece_begin, piece_end,
+    num_pieces, width_vectors, block, column_vectors, num_bytes,
+    vector: tl.constexpr, columns_at_once: tl.constexpr,
+    wide_edges: tl.constexpr, block_edges: tl.constexpr, block_bytes: tl.constexpr,
+):  # fmt: skip
+    """Bit ``c % 8`` of ``bits[e, c // 8]``: whether edge ``e`` won column ``first_column + c`` of its row."""
+    edge_type = tl.int64 if wide_edges else tl.int32
+    width = (width_vectors * vector).to(tl.int64)
+    num_columns = column_vectors * vector
+    first_column = block * columns_at_once
+    byte = tl.arange(0, block_bytes)
+    program = tl.program_id(0)
+    is_piece = program < num_pieces
+    if is_piece:
+        first = program
+        last = program + 1
+        begins = piece_begin
+        ends = piece_end
+    else:
+        first = tl.load(group_begin + program - num_pieces).to(tl.int32)
+        last = tl.load(group_end + program - num_pieces).to(tl.int32)
+        begins = indptr
+        ends = indptr + 1
+    for slot in range(first, last):
+        row = tl.full([], 0, tl.int64) + slot
+        begin = tl.load(begins + row).to(edge_type)
+        end = tl.load(ends + row).to(edge_type)
+        if is_piece:
+            row = tl.load(piece_row + slot).to(tl.int64)
+        first_winner = winner + row * width + first_column
+        won_0 = _winners_at(first_winner, byte * 8, num_columns)
+        won_1 = _winners_at(first_winner, byte * 8 + 1, num_columns)
+        won_2 = _winners_at(first_winner, byte * 8 + 2, num_columns)
+        won_3 = _winners_at(first_winner, byte * 8 + 3, num_columns)
+        won_4 = _winners_at(first_winner, byte * 8 + 4, num_columns)
+        won_5 = _winners_at(first_winner, byte * 8 + 5, num_columns)
+        won_6 = _winners_at(first_winner, byte * 8 + 6, num_columns)
+        won_7 = _winners_at(first_winner, byte * 8 + 7, num_columns)
+        for start in range(begin, end, block_edges):
+            edge = start + tl.arange(0, block_edges)
+            # written out: a sum over eight places would be spread over the lanes of a warp, which costs far more
+            packed = tl.where(won_0 == edge[:, None], 1, 0)
+            packed = tl.where(won_1 == edge[:, None], packed | 2, packed)
+            packed = tl.where(won_2 == edge[:, None], packed | 4, packed)
+            packed = tl.where(won_3 == edge[:, None], packed | 8, packed)
+            packed = tl.where(won_4 == edge[:, None], packed | 16, packed)
+            packed = tl.where(won_5 == edge[:, None], packed | 32, packed)
+            packed = tl.where(won_6 == edge[:, None], packed | 64, packed)
+            packed = tl.where(won_7 == edge[:, None], packed | 128, packed)
+            at = edge.to(tl.int64)[:, None] * num_bytes + byte[None, :]
+            tl.store(bits + at, packed.to(tl.uint8), mask=(edge < end)[:, None] & (byte < num_bytes)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_pieces", "width_vectors", "block", "column_vectors", "num_bytes"])
+def _winner_gradient_kernel(  # type: ignore[no-untyped-def]
+    out, partial, grad, bits, indptr, indices, edge_ids, group_begin, group_end, piece_begin, piece_end,
+    num_pieces, width_vectors, block, column_vectors, num_bytes,
+    vector: tl.constexpr, columns_at_once: tl.constexpr, wide_edges: tl.constexpr, accumulator: tl.constexpr,
+    block_edges: tl.constexpr, unroll: tl.constexpr, block_bytes: tl.constexpr,
+):  # fmt: skip
+    """``out[row] = sum over edges of grad[index]`` in the columns that the edge won, for this program's rows."""
+    edge_type = tl.int64 if wide_edges else tl.int32
+    width = (width_vectors * vector).to(tl.int64)
+    num_columns = column_vectors * vector
+    first_column = block * columns_at_once
+    byte = tl.arange(0, block_bytes)
+    place = tl.arange(0, 8)
+    column = byte[:, None] * 8 + place[None, :]
+    in_row = column < num_columns
+    step = tl.arange(0, block_edges)[:, None] + tl.arange(0, unroll)[None, :] * block_edges
+    program = tl.program_id(0)
+    is_piece = program < num_pieces
+    if is_piece:
+        first = program
+        last = program + 1
+        begins = piece_begin
+        ends = piece_end
+    else:
+        first = tl.load(group_begin + program - num_pieces).to(tl.int32)
+        last = tl.load(group_end + program - num_pieces).to(tl.int32)
+        begins = indptr
+        ends = indptr + 1
+    for slot in range(first, last):
+        row = tl.full([], 0, tl.int64) + slot
+        begin = tl.load(begins + row).to(edge_type)
+        end = tl.load(ends + row).to(edge_type)
+        total = tl.zeros([block_bytes, 8], accumulator)
+        for start in range(begin, end, block_edges * unroll):
+            edge = start + step
+            inside = edge < end
+            edge_row = tl.load(edge_ids + edge, mask=inside, other=0, eviction_policy="evict_first").to(tl.int64)
+            index = tl.load(indices + edge, mask=inside, other=0, eviction_policy="evict_first").to(tl.int64)
+            # tiles are (bytes, edges, unroll, places): a byte stands for one or two wide loads, most are not made
+            bits_at = (edge_row * num_bytes)[None, :, :] + byte[:, None, None]
+            in_bits = inside[None, :, :] & (byte < num_bytes)[:, None, None]
+            packed = tl.load(bits + bits_at, mask=in_bits, other=0).to(tl.int32)
+            grad_at = (index * width)[None, :, :, None] + (first_column + column)[:, None, None, :]
+            value = tl.load(grad + grad_at, mask=(packed != 0)[:, :, :, None] & in_row[:, None, None, :], other=0)
+            hit = ((packed[:, :, :, None] >> place[None, None, None, :]) & 1) != 0
+            total += tl.sum(tl.sum(tl.where(hit, value.to(accumulator), 0), 2), 1)
+        at = row * width + first_column + column
+        if is_piece:
+            tl.store(partial + at, total, mask=in_row)
+        else:
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=in_row)
+
+
 # --- launches
 
 
@@ -346,27 +461,28 @@ _PASS_BYTES = 64
 """What one more pass costs for each edge: its index and the instructions around it, as bytes of features."""
 
 
-def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: float, num_streams: int = 1) -> Tile:
+@functools.cache
+def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: int, num_streams: int = 1) -> Tile:
     """A tile for rows of ``num_heads * num_columns`` features, from sizes alone: a user's step tries nothing out.
 
     ``num_streams``: what a thread keeps for each value beside a running sum, in values.
     """
     if num_heads == 1:
-        fitting = triton.next_power_of_2(num_columns)
+        fitting = _power_of_2(num_columns)
         sizes = [size for size in (_BLOCK_BYTES // itemsize >> shift for shift in range(4)) if size <= fitting]
         columns = fitting
         if fitting * itemsize > _BLOCK_BYTES // 8:
             columns = min(sizes, key=lambda size: -(-num_columns // size) * (size * itemsize + _PASS_BYTES))
         heads = 1
     else:
-        columns = min(triton.next_power_of_2(num_columns), _BLOCK_BYTES // itemsize)
-        heads = min(triton.next_power_of_2(num_heads), max(1, _BLOCK_BYTES // itemsize // columns))
+        columns = min(_power_of_2(num_columns), _BLOCK_BYTES // itemsize)
+        heads = min(_power_of_2(num_heads), max(1, _BLOCK_BYTES // itemsize // columns))
     row_bytes = heads * columns * itemsize
     loads = max(1, _LOADS // num_streams)
     if row_bytes < 128 and itemsize == 2:
         loads = max(1, loads // 2)  # their float32 sums are kept for each edge slot: registers
     slots = max(1, loads * 512 // row_bytes)  # edges that one warp reads at once
-    most = max(1, min(16, triton.next_power_of_2(math.ceil(mean_degree))))
+    most = max(1, min(16, _power_of_2(mean_degree)))
     of_a_row = min(most, slots)
     rows = min(16, slots // of_a_row)
     # with rows side by side, few lanes for each: its sum over lanes is then short
@@ -452,12 +568,12 @@ def _aggregate(
     x_vector, out_vector = (math.gcd(columns, 16 // x.element_size()) for columns in (x_columns, num_columns))
     streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
-        tile = choose_tile(num_heads, x_columns, x.element_size(), num_edges / max(1, num_rows), streams)
+        tile = choose_tile(num_heads, x_columns, x.element_size(), _cdiv(num_edges, num_rows), streams)
     num_light = len(schedule.lockstep_rows)
-    programs = triton.cdiv(schedule.num_pieces, tile.rows) + (
-        schedule.num_groups if tile.rows == 1 else triton.cdiv(num_light, tile.rows * tile.row_sets)
+    programs = _cdiv(schedule.num_pieces, tile.rows) + (
+        schedule.num_groups if tile.rows == 1 else _cdiv(num_light, tile.rows * tile.row_sets)
     )
-    blocks = triton.cdiv(num_heads, tile.heads) * triton.cdiv(num_columns, tile.columns)
+    blocks = _cdiv(num_heads, tile.heads) * _cdiv(num_columns, tile.columns)
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
             out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
@@ -475,13 +591,7 @@ def _aggregate(
             sum_each_tile=tile.heads * tile.columns * x.element_size() >= 128,
             num_warps=tile.num_warps,
         )  # fmt: skip
-        if schedule.num_split:
-            block = min(1024, triton.next_power_of_2(width))
-            _combine_kernel[(schedule.num_split, triton.cdiv(width, block))](
-                out, out_winner, partial, partial_winner, dst_scale, schedule.split_rows, schedule.split_ptr, width,
-                sign, is_extreme=is_extreme, has_dst_scale=dst_scale is not None,
-                accumulator=_TRITON_TYPES[accumulator], block_columns=block, num_warps=4 if block > 128 else 1,
-            )  # fmt: skip
+        _combine(out, out_winner, partial, partial_winner, dst_scale, schedule, sign)
     return out, out_winner if is_extreme else None
 
 
@@ -508,11 +618,11 @@ def _edge_gradient(
     out = torch.empty(num_edges, width if is_full else num_heads, dtype=out_dtype, device=grad.device)
     itemsize = grad.element_size()
     vector = math.gcd(num_columns, 16 // itemsize)
-    columns = min(triton.next_power_of_2(num_columns), 512 // itemsize)
-    heads = min(triton.next_power_of_2(num_heads), max(1, 512 // itemsize // columns))
+    columns = min(_power_of_2(num_columns), 512 // itemsize)
+    heads = min(_power_of_2(num_heads), max(1, 512 // itemsize // columns))
     block_edges = max(1, min(16, _LOADS * 512 // (heads * columns * itemsize)))
     with torch.cuda.device_of(grad):
-        _edge_gradient_kernel[(schedule.num_pieces + schedule.num_groups, triton.cdiv(num_heads, heads))](
+        _edge_gradient_kernel[(schedule.num_pieces + schedule.num_groups, _cdiv(num_heads, heads))](
             out, grad, x, winner, src_scale, dst_scale,
             structure.indptr, structure.indices, schedule.group_begin, schedule.group_end,
             schedule.piece_row, schedule.piece_begin, schedule.piece_end,
@@ -523,6 +633,81 @@ def _edge_gradient(
             block_edges=block_edges, block_heads=heads, block_columns=columns, num_warps=1,
         )  # fmt: skip
     return out
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
+
+_BITS_FROM_WIDTH = 16
+"""Narrower gradients of extremes read the winners themselves."""
+_BITS_COLUMNS = 128
+"""Columns for which winners are packed at once: 16 bytes an edge."""
+
+
+def _winner_gradient(structure: Structure, grad: Tensor, winner: Tensor) -> Tensor:
+    """``(L, F)``: the gradient of a maximum's unweighted messages.
+
+    A source reads, of each destination, only what its edge won: one column in in-degree, found by bits that a first
+    kernel packs destination by destination.
+    """
+    edges, width, num_edges = _out_edges(structure), grad.shape[1], structure.num_edges
+    here, there = row_schedule(structure.indptr), edges.schedule
+    accumulator = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    out = torch.empty(structure.num_src, width, dtype=grad.dtype, device=grad.device)
+    partial = torch.empty(there.num_pieces, width, dtype=accumulator, device=grad.device)
+    most_bytes = _cdiv(min(width, _BITS_COLUMNS), 8)
+    bits = torch.empty(num_edges * most_bytes, dtype=torch.uint8, device=grad.device)
+    vector = math.gcd(width, _BITS_COLUMNS, 16 // grad.element_size())
+    wide_edges = _needs_wide_edges(num_edges)
+    with torch.cuda.device_of(grad):
+        for block in range(_cdiv(width, _BITS_COLUMNS)):
+            num_columns = min(_BITS_COLUMNS, width - block * _BITS_COLUMNS)
+            num_bytes = _cdiv(num_columns, 8)
+            block_bytes = _power_of_2(num_bytes)
+            sizes = (width // vector, block, num_columns // vector, num_bytes)
+            shape = {
+                "vector": vector, "columns_at_once": _BITS_COLUMNS, "wide_edges": wide_edges,
+                "block_bytes": block_bytes, "num_warps": 1,
+            }  # fmt: skip
+            _winner_bits_kernel[(here.num_pieces + here.num_groups,)](
+                bits, winner, structure.indptr, here.group_begin, here.group_end,
+                here.piece_row, here.piece_begin, here.piece_end, here.num_pieces, *sizes,
+                block_edges=16, **shape,
+            )  # fmt: skip
+            _winner_gradient_kernel[(there.num_pieces + there.num_groups,)](
+                out, partial, grad, bits, edges.indptr, edges.indices, edges.edge_ids, there.group_begin,
+                there.group_end, there.piece_begin, there.piece_end, there.num_pieces, *sizes,
+                accumulator=_TRITON_TYPES[accumulator],
+                block_edges=max(1, 64 // (block_bytes * grad.element_size())), unroll=4, **shape,
+            )  # fmt: skip
+        _combine(out, None, partial, None, None, there, 0)
+    return out
+
+
+def _combine(
+    out: Tensor,
+    out_winner: Tensor | None,
+    partial: Tensor,
+    partial_winner: Tensor | None,
+    dst_scale: Tensor | None,
+    schedule: RowSchedule,
+    sign: int,
+) -> None:
+    """Finish the heavy rows of ``out`` from their pieces."""
+    if schedule.num_split == 0:
+        return
+    width = out.shape[1]
+    block = min(1024, _power_of_2(width))
+    _combine_kernel[(schedule.num_split, _cdiv(width, block))](
+        out, out_winner, partial, partial_winner, dst_scale, schedule.split_rows, schedule.split_ptr, width, sign,
+        is_extreme=sign != 0, has_dst_scale=dst_scale is not None, accumulator=_TRITON_TYPES[partial.dtype],
+        block_columns=block, num_warps=4 if block > 128 else 1,
+    )  # fmt: skip
 
 
 def _needs_wide_edges(num_edges: int) -> bool:
@@ -539,7 +724,7 @@ def _aligned_rows(x: Tensor, num_edges: int) -> Tensor:
     per_sector = 32 // x.element_size()
     missing = -x.shape[1] % per_sector
     if x.shape[1] * x.element_size() < 32:  # 1, 2, 4, 8 or 16 bytes: a row never straddles two sectors
-        missing = triton.next_power_of_2(x.shape[1]) - x.shape[1]
+        missing = _power_of_2(x.shape[1]) - x.shape[1]
     if missing == 0 or num_edges < 4 * len(x):
         return x
     return torch.nn.functional.pad(x, (0, missing))
@@ -566,16 +751,19 @@ def aggregate(
     if reduce != "sum" and e is not None and op in ("sub", "div"):  # as on the CPU
         e = e if e.dtype == torch.float64 else e.float()
         op, e = ("add", -e) if op == "sub" else ("mul", 1.0 / e)
-    features = torch.broadcast_shapes(*(x.shape[1:] for x in (u, e) if x is not None))
     num_heads = 1
-    if u is not None and e is not None:
+    if u is None or e is None:
+        x = u if u is not None else e
+        assert x is not None
+        features = x.shape[1:]
+    else:
+        features = torch.broadcast_shapes(u.shape[1:], e.shape[1:])
         u = u.expand(len(u), *features)
         num_heads = _shared_heads(e.shape[1:], features)
         if num_heads == 0:
             num_heads, e = 1, e.expand(len(e), *features)
         e = e.reshape(len(e), -1).contiguous()
-    x = u if u is not None else e
-    assert x is not None
+        x = u
     x = x.reshape(len(x), -1).contiguous()
     w = e if u is not None else None
     if reduce == "sum":
@@ -689,6 +877,8 @@ class _Extreme(torch.autograd.Function):
         if ctx.needs_input_grad[5]:
             if ctx.op == "copy_rhs":
                 grad_x = _edge_gradient(structure, grad, None, 1, True, grad.dtype, winner=winner)
+            elif w is None and grad.shape[1] >= _BITS_FROM_WIDTH:
+                grad_x = _winner_gradient(structure, grad, winner)
             else:
                 grad_x, _ = _aggregate(
                     _out_edges(structure), grad, ctx.num_heads, op="copy_lhs" if w is None else "mul", w=w,

@@ -187,8 +187,10 @@ def check_sums_stay_within_the_summation_bound(seed, num_dst, shapes, op, dtype,
     reduce=st.sampled_from(["max", "min"]),
     dtype=st.sampled_from(DTYPES),
     tiles=TILES,
+    bits=st.sampled_from([None, 8, 16]),
 )
-def check_extremes_are_exact_and_so_is_the_edge_that_won(seed, num_dst, shapes, op, reduce, dtype, tiles) -> None:
+def check_extremes_are_exact_and_so_is_the_edge_that_won(seed, num_dst, shapes, op, reduce, dtype, tiles, bits) -> None:
+    gpu._BITS_FROM_WIDTH, gpu._BITS_COLUMNS = (1, bits) if bits else (16, 128)
     structure = a_structure(seed, num_dst)
     pair = operands(structure, op, shapes, seed, dtype, ties=True)
     with tiles:
@@ -325,6 +327,18 @@ def check_64_bit_edges_give_the_same() -> None:
     gpu._needs_wide_edges = usual
     for narrow, wide in zip(results[:2], results[2:], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(narrow, wide, strict=True))
+
+
+def check_no_edges() -> None:
+    none = torch.empty(0, dtype=torch.int32, device=DEVICE)
+    structure = Structure(3, torch.zeros(3, dtype=torch.int64, device=DEVICE), none)
+    for width in (1, 16):
+        for reduce, empty in (("sum", 0.0), ("max", -INF), ("min", INF)):
+            x = torch.ones(3, width, device=DEVICE, requires_grad=True)
+            out = aggregate(structure, "copy_lhs", reduce, x, None)
+            assert out.shape == (2, width) and (out == empty).all()
+            (grad,) = torch.autograd.grad(out.sum(), x)
+            assert (grad == 0).all()
 
 
 def let_the_interpreter_count() -> None:
