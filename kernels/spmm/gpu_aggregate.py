@@ -5,7 +5,6 @@ Shape suffixes: N rows of the output, E edges, F = H x D features (H heads that 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -50,40 +49,109 @@ def _extreme_of(value, edge, axis: tl.constexpr, none: tl.constexpr):  # type: i
     return tl.where(any_nan, float("nan"), best), first
 
 
-# A size of 1 would otherwise become a compile-time constant, which has no type to convert.
-@triton.jit(do_not_specialize=["num_pieces", "num_light", "num_heads", "out_vectors", "x_vectors", "sign"])
+@triton.jit
+def _load(pointer, inside, in_row, other, masks_edges: tl.constexpr, masks_row: tl.constexpr):  # type: ignore[no-untyped-def]
+    if masks_edges and masks_row:
+        return tl.load(pointer, mask=inside & in_row, other=other)
+    elif masks_edges:
+        return tl.load(pointer, mask=inside, other=other)
+    elif masks_row:
+        return tl.load(pointer, mask=in_row, other=other)
+    else:
+        return tl.load(pointer)
+
+
+@triton.jit
+def _take_edges(  # type: ignore[no-untyped-def]
+    total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale, in_x, in_out, in_heads, sign,
+    num_heads: tl.constexpr, x_width: tl.constexpr, out_width: tl.constexpr, even_x: tl.constexpr,
+    even_out: tl.constexpr, op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr,
+    has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, accumulator: tl.constexpr,
+    sum_each_tile: tl.constexpr, masks_edges: tl.constexpr,
+):  # fmt: skip
+    """Add one tile to ``total``, or keep its largest messages there; see :func:`_aggregate_kernel` for its axes."""
+    no_weight: tl.constexpr = 1.0 if op == DIV else 0.0  # beyond the last edge: such messages are 0
+    edge_row = edge
+    if has_edge_ids:
+        if masks_edges:
+            edge_row = tl.load(edge_ids + edge, mask=inside, other=0, eviction_policy="evict_first")
+        else:
+            edge_row = tl.load(edge_ids + edge, eviction_policy="evict_first")
+    mask = inside[None, :, :, :, None]
+    x_row = index.to(tl.int64) * x_width
+    message = _load(x_at + x_row[None, :, :, :, None], mask, in_x, 0.0, masks_edges, not even_x).to(accumulator)
+    if weight == HEAD_WEIGHT:
+        at = w_at + (edge_row.to(tl.int64) * num_heads)[None, :, :, :]
+        w_tile = _load(at, inside[None, :, :, :], in_heads, no_weight, masks_edges, not even_x)
+        message = _message(message, w_tile.to(accumulator)[:, :, :, :, None], op)
+    if weight == FULL_WEIGHT:
+        at = w_at + (edge_row.to(tl.int64) * out_width)[None, :, :, :, None]
+        w_tile = _load(at, mask, in_out, no_weight, masks_edges, not even_out)
+        message = _message(message, w_tile.to(accumulator), op)
+    if has_src_scale:
+        scale = _load(src_scale + index, inside, inside, 0.0, masks_edges, False)
+        message = message * scale.to(accumulator)[None, :, :, :, None]
+    if has_winner:
+        at = winner_at + (index.to(tl.int64) * out_width)[None, :, :, :, None]
+        won = _load(at, mask, in_out, -1, masks_edges, not even_out)
+        message = tl.where(won == edge_row[None, :, :, :, None], message, 0.0)
+    if is_extreme:
+        message = message * sign
+        better = (message > total) | ((message != message) & (total == total))  # noqa: PLR0124
+        if masks_edges:
+            better = better & mask
+        total = tl.where(better, message, total)
+        best_edge = tl.where(better, edge[None, :, :, :, None], best_edge)
+    elif sum_each_tile:
+        total += tl.sum(tl.sum(message, 3), 1)
+    else:
+        total += message
+    return total, best_edge
+
+
+# Widths are compile-time constants: an address is then one instruction, and whole blocks need no mask.
+@triton.jit(do_not_specialize=["num_pieces", "num_light", "sign"])
 def _aggregate_kernel(  # type: ignore[no-untyped-def]
     out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
     indptr, indices, edge_ids, group_begin, group_end, lockstep_rows, piece_begin, piece_end,
-    num_pieces, num_light, num_heads, out_vectors, x_vectors, sign,
-    out_vector: tl.constexpr, x_vector: tl.constexpr,
+    num_pieces, num_light, sign, num_heads: tl.constexpr, num_columns: tl.constexpr, x_columns: tl.constexpr,
     op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
-    wide_edges: tl.constexpr, accumulator: tl.constexpr, one_head: tl.constexpr, no_edge: tl.constexpr,
+    wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
     rows_at_once: tl.constexpr, row_sets: tl.constexpr, unroll: tl.constexpr, block_edges: tl.constexpr,
     block_heads: tl.constexpr, block_columns: tl.constexpr, sum_each_tile: tl.constexpr,
 ):  # fmt: skip
-    """``out[row] = reduce over edges of op(x[index], w[edge])`` for this program's rows; see :func:`aggregate_rows`."""
-    # written so that the compiler knows how far rows are aligned, and makes wide loads
-    x_columns = x_vectors * x_vector
-    num_columns = out_vectors * out_vector
-    column_blocks = tl.cdiv(num_columns, block_columns)
-    if one_head:
-        head = tl.zeros([block_heads], tl.int32)
-        column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
-    else:
-        head = tl.program_id(1) // column_blocks * block_heads + tl.arange(0, block_heads)
-        column = tl.program_id(1) % column_blocks * block_columns + tl.arange(0, block_columns)
+    """``out[row] = reduce over edges of op(x[index], w[edge])`` for this program's rows; see :func:`aggregate_rows`.
+
+    Tiles are (heads, edges, rows, unroll, columns): the compiler spreads lanes and warps over columns, then over the
+    other axes from the left, so that most of a sum over edges stays within a thread.
+    """
+    column_blocks: tl.constexpr = (num_columns + block_columns - 1) // block_columns
+    x_width: tl.constexpr = num_heads * x_columns
+    out_width: tl.constexpr = num_heads * num_columns
+    even_x: tl.constexpr = x_columns % block_columns == 0 and num_heads % block_heads == 0
+    even_out: tl.constexpr = num_columns % block_columns == 0 and num_heads % block_heads == 0
+    tile_edges: tl.constexpr = unroll * block_edges
+    edge_type: tl.constexpr = tl.int64 if wide_edges else tl.int32
+    head = tl.program_id(1) // column_blocks * block_heads + tl.arange(0, block_heads)
+    column = tl.program_id(1) % column_blocks * block_columns + tl.arange(0, block_columns)
     in_heads = head < num_heads
     in_out = in_heads[:, None] & (column < num_columns)[None, :]
     in_x = in_heads[:, None] & (column < x_columns)[None, :]
-    x_offset = head[:, None] * x_columns + column[None, :]
     out_offset = head[:, None] * num_columns + column[None, :]
-    x_width = (num_heads * x_columns).to(tl.int64)
-    out_width = (num_heads * num_columns).to(tl.int64)
-    edge_type = tl.int64 if wide_edges else tl.int32
-    shape: tl.constexpr = (block_heads, block_edges, rows_at_once, unroll, block_columns)
-    no_weight: tl.constexpr = 1.0 if op == DIV else 0.0  # beyond the last edge: such messages are 0
+    x_at = x + (head[:, None] * x_columns + column[None, :])[:, None, None, None, :]
+    w_at = w
+    if weight == HEAD_WEIGHT:
+        w_at = w + head[:, None, None, None]
+    if weight == FULL_WEIGHT:
+        w_at = w + out_offset[:, None, None, None, :]
+    winner_at = winner
+    if has_winner:
+        winner_at = winner + out_offset[:, None, None, None, :]
+    in_x_tile = in_x[:, None, None, None, :]
+    in_out_tile = in_out[:, None, None, None, :]
+    in_heads_tile = in_heads[:, None, None, None]
+    step = tl.arange(0, block_edges)[:, None, None] + tl.arange(0, unroll)[None, None, :] * block_edges
 
     program = tl.program_id(0)
     num_piece_programs = tl.cdiv(num_pieces, rows_at_once)
@@ -104,84 +172,83 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
             last = tl.minimum(first + rows_at_once * row_sets, num_light)
 
     for start in range(first, last, rows_at_once):
+        if is_extreme:
+            total = tl.full([block_heads, block_edges, rows_at_once, unroll, block_columns], float("-inf"), accumulator)
+            best_edge = tl.full([block_heads, block_edges, rows_at_once, unroll, block_columns], no_edge, edge_type)
+        else:
+            best_edge = tl.full([], no_edge, edge_type)
+            if sum_each_tile:
+                total = tl.zeros([block_heads, rows_at_once, block_columns], accumulator)
+            else:
+                total = tl.zeros([block_heads, block_edges, rows_at_once, unroll, block_columns], accumulator)
+
         slot = start + tl.arange(0, rows_at_once)
         valid = slot < last
         row = slot.to(tl.int64)
-        if rows_at_once > 1:
+        if rows_at_once == 1:
+            # whole tiles first: without masks a tile takes two thirds of the instructions
+            begin = tl.load(begins + start).to(edge_type)
+            end = tl.load(ends + start).to(edge_type)
+            rest = begin + (end - begin) // tile_edges * tile_edges
+            if by_edge:
+                index = (begin + step).to(edge_type)
+            else:
+                index = tl.load(indices + begin + step, mask=step < end - begin, other=0, eviction_policy="evict_first")
+            for at in range(begin, rest, tile_edges):
+                edge = (at + step).to(edge_type)
+                inside = edge + tile_edges < end
+                if by_edge:
+                    next_index = edge + tile_edges
+                else:
+                    next_at = indices + at + tile_edges + step
+                    next_index = tl.load(next_at, mask=inside, other=0, eviction_policy="evict_first")
+                total, best_edge = _take_edges(
+                    total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale,
+                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_width, out_width, even_x, even_out,
+                    op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, False,
+                )  # fmt: skip
+                index = next_index
+            if rest < end:
+                edge = (rest + step).to(edge_type)
+                total, best_edge = _take_edges(
+                    total, best_edge, index, edge, edge < end, x_at, w_at, winner_at, edge_ids, src_scale,
+                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_width, out_width, even_x, even_out,
+                    op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, True,
+                )  # fmt: skip
+            lowest = tl.where(end > begin, begin, -1).to(edge_type)
+        else:
             is_light = valid & (program >= num_piece_programs)
             row = tl.where(is_light, tl.load(lockstep_rows + slot, mask=is_light, other=0), row)
-        begin = tl.load(begins + row, mask=valid, other=0).to(edge_type)
-        end = tl.load(ends + row, mask=valid, other=0).to(edge_type)
-        count = tl.max(end - begin, 0)
-
-        if is_extreme:
-            best = tl.full(shape, float("-inf"), accumulator)
-            best_edge = tl.full(shape, no_edge, edge_type)
-        elif sum_each_tile:
-            total = tl.zeros([block_heads, rows_at_once, block_columns], accumulator)
-        else:
-            total = tl.zeros(shape, accumulator)
-
-        # Tiles are (heads, edges, rows, unroll, columns): the compiler spreads lanes and warps over columns, then over
-        # the other axes from the left, so that most of a sum over edges stays within a thread.
-        step = tl.arange(0, block_edges)[:, None, None] + tl.arange(0, unroll)[None, None, :] * block_edges
-        edge = begin[None, :, None] + step
-        inside = edge < end[None, :, None]
-        if by_edge:
-            index = edge
-        else:
-            index = tl.load(indices + edge, mask=inside, other=0, eviction_policy="evict_first")
-        for _ in range(0, count, unroll * block_edges):
-            next_edge = edge + unroll * block_edges
-            next_inside = next_edge < end[None, :, None]
+            begin = tl.load(begins + row, mask=valid, other=0).to(edge_type)
+            end = tl.load(ends + row, mask=valid, other=0).to(edge_type)
+            edge = begin[None, :, None] + step
+            inside = edge < end[None, :, None]
             if by_edge:
-                next_index = next_edge
+                index = edge
             else:
-                next_index = tl.load(indices + next_edge, mask=next_inside, other=0, eviction_policy="evict_first")
-            if has_edge_ids:
-                edge_row = tl.load(edge_ids + edge, mask=inside, other=0, eviction_policy="evict_first").to(edge_type)
-            else:
-                edge_row = edge
-            x_row = index.to(tl.int64) * x_width
-            mask = inside[None, :, :, :, None]
-            x_at = x_row[None, :, :, :, None] + x_offset[:, None, None, None, :]
-            message = tl.load(x + x_at, mask=mask & in_x[:, None, None, None, :], other=0).to(accumulator)
-            if weight == HEAD_WEIGHT:
-                w_at = edge_row.to(tl.int64)[None, :, :, :] * num_heads + head[:, None, None, None]
-                w_mask = inside[None, :, :, :] & in_heads[:, None, None, None]
-                w_tile = tl.load(w + w_at, mask=w_mask, other=no_weight).to(accumulator)
-                message = _message(message, w_tile[:, :, :, :, None], op)
-            if weight == FULL_WEIGHT:
-                w_at = (edge_row.to(tl.int64) * out_width)[None, :, :, :, None] + out_offset[:, None, None, None, :]
-                w_tile = tl.load(w + w_at, mask=mask & in_out[:, None, None, None, :], other=no_weight).to(accumulator)
-                message = _message(message, w_tile, op)
-            if has_src_scale:
-                scale = tl.load(src_scale + index, mask=inside, other=0).to(accumulator)
-                message = message * scale[None, :, :, :, None]
-            if has_winner:
-                won_at = (index.to(tl.int64) * out_width)[None, :, :, :, None] + out_offset[:, None, None, None, :]
-                won = tl.load(winner + won_at, mask=mask & in_out[:, None, None, None, :], other=-1)
-                message = tl.where(won == edge_row[None, :, :, :, None], message, 0)
-            if is_extreme:
-                message = message * sign
-                better = (message > best) | ((message != message) & (best == best))  # noqa: PLR0124
-                better = better & mask
-                best = tl.where(better, message, best)
-                best_edge = tl.where(better, edge[None, :, :, :, None], best_edge)
-            elif sum_each_tile:
-                total += tl.sum(tl.sum(message, 3), 1)
-            else:
-                total += message
-            edge = next_edge
-            inside = next_inside
-            index = next_index
+                index = tl.load(indices + edge, mask=inside, other=0, eviction_policy="evict_first")
+            for _ in range(0, tl.max(end - begin, 0), tile_edges):
+                next_edge = edge + tile_edges
+                next_inside = next_edge < end[None, :, None]
+                if by_edge:
+                    next_index = next_edge
+                else:
+                    next_index = tl.load(indices + next_edge, mask=next_inside, other=0, eviction_policy="evict_first")
+                total, best_edge = _take_edges(
+                    total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale,
+                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_width, out_width, even_x, even_out,
+                    op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, True,
+                )  # fmt: skip
+                edge = next_edge
+                inside = next_inside
+                index = next_index
+            lowest = tl.where(end > begin, begin, -1).to(edge_type)[None, :, None]
 
         if is_extreme:
-            value, won_edge = _extreme_of(best, best_edge, 3, no_edge)
+            value, won_edge = _extreme_of(total, best_edge, 3, no_edge)
             value, won_edge = _extreme_of(value, won_edge, 1, no_edge)
             # no message above -inf: the first edge wins, and a row without edges has none
-            lowest = tl.where(end > begin, begin, -1).to(edge_type)
-            won_edge = tl.where(won_edge == no_edge, lowest[None, :, None], won_edge)
+            won_edge = tl.where(won_edge == no_edge, lowest, won_edge)
         elif sum_each_tile:
             value = total
         else:
@@ -318,7 +385,6 @@ def aggregate_rows(
     if num_heads == 1 and not by_edge:
         x = aligned_rows(x, num_edges)
     x_columns = x.shape[1] // num_heads
-    x_vector, out_vector = (math.gcd(columns, 16 // x.element_size()) for columns in (x_columns, num_columns))
     streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
         tile = choose_tile(num_heads, x_columns, x.element_size(), cdiv(num_edges, num_rows), streams)
@@ -332,12 +398,12 @@ def aggregate_rows(
             out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
             edges.indptr, edges.indices, edges.edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
-            schedule.num_pieces, num_light, num_heads, num_columns // out_vector, x_columns // x_vector, sign,
-            out_vector=out_vector, x_vector=x_vector,
+            schedule.num_pieces, num_light, sign,
+            num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,
             op=_CODES[op], weight=weight, is_extreme=is_extreme, by_edge=by_edge,
             has_edge_ids=edges.edge_ids is not None and (w is not None or winner is not None),
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
-            wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator], one_head=num_heads == 1,
+            wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
             no_edge=torch.iinfo(edge_dtype).max,
             rows_at_once=tile.rows, row_sets=tile.row_sets, unroll=tile.unroll, block_edges=tile.edges,
             block_heads=tile.heads, block_columns=tile.columns,
