@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from nugnn.kernels.row_schedule import row_schedule
-from nugnn.kernels.spmm import gpu, spmm, spmm_sum
+from nugnn.kernels.spmm import spmm, spmm_sum
+from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, aligned_rows, in_edges
 from nugnn.kernels.spmm.reference import spmm_reference
+from nugnn.kernels.spmm.tiles import Tile, choose_tile
 from nugnn.kernels.structure import Structure
 
 WIDTHS = (1, 4, 16, 47, 64, 100, 128, 256, 512, 1024)
@@ -261,7 +263,7 @@ def time_gradients(report: Report, structure: Structure, order: str, repeats: in
         report.add(what="max", order=order, dtype="fp32", F=64, ms=ours[0], scatter_reduce_ms=theirs[0])
 
 
-def other_tiles(chosen: gpu.Tile, row_bytes: int) -> Iterator[gpu.Tile]:
+def other_tiles(chosen: Tile, row_bytes: int) -> Iterator[Tile]:
     """More or fewer loads in flight, other shares of a warp for rows and edges, programs of several warps and rows."""
     for factor in (0.5, 2):
         yield replace(chosen, unroll=max(1, int(chosen.unroll * factor)))
@@ -270,33 +272,33 @@ def other_tiles(chosen: gpu.Tile, row_bytes: int) -> Iterator[gpu.Tile]:
         shapes = ((2, 4, 4), (4, 8, 8), (8, 4, 8), (8, 8, 4), (8, 8, 8), (16, 4, 8), (16, 8, 8), (16, 16, 8))
         for rows, sets, unroll in shapes:
             unroll = min(unroll, max(1, 8 * 512 // row_bytes))
-            yield gpu.Tile(rows, lanes, unroll, 1, chosen.columns, sets, rows)
+            yield Tile(rows, lanes, unroll, 1, chosen.columns, sets, rows)
         return
     for rows in (4, 8, 16, 32):
         for edges in (1, 2, 4, 8):
             for unroll in (2, 4, 8):
                 if 1024 <= rows * edges * unroll * max(4, row_bytes) <= 8192:
-                    yield gpu.Tile(rows, edges, unroll, 1, chosen.columns)
+                    yield Tile(rows, edges, unroll, 1, chosen.columns)
     yield replace(chosen, row_sets=4)
     yield replace(chosen, rows=chosen.rows * 4, row_sets=4, num_warps=4)
 
 
 def tune(report: Report, structure: Structure, order: str, widths: tuple, repeats: int) -> None:
     """Other tiles than the chosen one, best first."""
-    edges = gpu._in_edges(structure)
+    edges = in_edges(structure)
     for dtype_name in ("bf16", "fp32"):
         dtype = DTYPES[dtype_name]
         for width in widths:
             x = torch.randn(structure.num_src, width, device="cuda").to(dtype)
-            columns = gpu._aligned_rows(x, structure.num_edges).shape[1]
-            mean = structure.num_edges / structure.num_dst
-            chosen = gpu.choose_tile(1, columns, x.element_size(), mean)
+            columns = aligned_rows(x, structure.num_edges).shape[1]
+            mean = -(-structure.num_edges // structure.num_dst)
+            chosen = choose_tile(1, columns, x.element_size(), mean)
             tiles = {chosen, *other_tiles(chosen, chosen.columns * x.element_size())}
             results = []
             for tile in tiles:
                 if not report.has_time(f"tiles {order} {dtype_name} F = {width}"):
                     break
-                run = partial(gpu._aggregate, edges, x, 1, tile=tile)
+                run = partial(aggregate_rows, edges, x, 1, tile=tile)
                 results.append((milliseconds(run, repeats, 1)[0], tile))
             results.sort(key=lambda pair: pair[0])
             for rank, (took, tile) in enumerate(results):

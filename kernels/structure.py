@@ -53,6 +53,8 @@ class Structure:
 
     def to(self, device: torch.device | str) -> Structure:
         """The same structure on ``device``, with 32-bit ``indices`` where they fit; copied once, on first use."""
+        if device == self.device:
+            return self
         device = torch.empty(0, device=device).device  # "cuda" names a device only together with its number
         if device == self.device:
             return self

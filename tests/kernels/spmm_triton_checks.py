@@ -18,9 +18,10 @@ from torch import Tensor
 from nugnn.kernels import row_schedule as schedules
 from nugnn.kernels.broadcast import align
 from nugnn.kernels.row_schedule import make_row_schedule
-from nugnn.kernels.spmm import gpu
-from nugnn.kernels.spmm.gpu import Tile, aggregate, choose_tile
+from nugnn.kernels.spmm import gpu, gpu_aggregate, gpu_gradients
+from nugnn.kernels.spmm.gpu import aggregate
 from nugnn.kernels.spmm.reference import spmm_reference
+from nugnn.kernels.spmm.tiles import Tile, choose_tile
 from nugnn.kernels.structure import Structure
 
 DEVICE = sys.argv[1]
@@ -113,10 +114,10 @@ class SmallTiles:
         self.tile = Tile(rows, edges, unroll, heads, columns, row_sets if rows > 1 else 1)
 
     def __enter__(self) -> None:
-        gpu.choose_tile = self._choose
+        gpu_aggregate.choose_tile = self._choose
 
     def __exit__(self, *_: object) -> None:
-        gpu.choose_tile = choose_tile
+        gpu_aggregate.choose_tile = choose_tile
 
     def _choose(self, num_heads: int, *_: Any) -> Tile:
         return replace(self.tile, heads=self.tile.heads if num_heads > 1 else 1)
@@ -187,8 +188,10 @@ def check_sums_stay_within_the_summation_bound(seed, num_dst, shapes, op, dtype,
     reduce=st.sampled_from(["max", "min"]),
     dtype=st.sampled_from(DTYPES),
     tiles=TILES,
+    bits=st.sampled_from([None, 8, 16]),
 )
-def check_extremes_are_exact_and_so_is_the_edge_that_won(seed, num_dst, shapes, op, reduce, dtype, tiles) -> None:
+def check_extremes_are_exact_and_so_is_the_edge_that_won(seed, num_dst, shapes, op, reduce, dtype, tiles, bits) -> None:
+    gpu.BITS_FROM_WIDTH, gpu_gradients._BITS_COLUMNS = (1, bits) if bits else (16, 128)
     structure = a_structure(seed, num_dst)
     pair = operands(structure, op, shapes, seed, dtype, ties=True)
     with tiles:
@@ -307,7 +310,7 @@ def check_views_padding_and_repetition() -> None:
         assert ((out.double() - exact).abs() <= allowed(structure.in_degrees[:, None], dtype, mass, exact)).all()
         assert torch.equal(out, aggregate(structure, "copy_lhs", "sum", view, None))
     many = Structure(3, structure.indptr, structure.indices % 3)  # each source is read often: rows are padded
-    assert gpu._aligned_rows(torch.ones(3, 5), many.num_edges).shape == (3, 8)
+    assert gpu_aggregate.aligned_rows(torch.ones(3, 5), many.num_edges).shape == (3, 8)
     x = torch.arange(15.0, device=DEVICE).view(3, 5)
     assert torch.equal(aggregate(many, "copy_lhs", "sum", x, None), spmm_reference(many, "copy_lhs", "sum", x, None))
 
@@ -315,16 +318,29 @@ def check_views_padding_and_repetition() -> None:
 def check_64_bit_edges_give_the_same() -> None:
     structure = a_structure(22, 3)
     results = []
-    usual = gpu._needs_wide_edges
+    usual = gpu_aggregate.needs_wide_edges
     for wide in (False, True):
-        gpu._needs_wide_edges = lambda num_edges, wide=wide: wide
+        for module in (gpu_aggregate, gpu_gradients):
+            module.needs_wide_edges = lambda num_edges, wide=wide: wide
         for op, reduce in (("copy_lhs", "sum"), ("mul", "max")):
             pair = operands(structure, op, ((2, 2), (2, 1)), 3, torch.float32)
             out, grads, _ = with_gradients(ours, structure, op, reduce, pair)
             results.append([out, *grads])
-    gpu._needs_wide_edges = usual
+    gpu_aggregate.needs_wide_edges = gpu_gradients.needs_wide_edges = usual
     for narrow, wide in zip(results[:2], results[2:], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(narrow, wide, strict=True))
+
+
+def check_no_edges() -> None:
+    none = torch.empty(0, dtype=torch.int32, device=DEVICE)
+    structure = Structure(3, torch.zeros(3, dtype=torch.int64, device=DEVICE), none)
+    for width in (1, 16):
+        for reduce, empty in (("sum", 0.0), ("max", -INF), ("min", INF)):
+            x = torch.ones(3, width, device=DEVICE, requires_grad=True)
+            out = aggregate(structure, "copy_lhs", reduce, x, None)
+            assert out.shape == (2, width) and (out == empty).all()
+            (grad,) = torch.autograd.grad(out.sum(), x)
+            assert (grad == 0).all()
 
 
 def let_the_interpreter_count() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nugnn.kernels import row_schedule as schedules
+from nugnn.kernels import structure as structures
 from nugnn.kernels.row_schedule import ROW_COST, RowSchedule, make_row_schedule, row_schedule
 from nugnn.kernels.structure import Structure, edges_by_source
 
@@ -101,6 +102,16 @@ def test_sorting_by_ranges_of_sources_equals_one_stable_sort(
     torch.cumsum(torch.bincount(indices, minlength=num_src), 0, out=indptr[1:])
     edges = edges_by_source(indices, indptr, edges_per_pass)
     assert edges.dtype == torch.int32 and torch.equal(edges.long(), torch.argsort(indices, stable=True))
+
+
+def test_the_row_of_an_edge_is_found_in_the_offsets(
+    make_structure: MakeStructure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structures, "_EDGES_PER_PASS", 4)
+    structure = make_structure(6)  # with empty rows
+    edges = torch.argsort(structure.indices, stable=True).int()
+    rows = structures._rows_of_edges(structure.indptr, edges)
+    assert rows.dtype == torch.int32 and torch.equal(rows, structure.dst[edges])
 
 
 def test_a_structure_moves_once_and_stays_where_it_is(make_structure: MakeStructure) -> None:

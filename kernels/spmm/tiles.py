@@ -1,0 +1,73 @@
+"""How much of a feature matrix one program of a GPU kernel reads at once, chosen from sizes alone."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program loads before it adds: ``unroll * rows * edges`` feature rows of ``heads * columns`` features.
+
+    Args:
+        rows: Output rows in lockstep; 1 walks the groups of the schedule.
+        edges: Edges of a row side by side in a warp.
+        unroll: Loads in flight in each thread, so that ``unroll * edges`` edges of a row are read at once.
+        heads, columns: Features, powers of two like the others.
+        row_sets: How many sets of ``rows`` a program takes one after the other; 1 where ``rows`` is 1.
+        num_warps: Of a program.
+    """
+
+    rows: int
+    edges: int
+    unroll: int
+    heads: int
+    columns: int
+    row_sets: int = 1
+    num_warps: int = 1
+
+
+LOADS = 8
+"""Loads of 16 bytes in flight in each thread."""
+_BLOCK_BYTES = 1024
+"""Widest part of a feature row in one program; wider rows are passes over the edges, whose features share the cache."""
+_PASS_BYTES = 64
+"""What one more pass costs for each edge: its index and the instructions around it, as bytes of features."""
+
+
+@functools.cache
+def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: int, num_streams: int = 1) -> Tile:
+    """A tile for rows of ``num_heads * num_columns`` features, from sizes alone: a user's step tries nothing out.
+
+    ``num_streams``: what a thread keeps for each value beside a running sum, in values.
+    """
+    if num_heads == 1:
+        fitting = power_of_2(num_columns)
+        sizes = [size for size in (_BLOCK_BYTES // itemsize >> shift for shift in range(4)) if size <= fitting]
+        columns = fitting
+        if fitting * itemsize > _BLOCK_BYTES // 8:
+            columns = min(sizes, key=lambda size: -(-num_columns // size) * (size * itemsize + _PASS_BYTES))
+        heads = 1
+    else:
+        columns = min(power_of_2(num_columns), _BLOCK_BYTES // itemsize)
+        heads = min(power_of_2(num_heads), max(1, _BLOCK_BYTES // itemsize // columns))
+    row_bytes = heads * columns * itemsize
+    loads = max(1, LOADS // num_streams)
+    if row_bytes < 128 and itemsize == 2:
+        loads = max(1, loads // 2)  # their float32 sums are kept for each edge slot: registers
+    slots = max(1, loads * 512 // row_bytes)  # edges that one warp reads at once
+    most = max(1, min(16, power_of_2(mean_degree)))
+    of_a_row = min(most, slots)
+    rows = min(16, slots // of_a_row)
+    # with rows side by side, few lanes for each: its sum over lanes is then short
+    side_by_side = max(1, min(of_a_row, 512 // row_bytes, 32 if rows == 1 else 4))
+    return Tile(rows, side_by_side, of_a_row // side_by_side, heads, columns)
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_2(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()

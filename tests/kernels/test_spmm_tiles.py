@@ -1,0 +1,38 @@
+"""Tiles: powers of two, wide enough for the row, no more loads in flight than registers hold."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nugnn.kernels.spmm.tiles import LOADS, cdiv, choose_tile, power_of_2
+
+
+@given(
+    num_heads=st.integers(1, 16),
+    num_columns=st.integers(1, 1100),
+    itemsize=st.sampled_from([2, 4, 8]),
+    mean_degree=st.integers(0, 200),
+    num_streams=st.sampled_from([1, 2]),
+)
+def test_tiles_are_powers_of_two_within_their_bytes(
+    num_heads: int, num_columns: int, itemsize: int, mean_degree: int, num_streams: int
+) -> None:
+    tile = choose_tile(num_heads, num_columns, itemsize, mean_degree, num_streams)
+    sizes = (tile.rows, tile.edges, tile.unroll, tile.heads, tile.columns, tile.row_sets, tile.num_warps)
+    assert all(size >= 1 and size & (size - 1) == 0 for size in sizes)
+    row_bytes = tile.heads * tile.columns * itemsize
+    assert row_bytes <= 1024 and tile.columns < 2 * num_columns and tile.heads < 2 * num_heads
+    # sixteen bytes for each of 32 lanes and each load, unless one row alone is wider
+    assert tile.rows * tile.edges * tile.unroll * row_bytes <= max(row_bytes, LOADS * 512 // num_streams)
+    assert tile.edges * tile.unroll <= max(1, power_of_2(mean_degree))
+    assert num_heads > 1 or tile.heads == 1
+
+
+def test_usual_widths_are_one_pass_and_odd_ones_waste_little() -> None:
+    for itemsize in (2, 4):
+        for width in (1, 16, 47, 64, 100, 128, 256):
+            assert cdiv(width, choose_tile(1, width, itemsize, 50).columns) == 1
+    for width in (257, 300, 520, 1000):
+        columns = choose_tile(1, width, 4, 50).columns
+        assert cdiv(width, columns) * columns <= 1.3 * width
