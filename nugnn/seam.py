@@ -13,7 +13,7 @@ import dgl.ops
 import dgl.transforms
 from dgl.base import is_all
 
-from nugnn import adapters, readout
+from nugnn import adapters, fused_attention, readout
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.shard_graph import ShardGraph, check_ids
@@ -38,6 +38,7 @@ def install() -> None:
     _route_functions()
     _route_transforms()
     adapters.install()
+    fused_attention.install()
 
 
 def _route_operators() -> None:

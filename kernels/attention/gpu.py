@@ -486,27 +486,35 @@ class Operands:
         return self.attn is not None
 
     @property
+    def result_dtype(self) -> torch.dtype:
+        """What torch promotes the operands to."""
+        dtype = torch.promote_types(self.x.dtype, self.dst_side.dtype)
+        for other in (self.src_score, self.attn):
+            dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+        return dtype
+
+    @property
     def wide(self) -> torch.dtype:
         """Type of sums and statistics."""
-        return torch.float64 if self.x.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.result_dtype == torch.float64 else torch.float32
 
 
 def attention_forward(
     structure: Structure, operands: Operands, dropout: DropoutArguments, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``(N, H, D)`` in the dtype of the values, and statistics ``(N, 3, H)`` for :func:`attention_backward`.
+    """``(N, H, D)`` in the operands' common dtype, and statistics ``(N, 3, H)`` for :func:`attention_backward`.
 
     The statistics are the largest score (in powers of two) and the reciprocal sum of each row and head, and room for
     what the first backward pass finds.
     """
     x = operands.x
     num_heads, dim = x.shape[1:]
-    out = x.new_empty(structure.num_dst, num_heads, dim)
+    out = x.new_empty(structure.num_dst, num_heads, dim, dtype=operands.result_dtype)
     stats = torch.empty(structure.num_dst, 3, num_heads, dtype=operands.wide, device=x.device)
     if out.numel() == 0:
         return out, stats
     schedule = row_schedule(structure.indptr)
-    tile = tile or choose_tile(num_heads, dim, x.dtype, 1)
+    tile = tile or choose_tile(num_heads, dim, operands.wide, 1)
     part_out = stats.new_empty(schedule.num_pieces, num_heads, dim)
     part_stats = stats.new_empty(schedule.num_pieces, 2, num_heads)
     keep_scale = stats.new_full((1,), dropout.scale)
@@ -558,7 +566,7 @@ def backward_to_dst(
     if grad_NHD.numel() == 0:
         return grad_dst.zero_()
     schedule = row_schedule(structure.indptr)
-    tile = tile or choose_tile(num_heads, dim, x.dtype, 1)
+    tile = tile or choose_tile(num_heads, dim, operands.wide, 1)
     width = num_heads * dim if operands.gatv2 else num_heads
     part = stats.new_empty(schedule.num_pieces, num_heads + 2 * width)
     keep_scale = stats.new_full((1,), dropout.scale)
@@ -596,7 +604,7 @@ def backward_to_src(
         return grad_x.zero_(), None if grad_score is None else grad_score.zero_(), _zeros_like(attn)
     transposed = structure.transposed
     schedule = row_schedule(transposed.indptr)
-    tile = tile or choose_tile(num_heads, dim, x.dtype, 2)
+    tile = tile or choose_tile(num_heads, dim, operands.wide, 2)
     part = stats.new_empty(schedule.num_pieces, num_heads * dim + (0 if operands.gatv2 else num_heads))
     units = num_units(schedule)
     units_per_program = triton.cdiv(units, _MAX_PARTIAL_ROWS) if operands.gatv2 else 1

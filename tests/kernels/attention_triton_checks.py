@@ -164,6 +164,19 @@ def check_half_types_are_float32_rounded_once() -> None:
             assert mine.dtype == dtype and is_rounded(mine, right)
 
 
+def check_operands_of_two_types_meet_in_the_wider_one() -> None:
+    """As autocast gives them: bfloat16 values, float32 scores; gradients in the types of their operands."""
+    for kind in ("gat", "gatv2"):
+        structure = a_structure(3)
+        x, *rest = inputs(structure, kind, 2, 5, torch.float32)
+        given = [x.detach().bfloat16().requires_grad_(), *rest]
+        wide = [given[0].detach().float().requires_grad_(), *rest]
+        out, wide_out = fused(structure, kind, given), fused(structure, kind, wide)
+        assert out.dtype == torch.float32 and torch.equal(out, wide_out)
+        grads, wide_grads = (torch.autograd.grad(y.sin().sum(), z) for y, z in ((out, given), (wide_out, wide)))
+        assert is_rounded(grads[0], wide_grads[0]) and all(map(torch.equal, grads[1:], wide_grads[1:]))
+
+
 def check_mask_equals_that_of_dropout_rows() -> None:
     """Equal scores and unit vectors as values: an entry of the result is positive iff its edge was kept."""
     num_edges = 13
