@@ -74,7 +74,7 @@ def _wrap(cls: type, attend: Callable[..., Tensor]) -> None:
 
 
 def _interceptor_to_fuse(
-    cls: type, layer: Any, graph: Any, feat: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    cls: Any, layer: Any, graph: Any, feat: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Interceptor | None:
     """The interceptor to run a fused layer with; None where DGL's own forward has to run."""
     if type(layer) is not cls or not isinstance(graph, ShardGraph) or graph.index.is_reversed:
