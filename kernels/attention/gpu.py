@@ -117,10 +117,10 @@ def _leaky(z, slope: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_tile(  # type: ignore[no-untyped-def]
-    pointer, rows, first_head, live, num_heads: tl.constexpr, dim: tl.constexpr,
+    pointer, rows, first_head, num_heads: tl.constexpr, dim: tl.constexpr,
     block_heads: tl.constexpr, block_dim: tl.constexpr, acc: tl.constexpr,
 ):  # fmt: skip
-    """``(block_edges, block_heads, block_dim)`` values of the given rows; 0 where masked.
+    """``(block_edges, block_heads, block_dim)`` values of the given rows; 0 beyond the last head and feature.
 
     Loaded as a matrix, so that a warp spreads over the values of a row and keeps its edges in registers: sums over
     edges are then additions, not exchanges between threads.
@@ -128,19 +128,32 @@ def _load_tile(  # type: ignore[no-untyped-def]
     flat = tl.arange(0, block_heads * block_dim)
     heads, dims = first_head + flat // block_dim, flat % block_dim
     address = pointer + (rows.to(tl.int64) * (num_heads * dim))[:, None] + (heads * dim + dims)[None, :]
-    mask = live[:, None]
-    if num_heads % block_heads != 0 or dim != block_dim:
-        mask = mask & ((heads < num_heads) & (dims < dim))[None, :]
-    tile = tl.load(address, mask=mask, other=0.0).to(acc)
-    return tl.reshape(tile, (rows.shape[0], block_heads, block_dim))
+    if num_heads % block_heads == 0 and dim == block_dim:
+        tile = tl.load(address)
+    else:
+        tile = tl.load(address, mask=((heads < num_heads) & (dims < dim))[None, :], other=0.0)
+    return tl.reshape(tile.to(acc), (rows.shape[0], block_heads, block_dim))
 
 
 @triton.jit
-def _edge_ids(edges, dst_rows, ids, live, mode: tl.constexpr):  # type: ignore[no-untyped-def]
+def _edges_at(start, count, block_edges: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(offsets, live)`` of a block of a row's edges; past the end the last edge stands in, so loads need no mask."""
+    offsets = start + tl.arange(0, block_edges)
+    return tl.minimum(offsets, count - 1), offsets < count
+
+
+@triton.jit
+def _hidden_scores(z, linear, absolute):  # type: ignore[no-untyped-def]
+    """``sum over d of a leaky(z)`` as that of ``a (1 + slope) / 2 z + a (1 - slope) / 2 |z|``: two multiply-adds."""
+    return tl.sum(z * linear[None, :, :] + tl.abs(z) * absolute[None, :, :], axis=2)
+
+
+@triton.jit
+def _edge_ids(edges, dst_rows, ids, mode: tl.constexpr):  # type: ignore[no-untyped-def]
     """Global id of each edge; ``dst_rows`` is a row or one for each edge."""
     if mode == 1:
-        return tl.load(ids + edges, mask=live, other=0)
-    return edges.to(tl.int64) + tl.load(ids + dst_rows + tl.zeros_like(edges), mask=live, other=0)
+        return tl.load(ids + edges)
+    return edges.to(tl.int64) + tl.load(ids + dst_rows)
 
 
 @triton.jit(do_not_specialize=["num_pieces", "threshold", "k0", "k1"])
@@ -165,6 +178,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     if gatv2:
         # powers of two from here on: exp2 is what the hardware has
         score_weights = tl.load(attn + columns, mask=in_columns, other=0.0).to(acc) * 1.4426950408889634
+        linear, absolute = score_weights * ((1 + slope) / 2), score_weights * ((1 - slope) / 2)
     is_piece, first, last, begin_of_piece, end_of_piece = rows_of_unit(
         unit, num_pieces, piece_row, piece_begin, piece_end, group_begin, group_end
     )
@@ -177,16 +191,16 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         largest = tl.full((block_heads,), float("-inf"), acc)
         total = tl.zeros((block_heads,), acc)
         weighted = tl.zeros((block_heads, block_dim), acc)
-        for start in range(begin, end, block_edges):
-            edges = start + tl.arange(0, block_edges)
-            live = edges < end
-            sources = tl.load(indices + edges, mask=live, other=0).to(tl.int64)
-            x_tile = _load_tile(x, sources, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+        count = (end - begin).to(tl.int32)
+        for start in range(0, count, block_edges):
+            offsets, live = _edges_at(start, count, block_edges)
+            sources = tl.load(indices + begin + offsets).to(tl.int64)
+            x_tile = _load_tile(x, sources, first_head, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
-                scores = tl.sum(_leaky(x_tile + dst_row[None, :, :], slope) * score_weights[None, :, :], axis=2)
+                scores = _hidden_scores(x_tile + dst_row[None, :, :], linear, absolute)
             else:
                 address = src_score + sources[:, None] * num_heads + heads[None, :]
-                z = tl.load(address, mask=live[:, None] & in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
+                z = tl.load(address, mask=in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
                 scores = _leaky(z, slope) * 1.4426950408889634
             scores = tl.where(live[:, None], scores, float("-inf"))
             now_largest = tl.maximum(largest, tl.max(scores, axis=0))
@@ -196,7 +210,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
             total = total * shrink + tl.sum(weights, axis=0)
             if mode != 0:
                 kept = _kept(
-                    _edge_ids(edges, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
+                    _edge_ids(begin + offsets, row, ids, mode), first_head, threshold, k0, k1, block_heads,
                     m0, m1, w0, w1, rounds,
                 )  # fmt: skip
                 weights = tl.where(kept, weights, 0.0)
@@ -252,8 +266,7 @@ def _combine_forward_kernel(  # type: ignore[no-untyped-def]
     weighted = tl.zeros((block_heads, block_dim), acc)
     for start in range(begin, end, block_pieces):
         pieces = start + tl.arange(0, block_pieces)
-        live = pieces < end
-        mask = live[:, None] & in_heads[None, :]
+        mask = (pieces < end)[:, None] & in_heads[None, :]
         at = part_stats + pieces[:, None] * (2 * num_heads) + heads[None, :]
         piece_largest = tl.load(at, mask=mask, other=float("-inf"))
         piece_total = tl.load(at + num_heads, mask=mask, other=0.0)
@@ -262,7 +275,9 @@ def _combine_forward_kernel(  # type: ignore[no-untyped-def]
         shrink = tl.exp2(largest - base)
         piece_shrink = tl.exp2(piece_largest - base[None, :])
         total = total * shrink + tl.sum(piece_total * piece_shrink, axis=0)
-        tile = _load_tile(part_out, pieces, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+        tile = _load_tile(
+            part_out, tl.minimum(pieces, end - 1), first_head, num_heads, dim, block_heads, block_dim, acc
+        )
         weighted = weighted * shrink[:, None] + tl.sum(tile * piece_shrink[:, :, None], axis=0)
         largest = now_largest
     _finish_row(
@@ -299,6 +314,7 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
     if gatv2:
         attn_row = tl.load(attn + columns, mask=in_columns, other=0.0).to(acc)
         score_weights = attn_row * 1.4426950408889634
+        linear, absolute = score_weights * ((1 + slope) / 2), score_weights * ((1 - slope) / 2)
     is_piece, first, last, begin_of_piece, end_of_piece = rows_of_unit(
         unit, num_pieces, piece_row, piece_begin, piece_end, group_begin, group_end
     )
@@ -316,31 +332,32 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
             dst_score = tl.load(dst_side + row * num_heads + heads, mask=in_heads, other=0.0).to(acc)
             active_grads = tl.zeros((block_heads,), acc)
             active_weights = tl.zeros((block_heads,), acc)
-        for start in range(begin, end, block_edges):
-            edges = start + tl.arange(0, block_edges)
-            live = edges < end
-            sources = tl.load(indices + edges, mask=live, other=0).to(tl.int64)
-            x_tile = _load_tile(x, sources, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+        count = (end - begin).to(tl.int32)
+        for start in range(0, count, block_edges):
+            offsets, live = _edges_at(start, count, block_edges)
+            sources = tl.load(indices + begin + offsets).to(tl.int64)
+            x_tile = _load_tile(x, sources, first_head, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
                 z = x_tile + dst_row[None, :, :]
-                scores = tl.sum(_leaky(z, slope) * score_weights[None, :, :], axis=2)
+                scores = _hidden_scores(z, linear, absolute)
             else:
                 address = src_score + sources[:, None] * num_heads + heads[None, :]
-                z = tl.load(address, mask=live[:, None] & in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
+                z = tl.load(address, mask=in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
                 scores = _leaky(z, slope) * 1.4426950408889634
             weights = tl.where(live[:, None], tl.exp2(scores - base[None, :]) * reciprocal[None, :], 0.0)
             weight_grads = tl.sum(x_tile * grad_row[None, :, :], axis=2)
             if mode != 0:
                 kept = _kept(
-                    _edge_ids(edges, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
+                    _edge_ids(begin + offsets, row, ids, mode), first_head, threshold, k0, k1, block_heads,
                     m0, m1, w0, w1, rounds,
                 )  # fmt: skip
                 weight_grads = tl.where(kept, weight_grads * tl.load(keep_scale), 0.0)
             products = weights * weight_grads
             delta += tl.sum(products, axis=0)
             if gatv2:
-                active_grads += tl.sum(tl.where(z > 0, products[:, :, None], 0.0), axis=0)
-                active_weights += tl.sum(tl.where(z > 0, weights[:, :, None], 0.0), axis=0)
+                positive = tl.where(z > 0, 1.0, 0.0).to(acc)
+                active_grads += tl.sum(products[:, :, None] * positive, axis=0)
+                active_weights += tl.sum(weights[:, :, None] * positive, axis=0)
             else:
                 active_grads += tl.sum(tl.where(z > 0, products, 0.0), axis=0)
                 active_weights += tl.sum(tl.where(z > 0, weights, 0.0), axis=0)
@@ -389,7 +406,9 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
     if gatv2:
         attn_row = tl.load(attn + columns, mask=in_columns, other=0.0).to(acc)
         score_weights = attn_row * 1.4426950408889634
-        attn_grad = tl.zeros((block_heads, block_dim), acc)
+        linear, absolute = score_weights * ((1 + slope) / 2), score_weights * ((1 - slope) / 2)
+        attn_linear = tl.zeros((block_heads, block_dim), acc)
+        attn_absolute = tl.zeros((block_heads, block_dim), acc)
     first_unit = tl.program_id(0) * units_per_program
     for number in range(0, tl.minimum(units_per_program, num_units - first_unit)):
         unit = first_unit + number
@@ -400,38 +419,35 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
             begin, end = edges_of_row(indptr, row, is_piece, begin_of_piece, end_of_piece)
             x_row = tl.load(x + row * stride + columns, mask=in_columns, other=0.0).to(acc)
             x_grad = tl.zeros((block_heads, block_dim), acc)
+            score_grad = tl.zeros((block_heads,), acc)
             if gatv2:
-                score_grad = tl.zeros((block_heads, block_dim), acc)
+                active_grad = tl.zeros((block_heads, block_dim), acc)
             else:
                 row_score = tl.load(src_score + row * num_heads + heads, mask=in_heads, other=0.0).to(acc)
-                score_grad = tl.zeros((block_heads,), acc)
-            for start in range(begin, end, block_edges):
-                positions = start + tl.arange(0, block_edges)
-                live = positions < end
-                targets = tl.load(dst + positions, mask=live, other=0).to(tl.int64)
-                grad_tile = _load_tile(grad, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc)
-                mask = live[:, None] & in_heads[None, :]
+            count = (end - begin).to(tl.int32)
+            for start in range(0, count, block_edges):
+                offsets, live = _edges_at(start, count, block_edges)
+                targets = tl.load(dst + begin + offsets).to(tl.int64)
+                grad_tile = _load_tile(grad, targets, first_head, num_heads, dim, block_heads, block_dim, acc)
                 at = stats + targets[:, None] * (3 * num_heads) + heads[None, :]
-                base = tl.load(at, mask=mask, other=0.0)
-                reciprocal = tl.load(at + num_heads, mask=mask, other=0.0)
-                delta = tl.load(at + 2 * num_heads, mask=mask, other=0.0)
+                base = tl.load(at, mask=in_heads[None, :], other=0.0)
+                reciprocal = tl.load(at + num_heads, mask=in_heads[None, :], other=0.0)
+                delta = tl.load(at + 2 * num_heads, mask=in_heads[None, :], other=0.0)
                 if gatv2:
-                    z = x_row[None, :, :] + _load_tile(
-                        dst_side, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc
-                    )
-                    active = _leaky(z, slope)
-                    scores = tl.sum(active * score_weights[None, :, :], axis=2)
+                    z = _load_tile(dst_side, targets, first_head, num_heads, dim, block_heads, block_dim, acc)
+                    z += x_row[None, :, :]
+                    scores = _hidden_scores(z, linear, absolute)
                 else:
                     address = dst_side + targets[:, None] * num_heads + heads[None, :]
-                    z = row_score[None, :] + tl.load(address, mask=mask, other=0.0).to(acc)
+                    z = row_score[None, :] + tl.load(address, mask=in_heads[None, :], other=0.0).to(acc)
                     scores = _leaky(z, slope) * 1.4426950408889634
                 weights = tl.where(live[:, None], tl.exp2(scores - base) * reciprocal, 0.0)
                 weight_grads = tl.sum(grad_tile * x_row[None, :, :], axis=2)
                 dropped_weights = weights
                 if mode != 0:
-                    edges = tl.load(edge_rows + positions, mask=live, other=0).to(tl.int64)
+                    edges = tl.load(edge_rows + begin + offsets).to(tl.int64)
                     kept = _kept(
-                        _edge_ids(edges, targets, ids, live, mode), first_head, threshold, k0, k1, block_heads,
+                        _edge_ids(edges, targets, ids, mode), first_head, threshold, k0, k1, block_heads,
                         m0, m1, w0, w1, rounds,
                     )  # fmt: skip
                     scale = tl.load(keep_scale)
@@ -440,12 +456,16 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 score_grads = weights * (weight_grads - delta)
                 x_grad += tl.sum(dropped_weights[:, :, None] * grad_tile, axis=0)
                 if gatv2:
-                    score_grad += tl.sum(tl.where(z > 0, score_grads[:, :, None], score_grads[:, :, None] * slope), 0)
-                    attn_grad += tl.sum(score_grads[:, :, None] * active, axis=0)
+                    score_grad += tl.sum(score_grads, axis=0)
+                    positive = tl.where(z > 0, 1.0, 0.0).to(acc)
+                    active_grad += tl.sum(score_grads[:, :, None] * positive, axis=0)
+                    attn_linear += tl.sum(score_grads[:, :, None] * z, axis=0)
+                    attn_absolute += tl.sum(score_grads[:, :, None] * tl.abs(z), axis=0)
                 else:
                     score_grad += tl.sum(tl.where(z > 0, score_grads, score_grads * slope), axis=0)
             if gatv2:
-                x_grad += attn_row * score_grad
+                # the slope is slope + (1 - slope) [z > 0]
+                x_grad += attn_row * (slope * score_grad[:, None] + (1 - slope) * active_grad)
             if is_piece:
                 at_piece = part + unit.to(tl.int64) * part_width
                 tl.store(at_piece + columns, x_grad, mask=in_columns)
@@ -457,6 +477,7 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                     at_row = grad_score + row * num_heads + heads
                     tl.store(at_row, score_grad.to(grad_score.dtype.element_ty), mask=in_heads)
     if gatv2:
+        attn_grad = attn_linear * ((1 + slope) / 2) + attn_absolute * ((1 - slope) / 2)
         tl.store(part_attn + tl.program_id(0).to(tl.int64) * stride + columns, attn_grad, mask=in_columns)
 
 
