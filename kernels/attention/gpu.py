@@ -136,23 +136,29 @@ def _load_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _edges_at(start, count, block_edges: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``(offsets, live)`` of a block of a row's edges; past the end the last edge stands in, so loads need no mask."""
-    offsets = start + tl.arange(0, block_edges)
-    return tl.minimum(offsets, count - 1), offsets < count
+def _first_edge(ends, begin, count):  # type: ignore[no-untyped-def]
+    """The other end of a row's first edge, which stands in past the row's last: loads of rows then need no mask."""
+    return tl.load(ends + begin, mask=count > 0, other=0)
 
 
 @triton.jit
-def _hidden_scores(z, linear, absolute):  # type: ignore[no-untyped-def]
-    """``sum over d of a leaky(z)`` as that of ``a (1 + slope) / 2 z + a (1 - slope) / 2 |z|``: two multiply-adds."""
-    return tl.sum(z * linear[None, :, :] + tl.abs(z) * absolute[None, :, :], axis=2)
+def _hidden_scores(  # type: ignore[no-untyped-def]
+    z, linear, absolute, block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr
+):
+    """``sum over d of a leaky(z)`` as that of ``a (1 + slope) / 2 z + a (1 - slope) / 2 |z|``.
+
+    Both products of a feature stand side by side in one sum, which is then a chain of multiply-adds. In backward, where
+    ``z`` is used again, the compiler would move values between threads for it.
+    """
+    products = tl.join(z * linear[None, :, :], tl.abs(z) * absolute[None, :, :])
+    return tl.sum(tl.reshape(products, (block_edges, block_heads, 2 * block_dim)), axis=2)
 
 
 @triton.jit
-def _edge_ids(edges, dst_rows, ids, mode: tl.constexpr):  # type: ignore[no-untyped-def]
+def _edge_ids(edges, dst_rows, ids, live, mode: tl.constexpr):  # type: ignore[no-untyped-def]
     """Global id of each edge; ``dst_rows`` is a row or one for each edge."""
     if mode == 1:
-        return tl.load(ids + edges)
+        return tl.load(ids + edges, mask=live, other=0)
     return edges.to(tl.int64) + tl.load(ids + dst_rows)
 
 
@@ -192,12 +198,16 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         total = tl.zeros((block_heads,), acc)
         weighted = tl.zeros((block_heads, block_dim), acc)
         count = (end - begin).to(tl.int32)
+        first_source = _first_edge(indices, begin, count)
         for start in range(0, count, block_edges):
-            offsets, live = _edges_at(start, count, block_edges)
-            sources = tl.load(indices + begin + offsets).to(tl.int64)
+            offsets = start + tl.arange(0, block_edges)
+            live = offsets < count
+            sources = tl.load(indices + begin + offsets, mask=live, other=first_source).to(tl.int64)
             x_tile = _load_tile(x, sources, first_head, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
-                scores = _hidden_scores(x_tile + dst_row[None, :, :], linear, absolute)
+                scores = _hidden_scores(
+                    x_tile + dst_row[None, :, :], linear, absolute, block_edges, block_heads, block_dim
+                )
             else:
                 address = src_score + sources[:, None] * num_heads + heads[None, :]
                 z = tl.load(address, mask=in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
@@ -210,7 +220,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
             total = total * shrink + tl.sum(weights, axis=0)
             if mode != 0:
                 kept = _kept(
-                    _edge_ids(begin + offsets, row, ids, mode), first_head, threshold, k0, k1, block_heads,
+                    _edge_ids(begin + offsets, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
                     m0, m1, w0, w1, rounds,
                 )  # fmt: skip
                 weights = tl.where(kept, weights, 0.0)
@@ -333,13 +343,15 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
             active_grads = tl.zeros((block_heads,), acc)
             active_weights = tl.zeros((block_heads,), acc)
         count = (end - begin).to(tl.int32)
+        first_source = _first_edge(indices, begin, count)
         for start in range(0, count, block_edges):
-            offsets, live = _edges_at(start, count, block_edges)
-            sources = tl.load(indices + begin + offsets).to(tl.int64)
+            offsets = start + tl.arange(0, block_edges)
+            live = offsets < count
+            sources = tl.load(indices + begin + offsets, mask=live, other=first_source).to(tl.int64)
             x_tile = _load_tile(x, sources, first_head, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
                 z = x_tile + dst_row[None, :, :]
-                scores = _hidden_scores(z, linear, absolute)
+                scores = tl.sum(z * linear[None, :, :] + tl.abs(z) * absolute[None, :, :], axis=2)
             else:
                 address = src_score + sources[:, None] * num_heads + heads[None, :]
                 z = tl.load(address, mask=in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
@@ -348,7 +360,7 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
             weight_grads = tl.sum(x_tile * grad_row[None, :, :], axis=2)
             if mode != 0:
                 kept = _kept(
-                    _edge_ids(begin + offsets, row, ids, mode), first_head, threshold, k0, k1, block_heads,
+                    _edge_ids(begin + offsets, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
                     m0, m1, w0, w1, rounds,
                 )  # fmt: skip
                 weight_grads = tl.where(kept, weight_grads * tl.load(keep_scale), 0.0)
@@ -425,9 +437,11 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
             else:
                 row_score = tl.load(src_score + row * num_heads + heads, mask=in_heads, other=0.0).to(acc)
             count = (end - begin).to(tl.int32)
+            first_target = _first_edge(dst, begin, count)
             for start in range(0, count, block_edges):
-                offsets, live = _edges_at(start, count, block_edges)
-                targets = tl.load(dst + begin + offsets).to(tl.int64)
+                offsets = start + tl.arange(0, block_edges)
+                live = offsets < count
+                targets = tl.load(dst + begin + offsets, mask=live, other=first_target).to(tl.int64)
                 grad_tile = _load_tile(grad, targets, first_head, num_heads, dim, block_heads, block_dim, acc)
                 at = stats + targets[:, None] * (3 * num_heads) + heads[None, :]
                 base = tl.load(at, mask=in_heads[None, :], other=0.0)
@@ -436,7 +450,7 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 if gatv2:
                     z = _load_tile(dst_side, targets, first_head, num_heads, dim, block_heads, block_dim, acc)
                     z += x_row[None, :, :]
-                    scores = _hidden_scores(z, linear, absolute)
+                    scores = tl.sum(z * linear[None, :, :] + tl.abs(z) * absolute[None, :, :], axis=2)
                 else:
                     address = dst_side + targets[:, None] * num_heads + heads[None, :]
                     z = row_score[None, :] + tl.load(address, mask=in_heads[None, :], other=0.0).to(acc)
@@ -445,9 +459,9 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 weight_grads = tl.sum(grad_tile * x_row[None, :, :], axis=2)
                 dropped_weights = weights
                 if mode != 0:
-                    edges = tl.load(edge_rows + begin + offsets).to(tl.int64)
+                    edges = tl.load(edge_rows + begin + offsets, mask=live, other=0).to(tl.int64)
                     kept = _kept(
-                        _edge_ids(edges, targets, ids, mode), first_head, threshold, k0, k1, block_heads,
+                        _edge_ids(edges, targets, ids, live, mode), first_head, threshold, k0, k1, block_heads,
                         m0, m1, w0, w1, rounds,
                     )  # fmt: skip
                     scale = tl.load(keep_scale)
