@@ -22,6 +22,7 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ def _interceptor_to_fuse(
         return None
     if not (_is_plain(layer.attn_drop, nn.Dropout) and _is_plain(layer.leaky_relu, nn.LeakyReLU)):
         return None
-    if not layer._allow_zero_in_degree and bool((graph.in_degrees() == 0).any()):
+    if not layer._allow_zero_in_degree and _has_empty_rows(graph.index.structure):
         return None  # DGL says what is wrong
     interceptor = current_interceptor()
     drops = layer.attn_drop.training and layer.attn_drop.p > 0
@@ -100,6 +101,16 @@ def _interceptor_to_fuse(
         except LookupError:
             return None
     return interceptor
+
+
+_empty_rows: WeakKeyDictionary[Structure, bool] = WeakKeyDictionary()
+
+
+def _has_empty_rows(structure: Structure) -> bool:
+    """Whether a node has no in-edges; asked once, because the answer of a GPU is waited for."""
+    if structure not in _empty_rows:
+        _empty_rows[structure] = bool((structure.in_degrees == 0).any())
+    return _empty_rows[structure]
 
 
 def _is_plain(module: Any, cls: type[nn.Module]) -> bool:

@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from triton_laws import DEVICE, is_rounded, run_laws
+from triton_laws import DEVICE, NUM_SHARES, is_rounded, run_laws
 
 from nugnn.kernels import row_schedule as schedules
 from nugnn.kernels.attention import AttentionDropout, _Attention, _dropout_arguments, gpu
@@ -112,10 +112,10 @@ def forward_bound(structure: Structure, kind: str, given: list[Tensor], dtype: t
     return 1.01 * spmm_reference(structure, "mul", "sum", x.abs(), (relative_EH * weights_EH / total[dst])[..., None])
 
 
-def check_forward_and_gradients() -> None:
+def check_forward_and_gradients(share: int) -> None:
     """float64 and float32 against the definition, over shapes, with and without dropout."""
     shapes = [(1, 1), (1, 5), (2, 3), (3, 8), (4, 2), (5, 7)]
-    for number, ((heads, dim), kind) in enumerate(product(shapes, ("gat", "gatv2"))):
+    for number, ((heads, dim), kind) in list(enumerate(product(shapes, ("gat", "gatv2"))))[share::NUM_SHARES]:
         p = (0.0, 0.4, 0.4, 0.0)[number % 4]
         structure = a_structure(number, index_dtype=(torch.int32, torch.int64)[number % 2])
         dropout = AttentionDropout(p, KEY, ids_of(structure, ("runs", "tensor")[number % 2])) if p else None
