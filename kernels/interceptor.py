@@ -186,7 +186,7 @@ class Interceptor(TorchFunctionMode):
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             if current_interceptor() is not self:
                 return  # another thread's step
-            path = self._paths.get(id(module), f"{self._path_stack[-1]}.{type(module).__name__}".lstrip("."))
+            path = self._path_of(module)
             self._path_stack.append(path)
             self._begin_module_call(path, args)
 
@@ -202,6 +202,9 @@ class Interceptor(TorchFunctionMode):
             nn.modules.module.register_module_forward_pre_hook(enter),
             nn.modules.module.register_module_forward_hook(leave, always_call=True),
         ]
+
+    def _path_of(self, module: nn.Module) -> str:
+        return self._paths.get(id(module), f"{self._path_stack[-1]}.{type(module).__name__}".lstrip("."))
 
     def _begin_module_call(self, path: str, args: tuple[Any, ...]) -> None:
         """Note the counts at which a module call begins; when autograd recomputes the call, count from there again."""
@@ -230,6 +233,23 @@ class Interceptor(TorchFunctionMode):
         self._counters.calls[key] = count + 1
         base = f"{path}/{kind}" if path else kind
         return f"{self._scope}{base}" + (f"#{count}" if count else "")
+
+    def skip(self, kind: str) -> None:
+        """Count an operator of the current module that a fused one does as well, so that later names stay the same."""
+        self._next_name(kind)
+
+    def name_inside(self, module: nn.Module, kind: str) -> str:
+        """The name of the operator that ``module`` would call next; counts it, as that call would.
+
+        For fused operators: they keep the names, and so the random masks, of the modules whose work they do.
+        """
+        path = self._path_of(module)
+        self._path_stack.append(path)
+        try:
+            self._begin_module_call(path, ())
+            return self._next_name(kind)
+        finally:
+            self._path_stack.pop()
 
     # -- calls --------------------------------------------------------------------------------------------------
 

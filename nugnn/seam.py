@@ -14,7 +14,7 @@ import dgl.transforms
 import torch
 from dgl.base import is_all
 
-from nugnn import adapters, readout
+from nugnn import adapters, fused_attention, readout
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.shard_graph import ShardGraph, check_ids, on_device
@@ -39,6 +39,7 @@ def install() -> None:
     _route_functions()
     _route_transforms()
     adapters.install()
+    fused_attention.install()
 
 
 def _route_operators() -> None:

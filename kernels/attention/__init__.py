@@ -13,6 +13,7 @@ import importlib.util
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -87,13 +88,13 @@ def gat_attention(
     Args:
         structure: In-edges grouped by destination.
         feat_src: ``(L, H, D)`` values of source rows: float32, float64, bfloat16 or float16, any strides.
-        el: ``(L, H)`` source scores, of the same dtype.
-        er: ``(N, H)`` destination scores, of the same dtype.
+        el: ``(L, H)`` source scores, of one of these types.
+        er: ``(N, H)`` destination scores, likewise.
         negative_slope: Of the leaky rectifier.
         dropout: Of the attention weights; None for none.
 
     Returns:
-        ``(N, H, D)`` in the dtype of the operands; differentiable in all three.
+        ``(N, H, D)`` in the type that torch promotes the operands to; differentiable in all three.
 
     Raises:
         ValueError: Shapes, dtypes or devices that do not fit.
@@ -107,6 +108,7 @@ def gat_attention(
     if _fused(feat_src):
         result: Tensor = _Attention.apply(structure, feat_src, el, er, None, float(negative_slope), dropout)
         return result
+    el, er = _promoted(el, er)
     scores_EH = F.leaky_relu(sddmm(structure, "add", el, er, "u", "v"), negative_slope)
     return _weighted_sum(structure, feat_src, scores_EH, dropout)
 
@@ -124,13 +126,13 @@ def gatv2_attention(
     Args:
         structure: In-edges grouped by destination.
         feat_src: ``(L, H, D)`` values of source rows and their side of the score.
-        feat_dst: ``(N, H, D)`` the destination's side of the score, of the same dtype.
-        attn: ``(H, D)`` of the same dtype.
+        feat_dst: ``(N, H, D)`` the destination's side of the score.
+        attn: ``(H, D)``.
         negative_slope: Of the leaky rectifier.
         dropout: Of the attention weights; None for none.
 
     Returns:
-        ``(N, H, D)`` in the dtype of the operands; differentiable in all three.
+        ``(N, H, D)`` in the type that torch promotes the operands to; differentiable in all three.
 
     Raises:
         ValueError: Shapes, dtypes or devices that do not fit.
@@ -145,7 +147,7 @@ def gatv2_attention(
     if _fused(feat_src):
         result: Tensor = _Attention.apply(structure, feat_src, None, feat_dst, attn, float(negative_slope), dropout)
         return result
-    hidden_EHD = F.leaky_relu(sddmm(structure, "add", feat_src, feat_dst, "u", "v"), negative_slope)
+    hidden_EHD = F.leaky_relu(sddmm(structure, "add", *_promoted(feat_src, feat_dst), "u", "v"), negative_slope)
     return _weighted_sum(structure, feat_src, (hidden_EHD * attn).sum(-1), dropout)
 
 
@@ -155,7 +157,12 @@ def _weighted_sum(
     weights = edge_softmax(structure, scores_EH)[..., None]
     if dropout is not None:
         weights = dropout_rows(weights, dropout.p, dropout.key, dropout.ids(structure))
-    return spmm(structure, "mul", "sum", feat_src, weights)
+    return spmm(structure, "mul", "sum", *_promoted(feat_src, weights))
+
+
+def _promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    common = torch.promote_types(a.dtype, b.dtype)
+    return a.to(common), b.to(common)
 
 
 class _Attention(torch.autograd.Function):
@@ -206,11 +213,23 @@ def _dropout_arguments(structure: Structure, like: Tensor, dropout: AttentionDro
     ids = dropout.edge_ids
     if isinstance(ids, Tensor):
         return gpu.dropout_by_tensor(ids.to(like.device).contiguous(), threshold, scale, key)
-    if ids is None:
-        shift = torch.zeros(structure.num_dst, dtype=torch.int64, device=like.device)
-    else:
-        shift = (ids.starts - ids.indptr[:-1]).to(like.device)
-    return gpu.dropout_by_shift(shift, threshold, scale, key)
+    return gpu.dropout_by_shift(_shift(structure, ids, like.device), threshold, scale, key)
+
+
+_shifts: WeakKeyDictionary[IdRuns | Structure, tuple[torch.device, Tensor]] = WeakKeyDictionary()
+
+
+def _shift(structure: Structure, runs: IdRuns | None, device: torch.device) -> Tensor:
+    """``(N,)`` what to add to the number of an edge into ``v`` for its global id; kept as long as its runs."""
+    owner = structure if runs is None else runs
+    known = _shifts.get(owner)
+    if known is None or known[0] != device:
+        if runs is None:
+            shift = torch.zeros(structure.num_dst, dtype=torch.int64, device=device)
+        else:
+            shift = (runs.starts - runs.indptr[:-1]).to(device)
+        known = _shifts[owner] = (device, shift)
+    return known[1]
 
 
 def _fused(feat_src: Tensor) -> bool:
@@ -241,10 +260,10 @@ def _check_features(name: str, structure: Structure, feat_src: Tensor) -> int:
 def _check_like(name: str, operand: str, x: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
     if x.shape != shape:
         raise ValueError(f"{name}: {operand} has shape {tuple(x.shape)}, must be {shape}")
-    if x.dtype != like.dtype or x.device != like.device:
-        raise ValueError(
-            f"{name}: {operand} is {x.dtype} on {x.device}, feat_src {like.dtype} on {like.device}; convert one of them"
-        )
+    if x.dtype not in _DTYPES:
+        raise ValueError(f"{name}: {operand} is {x.dtype}; cast it to a floating dtype")
+    if x.device != like.device:
+        raise ValueError(f"{name}: {operand} is on {x.device}, feat_src on {like.device}; move one of them")
 
 
 def _check_dropout(name: str, structure: Structure, dropout: AttentionDropout | None) -> None:

@@ -117,10 +117,10 @@ def _leaky(z, slope: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_tile(  # type: ignore[no-untyped-def]
-    pointer, rows, first_head, live, num_heads: tl.constexpr, dim: tl.constexpr,
+    pointer, rows, first_head, num_heads: tl.constexpr, dim: tl.constexpr,
     block_heads: tl.constexpr, block_dim: tl.constexpr, acc: tl.constexpr,
 ):  # fmt: skip
-    """``(block_edges, block_heads, block_dim)`` values of the given rows; 0 where masked.
+    """``(block_edges, block_heads, block_dim)`` values of the given rows; 0 beyond the last head and feature.
 
     Loaded as a matrix, so that a warp spreads over the values of a row and keeps its edges in registers: sums over
     edges are then additions, not exchanges between threads.
@@ -128,11 +128,30 @@ def _load_tile(  # type: ignore[no-untyped-def]
     flat = tl.arange(0, block_heads * block_dim)
     heads, dims = first_head + flat // block_dim, flat % block_dim
     address = pointer + (rows.to(tl.int64) * (num_heads * dim))[:, None] + (heads * dim + dims)[None, :]
-    mask = live[:, None]
-    if num_heads % block_heads != 0 or dim != block_dim:
-        mask = mask & ((heads < num_heads) & (dims < dim))[None, :]
-    tile = tl.load(address, mask=mask, other=0.0).to(acc)
-    return tl.reshape(tile, (rows.shape[0], block_heads, block_dim))
+    if num_heads % block_heads == 0 and dim == block_dim:
+        tile = tl.load(address)
+    else:
+        tile = tl.load(address, mask=((heads < num_heads) & (dims < dim))[None, :], other=0.0)
+    return tl.reshape(tile.to(acc), (rows.shape[0], block_heads, block_dim))
+
+
+@triton.jit
+def _first_edge(ends, begin, count):  # type: ignore[no-untyped-def]
+    """The other end of a row's first edge, which stands in past the row's last: loads of rows then need no mask."""
+    return tl.load(ends + begin, mask=count > 0, other=0)
+
+
+@triton.jit
+def _hidden_scores(  # type: ignore[no-untyped-def]
+    z, linear, absolute, block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr
+):
+    """``sum over d of a leaky(z)`` as that of ``a (1 + slope) / 2 z + a (1 - slope) / 2 |z|``.
+
+    Both products of a feature stand side by side in one sum, which is then a chain of multiply-adds. In backward, where
+    ``z`` is used again, the compiler would move values between threads for it.
+    """
+    products = tl.join(z * linear[None, :, :], tl.abs(z) * absolute[None, :, :])
+    return tl.sum(tl.reshape(products, (block_edges, block_heads, 2 * block_dim)), axis=2)
 
 
 @triton.jit
@@ -140,7 +159,7 @@ def _edge_ids(edges, dst_rows, ids, live, mode: tl.constexpr):  # type: ignore[n
     """Global id of each edge; ``dst_rows`` is a row or one for each edge."""
     if mode == 1:
         return tl.load(ids + edges, mask=live, other=0)
-    return edges.to(tl.int64) + tl.load(ids + dst_rows + tl.zeros_like(edges), mask=live, other=0)
+    return edges.to(tl.int64) + tl.load(ids + dst_rows)
 
 
 @triton.jit(do_not_specialize=["num_pieces", "threshold", "k0", "k1"])
@@ -165,6 +184,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     if gatv2:
         # powers of two from here on: exp2 is what the hardware has
         score_weights = tl.load(attn + columns, mask=in_columns, other=0.0).to(acc) * 1.4426950408889634
+        linear, absolute = score_weights * ((1 + slope) / 2), score_weights * ((1 - slope) / 2)
     is_piece, first, last, begin_of_piece, end_of_piece = rows_of_unit(
         unit, num_pieces, piece_row, piece_begin, piece_end, group_begin, group_end
     )
@@ -177,16 +197,20 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         largest = tl.full((block_heads,), float("-inf"), acc)
         total = tl.zeros((block_heads,), acc)
         weighted = tl.zeros((block_heads, block_dim), acc)
-        for start in range(begin, end, block_edges):
-            edges = start + tl.arange(0, block_edges)
-            live = edges < end
-            sources = tl.load(indices + edges, mask=live, other=0).to(tl.int64)
-            x_tile = _load_tile(x, sources, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+        count = (end - begin).to(tl.int32)
+        first_source = _first_edge(indices, begin, count)
+        for start in range(0, count, block_edges):
+            offsets = start + tl.arange(0, block_edges)
+            live = offsets < count
+            sources = tl.load(indices + begin + offsets, mask=live, other=first_source).to(tl.int64)
+            x_tile = _load_tile(x, sources, first_head, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
-                scores = tl.sum(_leaky(x_tile + dst_row[None, :, :], slope) * score_weights[None, :, :], axis=2)
+                scores = _hidden_scores(
+                    x_tile + dst_row[None, :, :], linear, absolute, block_edges, block_heads, block_dim
+                )
             else:
                 address = src_score + sources[:, None] * num_heads + heads[None, :]
-                z = tl.load(address, mask=live[:, None] & in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
+                z = tl.load(address, mask=in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
                 scores = _leaky(z, slope) * 1.4426950408889634
             scores = tl.where(live[:, None], scores, float("-inf"))
             now_largest = tl.maximum(largest, tl.max(scores, axis=0))
@@ -196,7 +220,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
             total = total * shrink + tl.sum(weights, axis=0)
             if mode != 0:
                 kept = _kept(
-                    _edge_ids(edges, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
+                    _edge_ids(begin + offsets, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
                     m0, m1, w0, w1, rounds,
                 )  # fmt: skip
                 weights = tl.where(kept, weights, 0.0)
@@ -252,8 +276,7 @@ def _combine_forward_kernel(  # type: ignore[no-untyped-def]
     weighted = tl.zeros((block_heads, block_dim), acc)
     for start in range(begin, end, block_pieces):
         pieces = start + tl.arange(0, block_pieces)
-        live = pieces < end
-        mask = live[:, None] & in_heads[None, :]
+        mask = (pieces < end)[:, None] & in_heads[None, :]
         at = part_stats + pieces[:, None] * (2 * num_heads) + heads[None, :]
         piece_largest = tl.load(at, mask=mask, other=float("-inf"))
         piece_total = tl.load(at + num_heads, mask=mask, other=0.0)
@@ -262,7 +285,9 @@ def _combine_forward_kernel(  # type: ignore[no-untyped-def]
         shrink = tl.exp2(largest - base)
         piece_shrink = tl.exp2(piece_largest - base[None, :])
         total = total * shrink + tl.sum(piece_total * piece_shrink, axis=0)
-        tile = _load_tile(part_out, pieces, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+        tile = _load_tile(
+            part_out, tl.minimum(pieces, end - 1), first_head, num_heads, dim, block_heads, block_dim, acc
+        )
         weighted = weighted * shrink[:, None] + tl.sum(tile * piece_shrink[:, :, None], axis=0)
         largest = now_largest
     _finish_row(
@@ -299,6 +324,7 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
     if gatv2:
         attn_row = tl.load(attn + columns, mask=in_columns, other=0.0).to(acc)
         score_weights = attn_row * 1.4426950408889634
+        linear, absolute = score_weights * ((1 + slope) / 2), score_weights * ((1 - slope) / 2)
     is_piece, first, last, begin_of_piece, end_of_piece = rows_of_unit(
         unit, num_pieces, piece_row, piece_begin, piece_end, group_begin, group_end
     )
@@ -316,31 +342,34 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
             dst_score = tl.load(dst_side + row * num_heads + heads, mask=in_heads, other=0.0).to(acc)
             active_grads = tl.zeros((block_heads,), acc)
             active_weights = tl.zeros((block_heads,), acc)
-        for start in range(begin, end, block_edges):
-            edges = start + tl.arange(0, block_edges)
-            live = edges < end
-            sources = tl.load(indices + edges, mask=live, other=0).to(tl.int64)
-            x_tile = _load_tile(x, sources, first_head, live, num_heads, dim, block_heads, block_dim, acc)
+        count = (end - begin).to(tl.int32)
+        first_source = _first_edge(indices, begin, count)
+        for start in range(0, count, block_edges):
+            offsets = start + tl.arange(0, block_edges)
+            live = offsets < count
+            sources = tl.load(indices + begin + offsets, mask=live, other=first_source).to(tl.int64)
+            x_tile = _load_tile(x, sources, first_head, num_heads, dim, block_heads, block_dim, acc)
             if gatv2:
                 z = x_tile + dst_row[None, :, :]
-                scores = tl.sum(_leaky(z, slope) * score_weights[None, :, :], axis=2)
+                scores = tl.sum(z * linear[None, :, :] + tl.abs(z) * absolute[None, :, :], axis=2)
             else:
                 address = src_score + sources[:, None] * num_heads + heads[None, :]
-                z = tl.load(address, mask=live[:, None] & in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
+                z = tl.load(address, mask=in_heads[None, :], other=0.0).to(acc) + dst_score[None, :]
                 scores = _leaky(z, slope) * 1.4426950408889634
             weights = tl.where(live[:, None], tl.exp2(scores - base[None, :]) * reciprocal[None, :], 0.0)
             weight_grads = tl.sum(x_tile * grad_row[None, :, :], axis=2)
             if mode != 0:
                 kept = _kept(
-                    _edge_ids(edges, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
+                    _edge_ids(begin + offsets, row, ids, live, mode), first_head, threshold, k0, k1, block_heads,
                     m0, m1, w0, w1, rounds,
                 )  # fmt: skip
                 weight_grads = tl.where(kept, weight_grads * tl.load(keep_scale), 0.0)
             products = weights * weight_grads
             delta += tl.sum(products, axis=0)
             if gatv2:
-                active_grads += tl.sum(tl.where(z > 0, products[:, :, None], 0.0), axis=0)
-                active_weights += tl.sum(tl.where(z > 0, weights[:, :, None], 0.0), axis=0)
+                positive = tl.where(z > 0, 1.0, 0.0).to(acc)
+                active_grads += tl.sum(products[:, :, None] * positive, axis=0)
+                active_weights += tl.sum(weights[:, :, None] * positive, axis=0)
             else:
                 active_grads += tl.sum(tl.where(z > 0, products, 0.0), axis=0)
                 active_weights += tl.sum(tl.where(z > 0, weights, 0.0), axis=0)
@@ -389,7 +418,9 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
     if gatv2:
         attn_row = tl.load(attn + columns, mask=in_columns, other=0.0).to(acc)
         score_weights = attn_row * 1.4426950408889634
-        attn_grad = tl.zeros((block_heads, block_dim), acc)
+        linear, absolute = score_weights * ((1 + slope) / 2), score_weights * ((1 - slope) / 2)
+        attn_linear = tl.zeros((block_heads, block_dim), acc)
+        attn_absolute = tl.zeros((block_heads, block_dim), acc)
     first_unit = tl.program_id(0) * units_per_program
     for number in range(0, tl.minimum(units_per_program, num_units - first_unit)):
         unit = first_unit + number
@@ -400,36 +431,35 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
             begin, end = edges_of_row(indptr, row, is_piece, begin_of_piece, end_of_piece)
             x_row = tl.load(x + row * stride + columns, mask=in_columns, other=0.0).to(acc)
             x_grad = tl.zeros((block_heads, block_dim), acc)
+            score_grad = tl.zeros((block_heads,), acc)
             if gatv2:
-                score_grad = tl.zeros((block_heads, block_dim), acc)
+                active_grad = tl.zeros((block_heads, block_dim), acc)
             else:
                 row_score = tl.load(src_score + row * num_heads + heads, mask=in_heads, other=0.0).to(acc)
-                score_grad = tl.zeros((block_heads,), acc)
-            for start in range(begin, end, block_edges):
-                positions = start + tl.arange(0, block_edges)
-                live = positions < end
-                targets = tl.load(dst + positions, mask=live, other=0).to(tl.int64)
-                grad_tile = _load_tile(grad, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc)
-                mask = live[:, None] & in_heads[None, :]
+            count = (end - begin).to(tl.int32)
+            first_target = _first_edge(dst, begin, count)
+            for start in range(0, count, block_edges):
+                offsets = start + tl.arange(0, block_edges)
+                live = offsets < count
+                targets = tl.load(dst + begin + offsets, mask=live, other=first_target).to(tl.int64)
+                grad_tile = _load_tile(grad, targets, first_head, num_heads, dim, block_heads, block_dim, acc)
                 at = stats + targets[:, None] * (3 * num_heads) + heads[None, :]
-                base = tl.load(at, mask=mask, other=0.0)
-                reciprocal = tl.load(at + num_heads, mask=mask, other=0.0)
-                delta = tl.load(at + 2 * num_heads, mask=mask, other=0.0)
+                base = tl.load(at, mask=in_heads[None, :], other=0.0)
+                reciprocal = tl.load(at + num_heads, mask=in_heads[None, :], other=0.0)
+                delta = tl.load(at + 2 * num_heads, mask=in_heads[None, :], other=0.0)
                 if gatv2:
-                    z = x_row[None, :, :] + _load_tile(
-                        dst_side, targets, first_head, live, num_heads, dim, block_heads, block_dim, acc
-                    )
-                    active = _leaky(z, slope)
-                    scores = tl.sum(active * score_weights[None, :, :], axis=2)
+                    z = _load_tile(dst_side, targets, first_head, num_heads, dim, block_heads, block_dim, acc)
+                    z += x_row[None, :, :]
+                    scores = tl.sum(z * linear[None, :, :] + tl.abs(z) * absolute[None, :, :], axis=2)
                 else:
                     address = dst_side + targets[:, None] * num_heads + heads[None, :]
-                    z = row_score[None, :] + tl.load(address, mask=mask, other=0.0).to(acc)
+                    z = row_score[None, :] + tl.load(address, mask=in_heads[None, :], other=0.0).to(acc)
                     scores = _leaky(z, slope) * 1.4426950408889634
                 weights = tl.where(live[:, None], tl.exp2(scores - base) * reciprocal, 0.0)
                 weight_grads = tl.sum(grad_tile * x_row[None, :, :], axis=2)
                 dropped_weights = weights
                 if mode != 0:
-                    edges = tl.load(edge_rows + positions, mask=live, other=0).to(tl.int64)
+                    edges = tl.load(edge_rows + begin + offsets, mask=live, other=0).to(tl.int64)
                     kept = _kept(
                         _edge_ids(edges, targets, ids, live, mode), first_head, threshold, k0, k1, block_heads,
                         m0, m1, w0, w1, rounds,
@@ -440,12 +470,16 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 score_grads = weights * (weight_grads - delta)
                 x_grad += tl.sum(dropped_weights[:, :, None] * grad_tile, axis=0)
                 if gatv2:
-                    score_grad += tl.sum(tl.where(z > 0, score_grads[:, :, None], score_grads[:, :, None] * slope), 0)
-                    attn_grad += tl.sum(score_grads[:, :, None] * active, axis=0)
+                    score_grad += tl.sum(score_grads, axis=0)
+                    positive = tl.where(z > 0, 1.0, 0.0).to(acc)
+                    active_grad += tl.sum(score_grads[:, :, None] * positive, axis=0)
+                    attn_linear += tl.sum(score_grads[:, :, None] * z, axis=0)
+                    attn_absolute += tl.sum(score_grads[:, :, None] * tl.abs(z), axis=0)
                 else:
                     score_grad += tl.sum(tl.where(z > 0, score_grads, score_grads * slope), axis=0)
             if gatv2:
-                x_grad += attn_row * score_grad
+                # the slope is slope + (1 - slope) [z > 0]
+                x_grad += attn_row * (slope * score_grad[:, None] + (1 - slope) * active_grad)
             if is_piece:
                 at_piece = part + unit.to(tl.int64) * part_width
                 tl.store(at_piece + columns, x_grad, mask=in_columns)
@@ -457,6 +491,7 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                     at_row = grad_score + row * num_heads + heads
                     tl.store(at_row, score_grad.to(grad_score.dtype.element_ty), mask=in_heads)
     if gatv2:
+        attn_grad = attn_linear * ((1 + slope) / 2) + attn_absolute * ((1 - slope) / 2)
         tl.store(part_attn + tl.program_id(0).to(tl.int64) * stride + columns, attn_grad, mask=in_columns)
 
 
@@ -486,27 +521,35 @@ class Operands:
         return self.attn is not None
 
     @property
+    def result_dtype(self) -> torch.dtype:
+        """What torch promotes the operands to."""
+        dtype = torch.promote_types(self.x.dtype, self.dst_side.dtype)
+        for other in (self.src_score, self.attn):
+            dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+        return dtype
+
+    @property
     def wide(self) -> torch.dtype:
         """Type of sums and statistics."""
-        return torch.float64 if self.x.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.result_dtype == torch.float64 else torch.float32
 
 
 def attention_forward(
     structure: Structure, operands: Operands, dropout: DropoutArguments, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``(N, H, D)`` in the dtype of the values, and statistics ``(N, 3, H)`` for :func:`attention_backward`.
+    """``(N, H, D)`` in the operands' common dtype, and statistics ``(N, 3, H)`` for :func:`attention_backward`.
 
     The statistics are the largest score (in powers of two) and the reciprocal sum of each row and head, and room for
     what the first backward pass finds.
     """
     x = operands.x
     num_heads, dim = x.shape[1:]
-    out = x.new_empty(structure.num_dst, num_heads, dim)
+    out = x.new_empty(structure.num_dst, num_heads, dim, dtype=operands.result_dtype)
     stats = torch.empty(structure.num_dst, 3, num_heads, dtype=operands.wide, device=x.device)
     if out.numel() == 0:
         return out, stats
     schedule = row_schedule(structure.indptr)
-    tile = tile or choose_tile(num_heads, dim, x.dtype, 1)
+    tile = tile or choose_tile(num_heads, dim, operands.wide, 1)
     part_out = stats.new_empty(schedule.num_pieces, num_heads, dim)
     part_stats = stats.new_empty(schedule.num_pieces, 2, num_heads)
     keep_scale = stats.new_full((1,), dropout.scale)
@@ -558,7 +601,7 @@ def backward_to_dst(
     if grad_NHD.numel() == 0:
         return grad_dst.zero_()
     schedule = row_schedule(structure.indptr)
-    tile = tile or choose_tile(num_heads, dim, x.dtype, 1)
+    tile = tile or choose_tile(num_heads, dim, operands.wide, 1)
     width = num_heads * dim if operands.gatv2 else num_heads
     part = stats.new_empty(schedule.num_pieces, num_heads + 2 * width)
     keep_scale = stats.new_full((1,), dropout.scale)
@@ -596,7 +639,7 @@ def backward_to_src(
         return grad_x.zero_(), None if grad_score is None else grad_score.zero_(), _zeros_like(attn)
     transposed = structure.transposed
     schedule = row_schedule(transposed.indptr)
-    tile = tile or choose_tile(num_heads, dim, x.dtype, 2)
+    tile = tile or choose_tile(num_heads, dim, operands.wide, 2)
     part = stats.new_empty(schedule.num_pieces, num_heads * dim + (0 if operands.gatv2 else num_heads))
     units = num_units(schedule)
     units_per_program = triton.cdiv(units, _MAX_PARTIAL_ROWS) if operands.gatv2 else 1

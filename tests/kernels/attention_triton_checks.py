@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from triton_laws import DEVICE, is_rounded, run_laws
+from triton_laws import DEVICE, NUM_SHARES, is_rounded, run_laws
 
 from nugnn.kernels import row_schedule as schedules
 from nugnn.kernels.attention import AttentionDropout, _Attention, _dropout_arguments, gpu
@@ -112,10 +112,10 @@ def forward_bound(structure: Structure, kind: str, given: list[Tensor], dtype: t
     return 1.01 * spmm_reference(structure, "mul", "sum", x.abs(), (relative_EH * weights_EH / total[dst])[..., None])
 
 
-def check_forward_and_gradients() -> None:
+def check_forward_and_gradients(share: int) -> None:
     """float64 and float32 against the definition, over shapes, with and without dropout."""
     shapes = [(1, 1), (1, 5), (2, 3), (3, 8), (4, 2), (5, 7)]
-    for number, ((heads, dim), kind) in enumerate(product(shapes, ("gat", "gatv2"))):
+    for number, ((heads, dim), kind) in list(enumerate(product(shapes, ("gat", "gatv2"))))[share::NUM_SHARES]:
         p = (0.0, 0.4, 0.4, 0.0)[number % 4]
         structure = a_structure(number, index_dtype=(torch.int32, torch.int64)[number % 2])
         dropout = AttentionDropout(p, KEY, ids_of(structure, ("runs", "tensor")[number % 2])) if p else None
@@ -162,6 +162,19 @@ def check_half_types_are_float32_rounded_once() -> None:
         wide_grads = torch.autograd.grad(wide_out, wide, grad.float())
         for mine, right in zip((out, *grads), (wide_out, *wide_grads), strict=True):
             assert mine.dtype == dtype and is_rounded(mine, right)
+
+
+def check_operands_of_two_types_meet_in_the_wider_one() -> None:
+    """As autocast gives them: bfloat16 values, float32 scores; gradients in the types of their operands."""
+    for kind in ("gat", "gatv2"):
+        structure = a_structure(3)
+        x, *rest = inputs(structure, kind, 2, 5, torch.float32)
+        given = [x.detach().bfloat16().requires_grad_(), *rest]
+        wide = [given[0].detach().float().requires_grad_(), *rest]
+        out, wide_out = fused(structure, kind, given), fused(structure, kind, wide)
+        assert out.dtype == torch.float32 and torch.equal(out, wide_out)
+        grads, wide_grads = (torch.autograd.grad(y.sin().sum(), z) for y, z in ((out, given), (wide_out, wide)))
+        assert is_rounded(grads[0], wide_grads[0]) and all(map(torch.equal, grads[1:], wide_grads[1:]))
 
 
 def check_mask_equals_that_of_dropout_rows() -> None:

@@ -87,6 +87,16 @@ def test_the_mask_is_that_of_the_weights_alone(make_structure: MakeStructure) ->
     assert torch.allclose(shares, kept / structure.in_degrees.clamp(min=1)[:, None], rtol=1e-14)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_operands_of_two_types_meet_in_the_wider_one(make_structure: MakeStructure, kind: str) -> None:
+    function, _ = KINDS[kind]
+    structure = make_structure(4)
+    x, *rest = (y.detach() for y in inputs(structure, kind, 2, 3, torch.float32))
+    out = function(structure, x.bfloat16(), *rest)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, function(structure, x.bfloat16().float(), *rest))
+
+
 def test_wrong_arguments_are_refused(make_structure: MakeStructure) -> None:
     structure = make_structure(1)
     x, el, er = inputs(structure, "gat", 2, 3)
@@ -97,7 +107,7 @@ def test_wrong_arguments_are_refused(make_structure: MakeStructure) -> None:
         ("feat_src has shape", lambda: gat_attention(structure, x[..., 0], el, er)),
         ("el has shape", lambda: gat_attention(structure, x, el[:, :1], er)),
         ("er has shape", lambda: gat_attention(structure, x, el, el)),
-        ("er is torch.float32", lambda: gat_attention(structure, x, el, er.float())),
+        ("er is torch.int64; cast", lambda: gat_attention(structure, x, el, er.long())),
         ("torch.int64 has no softmax", lambda: gat_attention(structure, x.long(), el, er)),
         ("feat_dst has shape", lambda: gatv2_attention(structure, x, x, attn)),
         ("attn has shape", lambda: gatv2_attention(structure, x, feat_dst, attn[:1])),
