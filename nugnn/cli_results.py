@@ -95,6 +95,5 @@ def _logits(
         workers=workers,
         shares=fractions,
         partitioner=finished.config.partitioner,
-        order=finished.config.order,
         timeout=finished.config.timeout,
     )

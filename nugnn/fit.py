@@ -28,7 +28,7 @@ from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.cache import cached_shards
-from nugnn.partition.shard import Shard, build_shard, iter_shards
+from nugnn.partition.shard import Shard, build_shard, iter_shards, may_be_reordered
 from nugnn.partition.store import load_meta, write_shards
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
@@ -168,7 +168,8 @@ def fit(
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
         partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``.
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
-        check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
+        check: Compare 1 and 3 parts of a small piece of the graph before training over several workers, and also before
+            one worker's nodes are reordered, which are left alone where they differ.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
         on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``, and
@@ -218,7 +219,7 @@ def fit(
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, seen, order, fit_options, plan, on_epoch, stage)
+        return _fit_here(model, data, seen, order, check, fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -256,15 +257,20 @@ def _fit_here(
     data: GraphData,
     seen: GraphData,
     order: str,
+    check: bool,
     options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
 ) -> FitResult:
     """Train in this process."""
-    stage("train")
-
     notes: list[str] = []
+    if order != "none" and check and may_be_reordered(data):
+        stage("check")
+        if (fault := _depends_on_rows(model, data, options)) is not None:
+            order = "none"
+            notes.append(f"Nodes in the order of their ids, since the model seems to depend on it: {fault}")
+    stage("train")
 
     def whole(graph: GraphData) -> Shard:
         one_part = partition_nodes(graph.num_nodes, graph.src, graph.dst, [1.0])
@@ -288,6 +294,17 @@ def _fit_here(
         )
     _raise_if_interrupted(outcome, options, plan)
     return _result(model, data, [outcome], notes)
+
+
+def _depends_on_rows(model: nn.Module, data: GraphData, options: FitOptions) -> str | None:
+    """What the check says against a model, such as one that holds a row for each node in the order of ids; or None."""
+    from nugnn.check import ModelDiffers, ModelFails, check_model
+
+    try:
+        check_model(model, data, loss=options.loss, regularizer=options.regularizer)
+    except (ModelDiffers, ModelFails) as error:
+        return str(error)
+    return None
 
 
 def _from_where(

@@ -29,7 +29,6 @@ def infer(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
-    order: str = "auto",
     timeout: float = 600.0,
     log_folder: Path | None = None,
 ) -> Tensor:
@@ -41,7 +40,6 @@ def infer(
         workers: Number of processes; 1 computes in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
         partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``.
-        order: As for `nugnn.fit`.
         timeout: Seconds after which a silent worker counts as lost.
         log_folder: Where the workers' logs go; they are dropped when None.
 
@@ -60,13 +58,12 @@ def infer(
         raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
     if workers == 1:
         whole = partition_nodes(data.num_nodes, data.src, data.dst, [1.0])
-        return infer_shard(build_shard(data, whole, 0, order=order), Ranks(), copy.deepcopy(model))  # type: ignore[arg-type]
+        return infer_shard(build_shard(data, whole, 0), Ranks(), copy.deepcopy(model))
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
             assignment = partition_nodes(data.num_nodes, data.src, data.dst, weights, method=partitioner)  # type: ignore[arg-type]
-            shards = iter_shards(data, assignment, order=order)  # type: ignore[arg-type]
-            write_shards(folder / "shards", shards, key="private", versions={})
+            write_shards(folder / "shards", iter_shards(data, assignment), key="private", versions={})
             job.write_job(folder, {"model": model, "shards": folder / "shards"})
 
         launch(
