@@ -1,12 +1,13 @@
 """Prints which modules of ``dgl.nn.pytorch`` give the same numbers on three unequal parts, on one, and in plain DGL.
 
-Run it from anywhere: ``python benchmarks/conformance.py [--device cuda] [NAME ...]``. It starts its own ranks, as
-threads. On a GPU, runs with dropout are compared with one part on the CPU too.
+Run it from anywhere: ``python benchmarks/conformance.py [--device cuda] [NAME ...]``. It starts its own
+ranks. On a GPU, runs with dropout are compared with one part on the CPU too.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,13 +23,18 @@ from conformance_cases import REASONS, all_cases
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.devices import devices_of
 from nugnn.seam import install
+from rank_pool import RankPool
 
 NAME_WIDTH, REASON_WIDTH = 27, 52
 
 
-def on_three_threads(device: torch.device) -> Callable[[list[Job]], list[list[Run | str]]]:
-    """`run_shards` on three ranks."""
-    return lambda jobs: run_local_ranks(3, lambda r: run_shards(r, jobs), timeout_seconds=120, device=device)
+def on_three_ranks(device: torch.device) -> Callable[[list[Job]], list[list[Run | str]]]:
+    """`run_shards` on three ranks: threads on the CPU, processes that share the card on a GPU."""
+    if device.type == "cpu":
+        return lambda jobs: run_local_ranks(3, lambda ranks: run_shards(ranks, jobs), timeout_seconds=120)
+    pool = RankPool()
+    atexit.register(pool.stop)
+    return lambda jobs: pool.run(3, run_shards, jobs, device, timeout=300)
 
 
 def summary(name: str, outcomes: Iterable[Outcome]) -> tuple[str, bool]:
@@ -54,13 +60,12 @@ def main(names: list[str], device: torch.device) -> int:
     print("against one part, off against plain DGL. Largest relative difference.\n")
     print(f"{'module':<{NAME_WIDTH}} {'options':>7} {'3 parts - 1':>13} {'nugnn - DGL':>13}")
     failures = 0
+    run_on_three = on_three_ranks(device)
     cases = all_cases()
     for name in sorted({case.name for case in cases}):
         if names and name not in names:
             continue
-        line, passes = summary(
-            name, compare([case for case in cases if case.name == name], on_three_threads(device), device)
-        )
+        line, passes = summary(name, compare([case for case in cases if case.name == name], run_on_three, device))
         failures += not passes
         print(line, flush=True)
     for name, reason in sorted(REASONS.items()):

@@ -12,7 +12,8 @@ The graph is `products-like` or `mixed-like`, its node ids shuffled; the planted
 "planted" only. Every measurement is a process of its own, kernels compiled before the clock starts. Of a partitioner
 the clock measures its own work on the symmetric graph, which all of them share (row "symmetric graph"). METIS runs as
 `nugnn.partition` calls it, by recursive bisection; its row "order" is its k-way partition into as many clusters as
-fill the cache. Memory is the growth of the process's resident set from the start of the work to its peak.
+fill the cache. "started" is the order that begins with the clusters which the partitioner "clusters" found. Memory is
+the growth of the process's resident set from the start of the work to its peak.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return seconds | {"grown_bytes": resident("VmHWM") - before} | answer
 
 
-def run_partition(arrays: dict[str, np.ndarray], method: str) -> dict[str, Any]:
+def run_partition(arrays: dict[str, np.ndarray], method: str, folder: str) -> dict[str, Any]:
     from scipy import sparse
 
     from nugnn.partition.balance import Balance
@@ -92,7 +93,9 @@ def run_partition(arrays: dict[str, np.ndarray], method: str) -> dict[str, Any]:
 
     def partition(graph: SymmetricGraph, balance: Balance, notes: list[str]) -> np.ndarray:
         if method == "clusters":
-            return cluster_parts(graph, balance, 0, notes)[0]
+            part, clusters = cluster_parts(graph, balance, 0, notes)
+            np.save(Path(folder) / "clusters.npy", clusters)  # the last ones are those of the graph itself
+            return part
         return {"metis": metis_parts, "kaminpar": kaminpar_parts}[method](graph, balance, 0, notes)
 
     partition(*graph_of(*path_graph(10_000)), [])  # compiles
@@ -110,8 +113,11 @@ def run_partition(arrays: dict[str, np.ndarray], method: str) -> dict[str, Any]:
     }
 
 
-def run_order(arrays: dict[str, np.ndarray], method: str) -> dict[str, Any]:
-    """Rows ordered in one part: METIS k-way into clusters of the cache's size, or nested clusters."""
+def run_order(arrays: dict[str, np.ndarray], method: str, folder: str) -> dict[str, Any]:
+    """Rows ordered in one part: METIS k-way into clusters of the cache's size, or nested clusters.
+
+    "clusters" finds all of them, "started" takes the innermost ones from the partitioner.
+    """
     from scipy import sparse
 
     from nugnn.partition.clusters import grouped
@@ -120,7 +126,9 @@ def run_order(arrays: dict[str, np.ndarray], method: str) -> dict[str, Any]:
 
     most_rows = rows_in_cache(4 * 100)
 
-    def order_of(indptr: np.ndarray, indices: np.ndarray, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    def order_of(
+        indptr: np.ndarray, indices: np.ndarray, src: np.ndarray, dst: np.ndarray, start: np.ndarray | None
+    ) -> np.ndarray:
         num_nodes = len(indptr) - 1
         if method == "metis":
             adjacency = sparse.csr_array((np.ones(len(indices), np.int64), indices, indptr), shape=(num_nodes,) * 2)
@@ -130,15 +138,16 @@ def run_order(arrays: dict[str, np.ndarray], method: str) -> dict[str, Any]:
             return np.argsort(part, kind="stable")
         edge_order, in_indptr = grouped(dst, num_nodes)
         graph = neighbour_lists(in_indptr, src[edge_order], src, dst, None)
-        return locality_order(graph, most_rows)[0]
+        return locality_order(graph, most_rows, start=start)[0]
 
-    indptr, indices = path_graph(600_000 if method == "clusters" else 10_000)  # large enough for every kernel
-    order_of(indptr, indices, indices, np.repeat(np.arange(len(indptr) - 1, dtype=np.int32), np.diff(indptr)))
+    indptr, indices = path_graph(10_000 if method == "metis" else 600_000)  # large enough for every kernel
+    order_of(indptr, indices, indices, np.repeat(np.arange(len(indptr) - 1, dtype=np.int32), np.diff(indptr)), None)
     kept: list[np.ndarray] = []
-    work = (arrays[name] for name in ("indptr", "indices", "src", "dst"))
-    answer = measured(lambda: kept.append(order_of(*work)) or {})  # type: ignore[func-returns-value]
+    work = [arrays[name] for name in ("indptr", "indices", "src", "dst")]
+    start = np.load(Path(folder) / "clusters.npy") if method == "started" else None
+    answer = measured(lambda: kept.append(order_of(*work, start)) or {})  # type: ignore[func-returns-value]
     order = kept[0]
-    np.save(arrays["folder"][0] + f"/order-{method}.npy", order)
+    np.save(Path(folder) / f"order-{method}.npy", order)
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
     edge_order, in_indptr = grouped(arrays["dst"], len(order))
@@ -154,7 +163,7 @@ def path_graph(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return indptr, both[(both >= 0) & (both < num_nodes)]
 
 
-def run_spmm(arrays: dict[str, np.ndarray], rounds: int) -> dict[str, Any]:
+def run_spmm(arrays: dict[str, np.ndarray], rounds: int, folder: str) -> dict[str, Any]:
     """Sum over in-edges, the orders in turn: plain DGL in the given order, nuGNN in each."""
     import dgl
     import torch
@@ -166,8 +175,8 @@ def run_spmm(arrays: dict[str, np.ndarray], rounds: int) -> dict[str, Any]:
 
     num_nodes = len(arrays["indptr"]) - 1
     orders = {"given": np.arange(num_nodes), "planted": arrays["planted"]}
-    for method in ("clusters", "metis"):
-        file = Path(arrays["folder"][0]) / f"order-{method}.npy"
+    for method in ("clusters", "started", "metis"):
+        file = Path(folder) / f"order-{method}.npy"
         if file.exists():
             orders[method] = np.load(file)
     structures: dict[str, Structure] = {}
@@ -214,12 +223,11 @@ def child(arguments: argparse.Namespace) -> None:
 
     torch.set_num_threads(arguments.threads)
     arrays = {name: np.load(Path(arguments.folder) / f"{name}.npy") for name in ARRAYS}
-    arrays["folder"] = np.array([arguments.folder])
     what, _, method = arguments.run.partition(":")
     if what == "spmm":
-        answer = run_spmm(arrays, arguments.rounds)
+        answer = run_spmm(arrays, arguments.rounds, arguments.folder)
     else:
-        answer = {"partition": run_partition, "order": run_order}[what](arrays, method)
+        answer = {"partition": run_partition, "order": run_order}[what](arrays, method, arguments.folder)
     print(json.dumps(answer))
 
 
@@ -278,7 +286,7 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     if importlib.util.find_spec("kaminpar") is not None:
         jobs += [("partition:kaminpar", threads) for threads in thread_counts]
     jobs += [] if arguments.without_metis_order else [("order:metis", 1)]
-    jobs += [("order:clusters", threads) for threads in thread_counts]
+    jobs += [(f"order:{method}", threads) for method in ("clusters", "started") for threads in thread_counts]
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {job: [] for job in jobs}
     for _ in range(arguments.repeats):
         for run, threads in jobs:
@@ -324,7 +332,7 @@ def show_ratios(seconds: dict[tuple[str, int], list[float]]) -> None:
         return
     both = metis + medians.get(("order:metis", 1), float("nan"))
     for (run, threads), taken in medians.items():
-        order = medians.get(("order:clusters", threads))
+        order = medians.get(("order:started" if run == "partition:clusters" else "order:clusters", threads))
         if run in ("partition:clusters", "partition:kaminpar") and order is not None:
             print(
                 f"{run.partition(':')[2]} and order on {threads} threads: {taken + order:.2f} s, "

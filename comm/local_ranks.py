@@ -1,5 +1,7 @@
 """Several ranks as threads of this process, for checks on small graphs that should not wait for processes to start.
 
+CPU only: backward of CUDA tensors runs on one thread for all ranks, where the first exchange would wait for ever.
+
 No sockets: ranks meet in memory. A rank that makes another call than its peers, or ends while they wait, is an error on
 all of them at once; a transport between processes can only time out, or end the interpreter.
 """
@@ -167,7 +169,6 @@ def run_local_ranks(
     function: Callable[[Ranks], T],
     *,
     timeout_seconds: float = 60.0,
-    device: torch.device = torch.device("cpu"),  # noqa: B008 - immutable
 ) -> list[T]:
     """Call ``function(ranks)`` on ``num_ranks`` threads of this process.
 
@@ -175,7 +176,6 @@ def run_local_ranks(
         num_ranks: P; one rank runs in the calling thread.
         function: Must not share mutable state between ranks (give each its own copy of a model).
         timeout_seconds: How long a rank waits for its peers.
-        device: Of all ranks; on a GPU they share its default stream, so one's work is done before another reads it.
 
     Returns:
         Results in rank order.
@@ -184,7 +184,7 @@ def run_local_ranks(
         BaseException: What the first failing rank raised, before what its peers raised because of it.
     """
     if num_ranks == 1:
-        return [function(Ranks(device=device))]
+        return [function(Ranks())]
     meeting = _Meeting(num_ranks, timeout_seconds)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -192,9 +192,7 @@ def run_local_ranks(
     def run(rank: int) -> None:
         halo: Any = _LocalHalo(rank, meeting)
         try:
-            results[rank] = function(
-                LocalRanks(rank, num_ranks, halo, device=device, carries_cuda=True, meeting=meeting)
-            )
+            results[rank] = function(LocalRanks(rank, num_ranks, halo, meeting=meeting))
         except BaseException as error:
             errors.append(error)
         finally:

@@ -182,8 +182,8 @@ def install() -> None:
     _wrap(conv.RelGraphConv, _typed_edges, also_whole=True)
     _wrap(conv.HGTConv, _typed_edges, also_whole=True)
     _wrap(conv.GatedGraphConv, _gated_graph)
-    _wrap(conv.GroupRevRes, _node_rows)
-    _wrap(hetero.HeteroGraphConv, _node_rows)
+    _wrap(conv.GroupRevRes, _node_rows, also_whole=True)
+    _wrap(hetero.HeteroGraphConv, _node_rows, also_whole=True)  # rows of one part can be reordered
     _wrap(utils.LabelPropagation, _label_propagation)
     _wrap(glob.Set2Set, _replicated)
     _wrap(glob.SetTransformerEncoder, _set_transformer_encoder)

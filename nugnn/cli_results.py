@@ -111,6 +111,5 @@ def _logits(
         partitioner=finished.config.partitioner,
         device=device,
         precision=finished.config.precision,
-        order=finished.config.order,
         timeout=finished.config.timeout,
     )

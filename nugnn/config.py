@@ -27,6 +27,7 @@ FREE_ON_RESUME = (
         "dataset",
         "data_dir",
         "num_nodes",
+        "recompute_inputs",
         "device",
         "cluster",
         "plan",
@@ -144,6 +145,9 @@ class TrainConfig:
         choices=("fp32", "tf32", "bf16", "fp16", "amp"),
         later=("int8", "fp8", "auto", "FILE"),
         later_what="precision by operator",
+    )
+    recompute_inputs: bool = option(
+        False, bool, "Aggregate the input features anew in every epoch; what was aggregated once is kept otherwise."
     )
     halo_wire: str = option(
         "fp32",

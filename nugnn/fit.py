@@ -24,6 +24,7 @@ from nugnn.inductive import visible_in_training
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
 from nugnn.model_on_shard import refuse_empty_features
+from nugnn.partition.shard import may_be_reordered
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.seam import install
 from nugnn.shares import checked_shares, shards_on_disk, whole_shard
@@ -74,7 +75,8 @@ def fit(
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such
             as ``cuda:0,cpu``.
-        check: Before training over several workers, compare 1 and 3 parts of a small piece of the graph.
+        check: Compare 1 and 3 parts of a small piece of the graph before training over several workers, and also before
+            one worker's nodes are reordered, which are left alone where they differ.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
         on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``, and
@@ -124,7 +126,7 @@ def fit(
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, seen, devices[0], order, fit_options, plan, on_epoch, stage)
+        return _fit_here(model, data, seen, devices[0], order, check, fit_options, plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -163,6 +165,7 @@ def _fit_here(
     seen: GraphData,
     device: torch.device,
     order: str,
+    check: bool,
     options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
@@ -170,6 +173,11 @@ def _fit_here(
 ) -> FitResult:
     """Train in this process."""
     notes: list[str] = []
+    if order != "none" and check and may_be_reordered(data):
+        stage("check")
+        if (fault := _depends_on_rows(model, data, options)) is not None:
+            order = "none"
+            notes.append(f"Nodes in the order of their ids, since the model seems to depend on it: {fault}")
     stage("train")
     asked = threading.Event()
     with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
@@ -187,6 +195,17 @@ def _fit_here(
         )
     raise_if_interrupted(outcome, options, plan)
     return result_of(model, [outcome], notes)
+
+
+def _depends_on_rows(model: nn.Module, data: GraphData, options: FitOptions) -> str | None:
+    """What the check says against a model, such as one that holds a row for each node in the order of ids; or None."""
+    from nugnn.check import ModelDiffers, ModelFails, check_model
+
+    try:
+        check_model(model, data, loss=options.loss, regularizer=options.regularizer)
+    except (ModelDiffers, ModelFails) as error:
+        return str(error)
+    return None
 
 
 def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage: Callable[[str], Any]) -> None:

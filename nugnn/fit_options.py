@@ -45,6 +45,8 @@ class FitOptions:
         regularizer: Parameter-only term added to the loss once.
         seed: Of dropout masks.
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
+        recompute_inputs: Aggregate the input features anew in every epoch; their aggregate, which is the same, is kept
+            otherwise.
     """
 
     epochs: int = 200
@@ -61,6 +63,7 @@ class FitOptions:
     regularizer: Callable[[nn.Module], Tensor] | None = None
     seed: int = 0
     precision: str = "fp32"
+    recompute_inputs: bool = False
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's; or what ``make_optimizer`` returns."""

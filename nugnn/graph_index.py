@@ -22,7 +22,7 @@ from nugnn.kernels.interceptor import Interceptor, current_interceptor
 from nugnn.kernels.rows import Rows, tag
 from nugnn.kernels.sddmm import sddmm
 from nugnn.kernels.sparse_rows import densify
-from nugnn.kernels.spmm import spmm
+from nugnn.kernels.spmm import spmm, spmm_sum
 from nugnn.kernels.structure import Structure
 
 
@@ -133,6 +133,18 @@ class ShardIndex:
         attrs = {"op": op, "reduce": reduce, "plan": self.plan}
         return tag(self._interceptor().call("spmm", self.structure, (u, e), attrs, _run_spmm), self.node_rows)
 
+    @cached_property
+    def inverse_in_degrees(self) -> Tensor:
+        """``(N,)`` float64, 1 over the number of in-edges; 1 where there are none."""
+        return self.structure.in_degrees.clamp(min=1).double().reciprocal()
+
+    def mean(self, op: str, u: Tensor, e: Tensor | None) -> Tensor:
+        """Mean of ``op(u[source], e)`` over each node's in-edges, divided before the one rounding: ``(N, ...)``."""
+        wide = torch.promote_types(u.dtype, torch.float32)
+        attrs = {"op": op, "reduce": "sum", "plan": self.plan, "dst_scale": self.inverse_in_degrees.to(wide)}
+        inputs = (_dense(u), _dense(e))
+        return tag(self._interceptor().call("spmm", self.structure, inputs, attrs, _run_mean), self.node_rows)
+
     def _spmm_to_sources(self, op: str, reduce: str, x_N: Tensor | None, e: Tensor | None) -> Tensor:
         """The same over out-edges: partial results for halo sources go home to their owners."""
         e = None if e is None else e.index_select(0, self.structure.transposed.edges)
@@ -185,6 +197,10 @@ class ShardIndex:
 
 def _run_spmm(structure: Structure, u: Tensor | None, e: Tensor | None, *, op: str, reduce: str, **_: Any) -> Tensor:
     return spmm(structure, op, reduce, u, e)
+
+
+def _run_mean(structure: Structure, u: Tensor, e: Tensor | None, *, op: str, dst_scale: Tensor, **_: Any) -> Tensor:
+    return spmm_sum(structure, u, e if op == "mul" else None, dst_scale=dst_scale)
 
 
 def _run_sddmm(

@@ -29,7 +29,6 @@ def infer(
     workers: int = 1,
     shares: Sequence[float] | None = None,
     partitioner: str = "metis",
-    order: str = "auto",
     device: str = "auto",
     precision: str = "fp32",
     timeout: float = 600.0,
@@ -43,7 +42,6 @@ def infer(
         workers: Number of processes; 1 computes in this one.
         shares: Part of the nodes each worker gets, any positive numbers; equal when None.
         partitioner: As for `nugnn.fit`.
-        order: As for `nugnn.fit`.
         device: As for `nugnn.fit`.
         precision: As for `nugnn.fit`.
         timeout: Seconds after which a silent worker counts as lost.
@@ -60,11 +58,11 @@ def infer(
     weights = checked_shares(shares, workers, data)
     devices, _ = devices_of(device, workers)
     if workers == 1:
-        return infer_shard(whole_shard(data, order, []), Ranks(device=devices[0]), copy.deepcopy(model), precision)
+        return infer_shard(whole_shard(data, "none", []), Ranks(device=devices[0]), copy.deepcopy(model), precision)
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
-            shards, _ = shards_on_disk(data, weights, partitioner, order, None, folder / "shards")
+            shards, _ = shards_on_disk(data, weights, partitioner, "none", None, folder / "shards")
             job.write_job(folder, {"model": model, "shards": shards, "devices": devices, "precision": precision})
 
         launch(

@@ -32,14 +32,24 @@ class ModelOnShard:
         graph: From `nugnn.shard`; the ``ndata`` column ``feat`` (dense or sparse CSR) is optional.
         seed: Of dropout masks.
         precision: One of `nugnn.precision.storage.PRECISIONS`.
+        recompute_inputs: Aggregate the input features anew in every pass.
     """
 
-    def __init__(self, model: nn.Module, graph: ShardGraph, *, seed: int = 0, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ShardGraph,
+        *,
+        seed: int = 0,
+        precision: str = "fp32",
+        recompute_inputs: bool = False,
+    ) -> None:
         self.model, self.graph = model, graph
         self.storage = Storage(precision)
         shard_embeddings(model, graph)
         self.features_ND = self._features()
-        self.interceptor = intercept(model, graph, seed=seed)
+        constant = None if recompute_inputs else self.features_ND
+        self.interceptor = intercept(model, graph, seed=seed, constant=constant)
 
     def _features(self) -> Tensor | None:
         if "feat" not in self.graph.ndata:

@@ -154,6 +154,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "weight_decay_first_layer_only": config.weight_decay_first_layer_only,
         "seed": config.seed,
         "precision": config.precision,
+        "recompute_inputs": config.recompute_inputs,
         "inductive": config.inductive,
         "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
         "checkpoint_folder": config.out_dir / "checkpoint",

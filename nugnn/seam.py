@@ -14,7 +14,7 @@ import dgl.transforms
 import torch
 from dgl.base import is_all
 
-from nugnn import adapters, fused_attention, readout
+from nugnn import adapters, fused_attention, fused_sage, readout
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.shard_graph import ShardGraph, check_ids, on_device
@@ -40,6 +40,7 @@ def install() -> None:
     _route_transforms()
     adapters.install()
     fused_attention.install()
+    fused_sage.install()
 
 
 def _route_operators() -> None:
@@ -75,6 +76,9 @@ def _route_operators() -> None:
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
         if not (isinstance(g, ShardGraph) and reduce_op == "mean"):
             return plain_gspmm(g, op, reduce_op, lhs_data, rhs_data)
+        in_one_pass = op in ("copy_lhs", "mul") and g.device.type == "cuda" and not g.index.is_reversed
+        if in_one_pass and lhs_data.is_floating_point() and (op == "copy_lhs" or lhs_data.dim() == rhs_data.dim()):
+            return g.index.mean(op, lhs_data, None if op == "copy_lhs" else rhs_data)
         # DGL caps degrees at the number of edges, which a part of a reversed graph has fewer of
         total = plain_gspmm(g, op, "sum", lhs_data, rhs_data)
         if not total.is_floating_point():

@@ -22,6 +22,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import own_device
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRowsHandler
 from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.reuse import ReuseHandler
 from nugnn.kernels.rows import REPLICATED, tag
 from nugnn.member import member_from
 from nugnn.partition.assign import Method
@@ -86,7 +87,7 @@ def shard(
     return ShardGraph(own, ranks)
 
 
-def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Interceptor:
+def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0, constant: Tensor | None = None) -> Interceptor:
     """The interceptor that keeps ``model`` exact on ``graph``.
 
     Run forward and backward inside ``with interceptor.step(number):``.
@@ -95,9 +96,11 @@ def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0) -> Intercep
         model: Its module paths name the operators.
         graph: From `shard`.
         seed: Of dropout masks; the same on every rank.
+        constant: Input features that never change: what is aggregated from them is kept from step to step.
     """
     handlers = (
         ProgressHandler(graph.ranks.pulse),
+        *(() if constant is None else (ReuseHandler(constant),)),
         SparseRowsHandler(),
         DropoutHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),

@@ -50,6 +50,7 @@ def train_shard(
     """
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(ranks.device)
     graph, rows, metric = _graph_of(make_shard, ranks)
     model.to(ranks.device)
@@ -66,6 +67,7 @@ def train_shard(
         regularizer=options.regularizer,
         seed=options.seed,
         precision=options.precision,
+        recompute_inputs=options.recompute_inputs,
         evaluate_on=other,
     )
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)

@@ -96,6 +96,7 @@ class Trainer:
         precision: See `nugnn.precision.storage.Storage`.
         evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
             made: inductive training sees the training nodes alone.
+        recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
     """
 
     def __init__(
@@ -113,14 +114,16 @@ class Trainer:
         seed: int = 0,
         precision: str = "fp32",
         evaluate_on: tuple[ShardGraph, Rows] | None = None,
+        recompute_inputs: bool = False,
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
-        self.net = self._evaluated = ModelOnShard(model, graph, seed=seed, precision=precision)
+        how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
+        self.net = self._evaluated = ModelOnShard(model, graph, **how)
         self._evaluated_rows = rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
-            self._evaluated = ModelOnShard(model, evaluation_graph, seed=seed, precision=precision)
+            self._evaluated = ModelOnShard(model, evaluation_graph, **how)
         own = {id(p) for p in sharded_parameters(model)}
         self._replicated = [p for p in model.parameters() if id(p) not in own]
         broadcast_state([*self._replicated, *model.buffers()], self.ranks)
@@ -147,7 +150,7 @@ class Trainer:
         self.model.train()
         with self.net.step(self.num_steps):
             logits_NC = self.net.forward()
-            loss = self.loss(logits_NC[self.rows["train"]])
+            loss = self.loss(logits_NC.index_select(0, self.rows["train"]))
             if self._regularizer is not None and self.ranks.rank == 0:
                 loss = loss + self._regularizer(self.model)
             self.optimizer.zero_grad(set_to_none=True)
@@ -170,10 +173,11 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Metric on each split over all ranks; a collective call."""
         logits_NC, labels_N = self.predict(), self._evaluated.graph.ndata["label"]
-        return {
-            split: evaluate_rows(self.metric, logits_NC[rows], labels_N[rows], self.ranks)
-            for split, rows in self._evaluated_rows.items()
-        }
+        scores = {}
+        for split, rows in self._evaluated_rows.items():
+            logits_nC, labels_n = logits_NC.index_select(0, rows), labels_N.index_select(0, rows)
+            scores[split] = evaluate_rows(self.metric, logits_nC, labels_n, self.ranks)
+        return scores
 
     def predict_all(self) -> Tensor:
         """``(num_nodes_global, C)`` logits in the original node order, on every rank; a collective call."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nugnn.partition.assign import ArrayLike, Method, NodeWeights, partition_nodes
 from nugnn.partition.balance import normalise_shares
+from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import iter_shards
 from nugnn.partition.store import SCHEMA_VERSION, ShardFileError, load_meta, shard_file_name, write_shards
@@ -26,9 +27,16 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-def tool_versions() -> dict[str, str]:
-    """Versions of everything that can change which node goes where."""
-    return {name: importlib.metadata.version(name) for name in ("nugnn", "pymetis", "numpy", "scipy")}
+def tool_versions(method: Method = "metis") -> dict[str, str]:
+    """Versions of everything that can change which node goes where.
+
+    Raises:
+        ValueError: ``method`` needs a package that is not installed.
+    """
+    if method == "kaminpar":
+        check_kaminpar()
+    names = ("nugnn", "pymetis", "numpy", "scipy", *(["kaminpar"] if method == "kaminpar" else []))
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def partition_key(
@@ -56,7 +64,7 @@ def partition_key(
         node_weights: See there.
         tolerance: See there.
         order: See ``iter_shards``.
-        versions: Defaults to ``tool_versions()``.
+        versions: Defaults to ``tool_versions(method)``.
     """
     options = {
         "schema_version": SCHEMA_VERSION,
@@ -69,7 +77,7 @@ def partition_key(
         "node_weights": _fingerprint(node_weights),
         "tolerance": float(tolerance).hex(),
         "order": order,
-        "versions": dict(versions if versions is not None else tool_versions()),
+        "versions": dict(versions if versions is not None else tool_versions(method)),
     }
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
@@ -104,7 +112,7 @@ def cached_shards(
     Returns:
         A folder for ``load_shard``. A folder of this key that is unfinished or malformed is made again.
     """
-    versions = tool_versions()
+    versions = tool_versions(method)
     key = partition_key(
         data.content_hash(),
         shares,

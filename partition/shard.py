@@ -274,6 +274,11 @@ class _Layout:
         )
 
 
+def may_be_reordered(data: GraphData) -> bool:
+    """Whether ``order="auto"`` would look for an order of this graph in one part."""
+    return not why_not_worth_it(int(data.num_nodes), len(data.src), _row_bytes(data))
+
+
 _NARROWEST_ROW = 64
 """Columns: what a model computes of a node is seldom narrower, whatever the features are."""
 

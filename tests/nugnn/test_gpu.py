@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import nugnn
-from conformance import Job, Run, compare, run_shards
+from conformance import compare, run_shards
 from conformance_cases import all_cases
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.models import GNN
 
 pytestmark = [
@@ -23,16 +22,12 @@ CASES = all_cases()
 FLOAT64_BOUND = 1e-10
 
 
-def on_three_threads(jobs: list[Job]) -> list[list[Run | str]]:
-    device = torch.device("cuda", 0)
-    return run_local_ranks(3, lambda ranks: run_shards(ranks, jobs), timeout_seconds=120, device=device)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # DGL's own, about defaults
 @pytest.mark.parametrize("name", sorted({case.name for case in CASES}))
-def test_parts_on_the_gpu_equal_one_part_there_dgl_and_the_cpu(name: str) -> None:
+def test_parts_on_the_gpu_equal_one_part_there_dgl_and_the_cpu(ranks: Any, name: str) -> None:
+    device = torch.device("cuda", 0)
     cases = [case for case in CASES if case.name == name]
-    for outcome in compare(cases, on_three_threads, torch.device("cuda", 0)):
+    for outcome in compare(cases, lambda jobs: ranks.run(3, run_shards, jobs, device), device):
         job = outcome.job
         where = f"{name} ({job.case.options}) on {job.graph_name} with dropout {job.drop}"
         assert not outcome.error, f"{where}: {outcome.error}"

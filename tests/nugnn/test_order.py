@@ -49,6 +49,31 @@ def test_reordered_parts_train_the_same_model(ranks: Any, kind: dict[str, Any], 
         assert run.metrics == by_id.metrics
 
 
+class WithARowForEachNode(nn.Module):
+    """What only a single worker can train: it adds to row i what it knows of node i."""
+
+    def __init__(self, known: torch.Tensor) -> None:
+        super().__init__()
+        self.inner = GNN("gcn", NUM_FEATURES, NUM_CLASSES, hidden=5)
+        self.register_buffer("known", known)
+
+    def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(graph, x + self.known)
+
+
+def test_a_model_that_knows_nodes_by_their_rows_keeps_the_order_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_module, "_FEWEST_EDGES", 1_000)
+    monkeypatch.setattr(order_module, "CACHE_BYTES", 256 * 200)
+    data = products_like(3_000, num_features=NUM_FEATURES, num_classes=NUM_CLASSES)
+    torch.manual_seed(0)
+    model = WithARowForEachNode(torch.randn(3_000, NUM_FEATURES))
+    by_id, kept = (nugnn.fit(model, data, order=order, epochs=2) for order in ("none", "auto"))
+    assert [note for note in kept.notes if note.startswith("Nodes in the order of their ids, since the model")]
+    assert torch.equal(kept.logits, by_id.logits)
+    plain = nugnn.fit(model.inner, data, epochs=1)
+    assert any("Nodes reordered into" in note for note in plain.notes), "the check finds nothing against this one"
+
+
 def test_fit_reorders_says_so_and_answers_in_the_order_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "_FEWEST_EDGES", 1_000)
     monkeypatch.setattr(order_module, "CACHE_BYTES", 256 * 200)

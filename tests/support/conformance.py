@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dgl
@@ -276,8 +276,9 @@ def run_shard(ranks: Ranks, job: Job, step: int = 3) -> Run:
     return run
 
 
-def run_shards(ranks: Ranks, jobs: Iterable[Job]) -> list[Run | str]:
+def run_shards(ranks: Ranks, jobs: Iterable[Job], device: torch.device | None = None) -> list[Run | str]:
     """One run for each job, or what was wrong with it; an error on one rank only would leave its peers waiting."""
+    ranks = ranks if device is None else replace(ranks, device=device)
     results: list[Run | str] = []
     for job in jobs:
         run: Run | str
