@@ -388,6 +388,8 @@ def aggregate_rows(
     streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
         tile = choose_tile(num_heads, x_columns, x.element_size(), cdiv(num_edges, num_rows), streams)
+    # left out where nothing reads them: the gradient of a plain sum is then the kernel of its forward pass
+    edge_ids = edges.edge_ids if w is not None or winner is not None else None
     num_light = len(schedule.lockstep_rows)
     programs = cdiv(schedule.num_pieces, tile.rows) + (
         schedule.num_groups if tile.rows == 1 else cdiv(num_light, tile.rows * tile.row_sets)
@@ -396,12 +398,12 @@ def aggregate_rows(
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
             out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
-            edges.indptr, edges.indices, edges.edge_ids, schedule.group_begin, schedule.group_end,
+            edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
             schedule.num_pieces, num_light, sign,
             num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,
             op=_CODES[op], weight=weight, is_extreme=is_extreme, by_edge=by_edge,
-            has_edge_ids=edges.edge_ids is not None and (w is not None or winner is not None),
+            has_edge_ids=edge_ids is not None,
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
             wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
             no_edge=torch.iinfo(edge_dtype).max,
