@@ -169,7 +169,10 @@ def test_cli_01_other_values_of_a_flag_are_refused_with_the_right_spelling(
     [
         (["train"], "--dataset is missing"),
         (["train", "--dataset", "d", "--lr", "x"], "--lr x is not allowed; allowed: a number above 0"),
-        (["train", "--dataset", "d", "--precision", "bf16"], "--precision bf16: mixed precision has not landed yet"),
+        (
+            ["train", "--dataset", "d", "--precision", "int8"],
+            "--precision int8: precision by operator has not landed yet",
+        ),
         (["train", "--dataset", "d", "--model", "none.py:Net"], "none.py: no such file"),
         (["train", "--dataset", "d", "--epoch", "3"], "--epoch"),
         (["train", "--recipe", "nothing"], "known: amazon-computers-gcn"),

@@ -31,7 +31,7 @@ def test_the_kept_aggregation_has_the_bits_of_one_made_anew(workers: int) -> Non
 def test_only_an_aggregation_of_the_constant_alone_is_kept() -> None:
     graph = nugnn.shard(make_graph())
     x = graph.ndata["feat"]
-    model = dgl_nn.SAGEConv(NUM_FEATURES, 3, "mean").double()
+    model = dgl_nn.SAGEConv(NUM_FEATURES, NUM_FEATURES, "mean").double()
     interceptor = nugnn.intercept(model, graph, constant=x)
     handler = interceptor.find(ReuseHandler)
     outs = []

@@ -219,8 +219,8 @@ class _Attention(nn.Module):
         return self.second(graph, self.first(graph, x).flatten(1).relu()).mean(1)
 
 
-def _exchanges(ranks: Ranks, model: nn.Module) -> tuple[int, int, int]:
-    trainer = _trainer(ranks, make_graph(), model)
+def _exchanges(ranks: Ranks, model: nn.Module, **options: Any) -> tuple[int, int, int]:
+    trainer = _trainer(ranks, make_graph(), model, **options)
     handler = trainer.net.interceptor.find(HaloHandler)
     trainer.train_epoch()
     first, rounds = handler.num_exchanges, ranks.clock.halo_rounds
@@ -241,9 +241,13 @@ def test_input_features_need_no_gradient_and_send_none(ranks: Any) -> None:
     torch.manual_seed(0)
     model = GNN("gin", NUM_FEATURES, NUM_CLASSES, hidden=8, layers=2).double()
     # the first layer aggregates the features themselves: nothing comes back for them
-    for second, rounds, predicted in ranks.run(3, _exchanges, model):
+    for second, rounds, predicted in ranks.run(3, _exchanges, model, recompute_inputs=True):
         assert (second, predicted) == (2, 2)
         assert rounds == 2 + 1 + 2  # forward, backward of the second layer, prediction
+    # what was aggregated of the features in the first epoch is kept: they do not travel again
+    for second, rounds, predicted in ranks.run(3, _exchanges, model):
+        assert (second, predicted) == (1, 1)
+        assert rounds == 1 + 1 + 1
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------------
