@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -112,7 +113,11 @@ def copy_bandwidth() -> float:
 
 
 def compiled(function: Callable[..., Tensor], wanted: bool) -> Callable[..., Tensor] | None:
-    return torch.compile(function, dynamic=False) if wanted else None
+    if not wanted:
+        return None
+    # backward runs several times over one graph, which buffers that it may overwrite do not allow
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(function, dynamic=False)
 
 
 def measure_kept_bits(table: Table, x: Tensor, grad: Tensor, ids: Tensor, at: str) -> None:
