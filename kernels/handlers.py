@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nugnn.kernels.dropout import dropout_csr_values, dropout_rows, relu_dropout_rows
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.epilogue import epilogue_rows
+from nugnn.kernels.interceptor import Interceptor, OperatorCall, current_interceptor
 from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
 
@@ -60,6 +61,8 @@ class DropoutHandler:
         if x.layout is torch.sparse_csr:
             crow, col = x.crow_indices(), x.col_indices()
             return tag(with_values(x, dropout_csr_values(x.values(), crow, col, p, key, ids)), rows)
+        if (steps := arguments.get("epilogue")) is not None:
+            return tag(epilogue_rows(x, **steps, p=p, key=key, row_ids=ids), rows)
         if arguments.get("relu", False):
             return tag(relu_dropout_rows(x, p, key, ids), rows)
         out = dropout_rows(x, p, key, ids) if x.dim() else dropout_rows(x[None], p, key, ids)[0]
@@ -77,6 +80,36 @@ class DropoutHandler:
                 "different numbers of parts. Give it dropout=0, or stack one-layer networks with torch.nn.Dropout."
             )
         return proceed(call)
+
+
+def epilogue(x: Tensor, *, p: float = 0.0, training: bool = True, **steps: Any) -> Tensor:
+    """What follows a layer's product, ending in dropout, as one operator of the step that is open: one pass on a GPU.
+
+    The operator is named and keyed as ``F.dropout`` in its place would be, so its mask is that of the separate steps.
+    Outside of a step, and with a handler of dropout missing, torch's own dropout draws the mask.
+
+    Args:
+        x: ``(n, C)`` rows, whose identity the result has.
+        p: Probability of dropping.
+        training: Whether to drop; all other steps are taken in any case.
+        **steps: ``row_scale``, ``bias``, ``layer_norm``, ``norm_weight``, ``norm_bias``, ``eps``, ``activation`` and
+            ``alpha`` of :func:`nugnn.kernels.epilogue.epilogue_rows`.
+
+    Raises:
+        ValueError: As for `epilogue_rows`; rows of unknown identity on a split graph.
+    """
+    interceptor = current_interceptor()
+    if interceptor is None:
+        return _plain_epilogue(x, p, training, epilogue=steps)
+    rows = rows_of(x)
+    out: Tensor = interceptor.call("dropout", None, (x, p, training), {"epilogue": steps}, _plain_epilogue)
+    return tag(out, rows)
+
+
+def _plain_epilogue(x: Tensor, p: float, training: bool, *, epilogue: dict[str, Any]) -> Tensor:
+    out = epilogue_rows(x, **epilogue)
+    # below the function that the interceptor names: this operator has its name already
+    return torch.native_dropout(out, p, train=True)[0] if training and p > 0 else out
 
 
 class RandomDrawHandler:

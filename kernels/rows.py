@@ -29,10 +29,11 @@ class IdRuns:
     starts: Tensor
     indptr: Tensor
     _made: list[weakref.ref[Tensor]] = field(default_factory=list, repr=False)
-    _num_ids: int = field(init=False, repr=False)
+    _num_ids: int = field(default=-1, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_num_ids", int(self.indptr[-1]))  # on a GPU, asking each time would wait for it
+        if self._num_ids < 0:  # asked once: on a GPU it means to wait
+            object.__setattr__(self, "_num_ids", int(self.indptr[-1]))
 
     def __len__(self) -> int:
         return self._num_ids
@@ -56,7 +57,9 @@ class IdRuns:
 
     def to(self, device: torch.device) -> IdRuns:
         """The same ids on ``device``."""
-        return self if device == self.device else IdRuns(self.starts.to(device), self.indptr.to(device))
+        if device == self.device:
+            return self
+        return IdRuns(self.starts.to(device), self.indptr.to(device), _num_ids=len(self))
 
 
 @dataclass(frozen=True, eq=False)

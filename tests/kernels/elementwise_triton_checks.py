@@ -1,7 +1,8 @@
 """Laws of the Triton dropout, epilogue and losses, run by `test_elementwise_triton.py` in a process of its own.
 
     python tests/kernels/elementwise_triton_checks.py cpu     # with TRITON_INTERPRET=1
-    python tests/kernels/elementwise_triton_checks.py cuda
+    python tests/kernels/elementwise_triton_checks.py cuda    # all side by side; --skip :float64 for fewer
+    python tests/kernels/elementwise_triton_checks.py cuda check_offsets_past_two_to_the_31
 
 Expected values come from the plain PyTorch definitions on the CPU. Outputs start as NaN. Triton's interpreter cuts
 float32 to bfloat16 where a GPU rounds, so there bits are compared on the GPU only.
@@ -255,22 +256,23 @@ class Operands:
         return parameters.get("norm_weight"), parameters.get("norm_bias"), 1e-5
 
 
-def check_float32_without_norm_and_elu_has_the_bits_of_the_steps() -> None:
+def check_wide_types_without_norm_and_elu_have_the_bits_of_the_steps(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.float64):
+        return  # a half type is rounded once here, after each of the steps there
     for steps in STEPS:
         if steps.get("layer_norm") or steps.get("activation") == "elu":
             continue
-        for dtype in (torch.float32, torch.float64):
-            for width in (100, 8, 300):
-                case = Operands(37, width, dtype, steps)
-                mine, right = case.ours(), case.stepwise(dtype)
-                same(f"{steps} {dtype} {width}", mine[0], right[0])
-                same(f"{steps} {dtype} {width} gradient", mine[1], right[1])
+        for width in (100, 300):
+            case = Operands(37, width, dtype, steps)
+            mine, right = case.ours(), case.stepwise(dtype)
+            same(f"{steps} {dtype} {width}", mine[0], right[0])
+            same(f"{steps} {dtype} {width} gradient", mine[1], right[1])
 
 
 def check_epilogue_errs_like_the_steps_in_float32(dtype: torch.dtype) -> None:
     """Against float64. A result in a half type may be off by its own last rounding besides."""
     for steps in STEPS:
-        for num_rows, width in ((37, 100), (70, 5)):
+        for num_rows, width in ((37, 100), (70, 5))[: 1 if DEVICE == "cuda" else 2]:  # a GPU compiles for each width
             # next to 0 float32 and float64 may see different signs, and so different gradients
             cases = (Operands(num_rows, width, dtype, steps, seed) for seed in itertools.count(11, 20))
             case = next(case for case in cases if case.smallest_input_of_activation() > 1e-6)
@@ -453,28 +455,30 @@ def run_task(name: str) -> tuple[str, bool]:
         text=True,
         check=False,
     )
-    return result.stdout, result.returncode == 0
+    return result.stdout.removesuffix("all hold\n"), result.returncode == 0
 
 
 def main() -> None:
-    names = sys.argv[2:]
-    if DEVICE == "cuda" and not names:  # compiling takes most of the time, and one core
-        with concurrent.futures.ThreadPoolExecutor(min(12, os.cpu_count() or 1)) as pool:
-            results = list(pool.map(run_task, tasks()))
+    names = [name for name in tasks() if not sys.argv[2:] or name in sys.argv[2:]]
+    if sys.argv[2:3] == ["--skip"]:
+        names = [name for name in tasks() if not any(word in name for word in sys.argv[3:])]
+    assert names, sys.argv
+    if DEVICE == "cuda" and len(names) > 1:  # compiling takes most of the time, and one core
+        with concurrent.futures.ThreadPoolExecutor(min(14, os.cpu_count() or 1)) as pool:
+            results = list(pool.map(run_task, names))
         print("".join(output for output, _ in results), end="")
-        print("all hold" if all(holds for _, holds in results) else "not all hold")
+        print("all hold" if all(holds for _, holds in results) else "some fail")
         return
     if DEVICE == "cpu":
         let_the_interpreter_count()
         epilogues.runs_in_triton = losses.runs_in_triton = lambda x: True
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
-    for name in names or tasks():
+    for name in names:
         start = time.perf_counter()
         tasks()[name]()
         print(f"{name} {time.perf_counter() - start:.1f} s", flush=True)
-    if not names:
-        print("all hold")
+    print("all hold")
 
 
 if __name__ == "__main__":
