@@ -134,6 +134,13 @@ def merge_arcs(  # type: ignore[no-untyped-def]
 
 
 @jit()
+def count_keys(keys, counts):  # type: ignore[no-untyped-def]
+    """Adds to ``counts[k]`` how often ``k`` occurs; ``np.bincount`` would first copy 32-bit keys to 64 bits."""
+    for place in range(len(keys)):
+        counts[keys[place]] += 1
+
+
+@jit()
 def counting_sort(keys, next_slot, out):  # type: ignore[no-untyped-def]
     """Places of the keys grouped by key, earliest first; ``next_slot`` starts as where each group begins."""
     for place in range(len(keys)):

@@ -138,17 +138,19 @@ def contract(graph: NeighbourLists, labels: Ints32) -> tuple[NeighbourLists, Int
     members, offsets = grouped(cluster_of, num_clusters)
     work = np.concatenate([[0], np.cumsum(np.diff(graph.indptr)[members])])[offsets]
     bounds = row_tasks(work, 1 + torch.get_num_threads() // 4)  # as few as keep all busy: each has a row of `places`
-    # Room for every arc, of which the system hands out the pages that are written: those of the arcs that remain.
-    loose_indices = np.empty(work[-1], np.int32)
-    loose_weights = np.empty(work[-1], graph.weights.dtype)
+    # A cluster has as many merged arcs as arcs at most, and as many as there are clusters.
+    starts = np.zeros(num_clusters + 1, np.int64)
+    np.cumsum(np.minimum(np.diff(work), num_clusters), out=starts[1:])
+    loose_indices = np.empty(starts[-1], np.int32)
+    loose_weights = np.empty(starts[-1], graph.weights.dtype)
     places = np.full((len(bounds) - 1, num_clusters), -1, np.int64)
     counts = np.empty(num_clusters, np.int64)
     kernels.merge_arcs(
-        bounds, members, offsets, graph.indptr, graph.indices, graph.weights, graph.parts, cluster_of, work, places,
+        bounds, members, offsets, graph.indptr, graph.indices, graph.weights, graph.parts, cluster_of, starts, places,
         loose_indices, loose_weights, counts,
     )  # fmt: skip
     indptr = np.concatenate([[0], np.cumsum(counts)])
-    kept = np.repeat(work[:-1] - indptr[:-1], counts) + np.arange(indptr[-1])
+    kept = np.repeat(starts[:-1] - indptr[:-1], counts) + np.arange(indptr[-1])
     contracted = NeighbourLists(
         indptr,
         loose_indices[kept],
@@ -165,11 +167,13 @@ def grouped(keys: npt.NDArray, num_keys: int) -> tuple[npt.NDArray, Ints]:
     A counting sort, in time linear in the number of keys; where they are few, NumPy's sort spares numba's start.
     """
     offsets = np.zeros(num_keys + 1, np.int64)
-    np.cumsum(np.bincount(keys, minlength=num_keys), out=offsets[1:])
     if len(keys) < _FEW_KEYS:
+        np.cumsum(np.bincount(keys, minlength=num_keys), out=offsets[1:])
         return np.argsort(keys, kind="stable"), offsets
     from nugnn.partition import cluster_kernels as kernels
 
+    kernels.count_keys(keys, offsets[1:])
+    np.cumsum(offsets, out=offsets)
     order = np.empty(len(keys), np.int32 if len(keys) <= _MOST_NODES else np.int64)
     kernels.counting_sort(keys, offsets[:-1].copy(), order)
     return order, offsets
