@@ -325,8 +325,8 @@ def sweep(order: str, structure: Structure) -> None:
             tile = attention_gpu.Tile(block_edges, heads, dim, num_warps, num_stages)
             times = pass_times(structure, operands, tile)
             print(
-                f"  {order} {kind} {heads}x{dim} {str(dtype)[6:]:9s} edges {block_edges:2d} warps {num_warps} stages "
-                f"{num_stages}: forward {times[0]:5.1f}  to destinations {times[1]:5.1f}  to sources {times[2]:5.1f} ms",
+                f"  {order} {kind} {heads}x{dim} {str(dtype)[6:]:9s} edges {block_edges:2d} warps {num_warps} "
+                f"stages {num_stages}: forward {times[0]:5.1f}  to dst {times[1]:5.1f}  to src {times[2]:5.1f} ms",
                 flush=True,
             )
 
