@@ -48,6 +48,8 @@ CHECKED = [
     (2, 700, torch.float32, 0.0),
 ]
 """Heads, width, type and dropout. Few, because every row compiles four kernels; the laws are in the tests."""
+TILES = [(2, 1, 1), (4, 1, 1), (8, 1, 1), (16, 1, 1), (4, 1, 2), (4, 1, 3), (8, 1, 3), (8, 2, 1)]
+"""Edges at once, warps and stages for `sweep`."""
 SECONDS = 150.0
 _START = time.perf_counter()
 
@@ -300,9 +302,12 @@ def measured(structure: Structure, kind: str, heads: int, dim: int, dtype: torch
     extra = torch.cuda.max_memory_allocated() - before
     given = sum(x.numel() * x.element_size() for x in inputs)
     gathered = structure.num_edges * heads * dim * inputs[0].element_size()
+    passes = (
+        "" if p else "backward alone {1:.1f} + {2:.1f} ms   ".format(*pass_times(structure, operands_of(kind, inputs)))
+    )
     return (
         f"forward {forward:6.1f} ms ({gathered / forward / 1e9:5.2f} TB/s gathered)   with backward {both:6.1f} ms   "
-        f"inputs {given / 2**30:5.2f} GiB, peak above them {extra / given:4.2f} x"
+        f"{passes}inputs {given / 2**30:5.2f} GiB, peak above them {extra / given:4.2f} x"
     )
 
 
@@ -313,25 +318,28 @@ def sweep(order: str, structure: Structure) -> None:
         ("gatv2", 4, 32, torch.bfloat16),
         ("gat", 4, 64, torch.float32),
     ):
-        x, first, second = layer_inputs(structure, kind, heads, dim, dtype)
-        operands = (
-            attention_gpu.Operands(x, first, second, None, 0.2)
-            if kind == "gat"
-            else attention_gpu.Operands(x, None, first, second, 0.2)
-        )
-        for block_edges, num_warps in ((2, 1), (4, 1), (8, 1), (16, 1), (8, 2), (16, 2)):
+        operands = operands_of(kind, layer_inputs(structure, kind, heads, dim, dtype))
+        for block_edges, num_warps, num_stages in TILES:
             if out_of_time(f"sweep {kind} {dtype}"):
                 return
-            times = pass_times(structure, operands, attention_gpu.Tile(block_edges, heads, dim, num_warps))
+            tile = attention_gpu.Tile(block_edges, heads, dim, num_warps, num_stages)
+            times = pass_times(structure, operands, tile)
             print(
-                f"  {order} {kind} {heads}x{dim} {str(dtype)[6:]:9s} edges {block_edges:2d} warps {num_warps}: forward "
-                f"{times[0]:6.1f}  to destinations {times[1]:6.1f}  to sources {times[2]:6.1f} ms",
+                f"  {order} {kind} {heads}x{dim} {str(dtype)[6:]:9s} edges {block_edges:2d} warps {num_warps} "
+                f"stages {num_stages}: forward {times[0]:5.1f}  to dst {times[1]:5.1f}  to src {times[2]:5.1f} ms",
                 flush=True,
             )
 
 
-def pass_times(structure: Structure, operands: Any, tile: Any) -> tuple[float, float, float]:
-    """Milliseconds of forward and of both backward passes."""
+def operands_of(kind: str, inputs: list[Tensor]) -> Any:
+    x, first, second = (y.detach() for y in inputs)
+    if kind == "gat":
+        return attention_gpu.Operands(x, first, second, None, 0.2)
+    return attention_gpu.Operands(x, None, first, second, 0.2)
+
+
+def pass_times(structure: Structure, operands: Any, tile: Any = None) -> tuple[float, float, float]:
+    """Milliseconds of forward and of both backward passes, without dropout; with their own tiles when None."""
     none = attention_gpu.no_dropout(operands.x)
     out, stats = attention_gpu.attention_forward(structure, operands, none, tile)
     return (
@@ -461,7 +469,7 @@ def main() -> None:
         if "baseline" in parts and order == "random":
             baseline(structure)
             gatv2_baseline(structure)
-        if "sweep" in parts:
+        if "sweep" in parts and order == "random":
             sweep(order, structure)
         torch.cuda.empty_cache()
     print(f"{time.perf_counter() - _START:.0f} s")

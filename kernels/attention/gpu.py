@@ -39,12 +39,16 @@ _MAX_PARTIAL_ROWS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a program covers a row: ``block_edges`` edges of ``block_heads`` heads at once, on ``num_warps`` warps."""
+    """How a program covers a row: ``block_edges`` edges of ``block_heads`` heads at once, on ``num_warps`` warps.
+
+    With ``num_stages`` above 1 the rows of the next blocks are fetched to shared memory meanwhile.
+    """
 
     block_edges: int
     block_heads: int
     block_dim: int
     num_warps: int
+    num_stages: int = 1
 
 
 def choose_tile(num_heads: int, dim: int, dtype: torch.dtype, num_gathers: int) -> Tile:
@@ -169,7 +173,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     ids, keep_scale, threshold, k0, k1,
     gatv2: tl.constexpr, slope: tl.constexpr, mode: tl.constexpr,
     num_heads: tl.constexpr, dim: tl.constexpr,
-    block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr, acc: tl.constexpr,
+    block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr, stages: tl.constexpr,
+    acc: tl.constexpr,
     m0: tl.constexpr, m1: tl.constexpr, w0: tl.constexpr, w1: tl.constexpr, rounds: tl.constexpr,
 ):  # fmt: skip
     """One unit of destination rows, one group of heads."""
@@ -199,7 +204,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         weighted = tl.zeros((block_heads, block_dim), acc)
         count = (end - begin).to(tl.int32)
         first_source = _first_edge(indices, begin, count)
-        for start in range(0, count, block_edges):
+        for start in tl.range(0, count, block_edges, num_stages=stages):
             offsets = start + tl.arange(0, block_edges)
             live = offsets < count
             sources = tl.load(indices + begin + offsets, mask=live, other=first_source).to(tl.int64)
@@ -303,7 +308,8 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
     ids, keep_scale, threshold, k0, k1,
     gatv2: tl.constexpr, slope: tl.constexpr, mode: tl.constexpr,
     num_heads: tl.constexpr, dim: tl.constexpr,
-    block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr, acc: tl.constexpr,
+    block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr, stages: tl.constexpr,
+    acc: tl.constexpr,
     m0: tl.constexpr, m1: tl.constexpr, w0: tl.constexpr, w1: tl.constexpr, rounds: tl.constexpr,
 ):  # fmt: skip
     """One unit of destination rows: ``delta = sum of w * dw`` and the gradient of the destination's side.
@@ -344,7 +350,7 @@ def _backward_dst_kernel(  # type: ignore[no-untyped-def]
             active_weights = tl.zeros((block_heads,), acc)
         count = (end - begin).to(tl.int32)
         first_source = _first_edge(indices, begin, count)
-        for start in range(0, count, block_edges):
+        for start in tl.range(0, count, block_edges, num_stages=stages):
             offsets = start + tl.arange(0, block_edges)
             live = offsets < count
             sources = tl.load(indices + begin + offsets, mask=live, other=first_source).to(tl.int64)
@@ -400,7 +406,8 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
     ids, keep_scale, threshold, k0, k1,
     gatv2: tl.constexpr, slope: tl.constexpr, mode: tl.constexpr,
     num_heads: tl.constexpr, dim: tl.constexpr,
-    block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr, acc: tl.constexpr,
+    block_edges: tl.constexpr, block_heads: tl.constexpr, block_dim: tl.constexpr, stages: tl.constexpr,
+    acc: tl.constexpr,
     m0: tl.constexpr, m1: tl.constexpr, w0: tl.constexpr, w1: tl.constexpr, rounds: tl.constexpr,
 ):  # fmt: skip
     """Some units of source rows: gradients of the features, of GAT's source scores, and a share of ``attn``'s.
@@ -438,7 +445,7 @@ def _backward_src_kernel(  # type: ignore[no-untyped-def]
                 row_score = tl.load(src_score + row * num_heads + heads, mask=in_heads, other=0.0).to(acc)
             count = (end - begin).to(tl.int32)
             first_target = _first_edge(dst, begin, count)
-            for start in range(0, count, block_edges):
+            for start in tl.range(0, count, block_edges, num_stages=stages):
                 offsets = start + tl.arange(0, block_edges)
                 live = offsets < count
                 targets = tl.load(dst + begin + offsets, mask=live, other=first_target).to(tl.int64)
@@ -686,6 +693,7 @@ def _constants(operands: Operands, dropout: DropoutArguments, tile: Tile) -> dic
     return {
         "gatv2": operands.gatv2, "slope": operands.slope, "mode": dropout.mode, "num_heads": num_heads, "dim": dim,
         "block_edges": tile.block_edges, "block_heads": tile.block_heads, "block_dim": tile.block_dim,
+        "stages": tile.num_stages,
         "acc": tl.float64 if operands.wide == torch.float64 else tl.float32,
         "m0": MULTIPLIER_0, "m1": MULTIPLIER_1, "w0": WEYL_0, "w1": WEYL_1, "rounds": ROUNDS,
         "num_warps": tile.num_warps,

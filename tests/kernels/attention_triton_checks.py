@@ -237,6 +237,23 @@ def check_zero_sizes_views_and_certain_dropout() -> None:
         assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), given))
 
 
+def check_tiles_change_the_order_of_sums_only() -> None:
+    """Edges at once, heads in one program, warps, and rows fetched ahead."""
+    structure = a_structure(5)
+    none = gpu.no_dropout(torch.empty(0, device=DEVICE))
+    for kind in ("gat", "gatv2"):
+        x, second, third = (y.detach() for y in inputs(structure, kind, 4, 8, torch.float64))
+        operands = gpu.Operands(*((x, second, third, None) if kind == "gat" else (x, None, second, third)), SLOPE)
+        out, stats = gpu.attention_forward(structure, operands, none)
+        grads = gpu.attention_backward(structure, operands, none, stats, out)
+        for tile in (gpu.Tile(1, 4, 8, 1), gpu.Tile(4, 2, 8, 1, 2), gpu.Tile(8, 4, 8, 2, 3)):
+            other, stats = gpu.attention_forward(structure, operands, none, tile)
+            other_grads = gpu.attention_backward(structure, operands, none, stats, out, tile, tile)
+            for one, two in zip((out, *grads), (other, *other_grads), strict=True):
+                assert (one is None) == (two is None)
+                assert one is None or two is None or torch.allclose(one, two, rtol=1e-12, atol=1e-12)
+
+
 def check_wide_heads_take_several_programs() -> None:
     """More values than a program holds: heads are shared out, and one wide head spreads over warps."""
     structure = a_structure(2, num_dst=3)
