@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from nugnn.comm.groups import Ranks
+from nugnn.kernels.cross_entropy import cross_entropy_rows
+from nugnn.kernels.epilogue import runs_in_triton
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """``loss(logits (n, C), labels (n,) or (n, C)) -> (n,)`` or ``(n, C)``: no reduction over rows."""
@@ -35,13 +37,21 @@ class GlobalMean:
         labels: This rank's labels of the rows the loss runs over.
         ranks: Who holds the other rows.
         class_weights: ``(C,)`` weight of each class; the mean is then over weights.
+        rows: ``(n,)`` distinct rows of the logits that ``labels`` belong to; all of them, in order, when None.
 
     Raises:
         ValueError: No rank has a row.
     """
 
-    def __init__(self, loss: RowLoss, labels: Tensor, ranks: Ranks, class_weights: Tensor | None = None) -> None:
-        self._loss, self._labels = loss, labels
+    def __init__(
+        self,
+        loss: RowLoss,
+        labels: Tensor,
+        ranks: Ranks,
+        class_weights: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> None:
+        self._loss, self._labels, self._rows = loss, labels, rows
         self._weights = None
         if class_weights is not None:
             if labels.dim() != 1:
@@ -58,17 +68,21 @@ class GlobalMean:
         """Share of the loss on this rank, a scalar.
 
         Args:
-            logits: ``(n, C)`` for the rows of ``labels``.
+            logits: ``(n, C)`` for the rows of ``labels``; ``(N, C)`` of which ``rows`` are taken, where those were given.
 
         Raises:
             ValueError: The loss function reduced over rows.
         """
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()  # exponentials and the sum over rows need float32
-        values = self._loss(logits, self._labels)
-        if values.shape[:1] != logits.shape[:1] or values.dim() not in (1, 2):
+        if self._loss is cross_entropy and runs_in_triton(logits):
+            values = cross_entropy_rows(logits, self._labels, self._rows)
+        else:
+            logits = logits if self._rows is None else logits.index_select(0, self._rows)
+            if logits.dtype in (torch.bfloat16, torch.float16):
+                logits = logits.float()  # exponentials and the sum over rows need float32
+            values = self._loss(logits, self._labels)
+        if values.shape[:1] != self._labels.shape[:1] or values.dim() not in (1, 2):
             raise ValueError(
-                f"the loss function returned shape {tuple(values.shape)} for {len(logits)} rows; it has to return one "
+                f"the loss function returned shape {tuple(values.shape)} for {len(self._labels)} rows; it has to return one "
                 "value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
             )
         if self._weights is not None:

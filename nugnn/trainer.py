@@ -136,7 +136,7 @@ class Trainer:
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         labels_N = graph.ndata["label"]
         default = binary_cross_entropy if labels_N.dim() == 2 else cross_entropy
-        self.loss = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights)
+        self.loss = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
         self.loss_scale = LossScale(is_on=self.net.storage.needs_loss_scale, largest=self.ranks.max_)
         self._regularizer = regularizer
         self.num_steps = 0
@@ -150,7 +150,7 @@ class Trainer:
         self.model.train()
         with self.net.step(self.num_steps):
             logits_NC = self.net.forward()
-            loss = self.loss(logits_NC.index_select(0, self.rows["train"]))
+            loss = self.loss(logits_NC)
             if self._regularizer is not None and self.ranks.rank == 0:
                 loss = loss + self._regularizer(self.model)
             self.optimizer.zero_grad(set_to_none=True)
