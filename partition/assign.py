@@ -96,7 +96,7 @@ def partition_nodes(
         src: ``(E,)`` integer source of each arc, in ``[0, N)``.
         dst: ``(E,)`` integer destination of each arc.
         shares: One positive number per part; only their ratio matters.
-        method: "metis" (few arcs across parts); "clusters" (METIS on the graph of clusters: a fraction of the time,
+        method: "metis" (few arcs across parts); "clusters" (METIS on the graph of clusters: less time and memory,
             a smaller cut where nodes form communities, a larger one where they hardly do); "kaminpar" (an optional
             package); "random"; or "given" (``parts`` is taken as it is, and only noted where it misses ``shares``).
         seed: Seed of the random choices, at least 0.
