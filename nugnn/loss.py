@@ -68,7 +68,7 @@ class GlobalMean:
         """Share of the loss on this rank, a scalar.
 
         Args:
-            logits: ``(n, C)`` for the rows of ``labels``; ``(N, C)`` of which ``rows`` are taken, where those were given.
+            logits: ``(n, C)`` for the rows of ``labels``; ``(N, C)``, of which ``rows`` count, where those were given.
 
         Raises:
             ValueError: The loss function reduced over rows.
@@ -82,8 +82,8 @@ class GlobalMean:
             values = self._loss(logits, self._labels)
         if values.shape[:1] != self._labels.shape[:1] or values.dim() not in (1, 2):
             raise ValueError(
-                f"the loss function returned shape {tuple(values.shape)} for {len(self._labels)} rows; it has to return one "
-                "value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
+                f"the loss function returned shape {tuple(values.shape)} for {len(self._labels)} rows; it has to "
+                "return one value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
             )
         if self._weights is not None:
             values = values * self._weights.to(values.dtype)

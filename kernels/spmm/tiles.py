@@ -30,8 +30,12 @@ class Tile:
 
 LOADS = 8
 """Loads of 16 bytes in flight in each thread."""
-_BLOCK_BYTES = 1024
-"""Widest part of a feature row in one program; wider rows are passes over the edges, whose features share the cache."""
+_BLOCK_BYTES = 256
+"""Widest part of a feature row in one program; wider rows are passes over the edges, whose features share the cache.
+
+On an H100 a row of 512 bytes took more than twice as long as one of 256 (``gpu_spmm.py``), in random and in clustered
+order: two passes that read half of each row find twice as many rows in the cache.
+"""
 _PASS_BYTES = 64
 """What one more pass costs for each edge: its index and the instructions around it, as bytes of features."""
 

@@ -31,7 +31,7 @@ def test_tiles_are_powers_of_two_within_their_bytes(
 
 def test_usual_widths_are_one_pass_and_odd_ones_waste_little() -> None:
     for itemsize in (2, 4):
-        for width in (1, 16, 47, 64, 100, 128, 256):
+        for width in (w for w in (1, 16, 47, 64, 100, 128) if w * itemsize <= 256):
             assert cdiv(width, choose_tile(1, width, itemsize, 50).columns) == 1
     for width in (257, 300, 520, 1000):
         columns = choose_tile(1, width, 4, 50).columns

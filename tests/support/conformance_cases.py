@@ -98,7 +98,7 @@ def _powers() -> Iterator[Case]:
         yield Case("ChebConv", f"k={k}, lambda_max=None", _make(dglnn.ChebConv, N_IN, 4, k))
     build = _make(dglnn.ChebConv, N_IN, 4, 3, activation=None, bias=False)
     yield Case("ChebConv", "lambda_max list", build, lambda m, g, i: m(g, i.x, [1.75]))
-    yield Case("ChebConv", "lambda_max tensor", build, lambda m, g, i: m(g, i.x, torch.tensor([1.75], dtype=i.x.dtype)))
+    yield Case("ChebConv", "lambda_max tensor", build, lambda m, g, i: m(g, i.x, i.x.new_tensor([1.75])))
 
 
 def _three_axes(module: nn.Module, graph: Any, i: Inputs) -> Any:
