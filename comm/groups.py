@@ -72,6 +72,8 @@ class Ranks:
         control: Group of gradient sums, metrics and decisions; None when P = 1.
         device: Where this rank computes.
         carries_cuda: Whether the groups take CUDA tensors (NCCL); they travel through the host's memory otherwise.
+        is_uniform: Whether all ranks compute on the same type of device; the same answer everywhere. Where they do not,
+            every rank has to exchange what the others do, so that none may take a shorter way of its own.
         clock: Where communication time is added up.
         pulse: Where this rank notes its progress and what it waits for.
     """
@@ -82,6 +84,7 @@ class Ranks:
     control: dist.ProcessGroup | None = None
     device: torch.device = _CPU
     carries_cuda: bool = False
+    is_uniform: bool = True
     clock: CommClock = field(default_factory=CommClock)
     pulse: Pulse = field(default_factory=Pulse)
 
@@ -165,20 +168,21 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         return Ranks(device=device, pulse=pulse)
     timeout = timedelta(seconds=timeout_seconds)
     with pulse.waiting("the start of all workers"):
-        carries_cuda = _own_a_gpu_each(device)
+        numbers = _device_numbers(device)
+        carries_cuda = 0 not in numbers and len(set(numbers)) == len(numbers) and dist.is_nccl_available()
+        is_uniform = len({number == 0 for number in numbers}) == 1
         backend = "cpu:gloo,cuda:nccl" if carries_cuda else "gloo"
         halo = dist.new_group(timeout=timeout, backend=backend)
         control = dist.new_group(timeout=timeout, backend=backend)
-    return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, device, carries_cuda, pulse=pulse)
+    return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, device, carries_cuda, is_uniform, pulse=pulse)
 
 
-def _own_a_gpu_each(device: torch.device) -> bool:
-    """Whether every rank computes on a GPU that no other uses; the same answer everywhere, a collective call."""
+def _device_numbers(device: torch.device) -> list[int]:
+    """Of each rank: 0 for the CPU, another number for each GPU of all hosts; a collective call."""
     number = 0
-    if device.type == "cuda" and dist.is_nccl_available():
+    if device.type == "cuda":
         name = f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}"
         number = 1 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
     numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(numbers, torch.tensor([number]))
-    known = {int(n) for n in numbers}
-    return 0 not in known and len(known) == len(numbers)
+    return [int(n) for n in numbers]

@@ -14,7 +14,7 @@ class ReuseHandler:
     """Answers an SpMM over a given tensor alone with its earlier result, halo exchange included.
 
     Nothing is approximate: without weights, dropout or gradient the operator depends on that tensor and the structure
-    only. Results are kept per structure and reduction; one that was changed in place is computed again.
+    only. Results are kept per structure, reduction and factors; one that was changed in place is computed again.
 
     Args:
         constant: ``(N, D)`` rows that do not change while this handler lives, without gradient.
@@ -39,11 +39,12 @@ class ReuseHandler:
         if self._constant._version != self._version:
             self._known.clear()
             self._version = self._constant._version
-        key = (id(call.structure), call.attrs["op"], call.attrs["reduce"], call.attrs.get("dst_scale") is not None)
+        constants = (call.structure, call.attrs.get("src_scale"), call.attrs.get("dst_scale"))
+        key = (call.attrs["op"], call.attrs["reduce"], *map(id, constants))
         known = self._known.get(key)
-        if known is not None and known[0] is call.structure and known[1]._version == known[2]:
+        if known is not None and known[1]._version == known[2]:
             self.num_reused += 1
             return known[1]
         result = proceed(call)
-        self._known[key] = (call.structure, result, result._version)
+        self._known[key] = (constants, result, result._version)  # holding them keeps their ids theirs
         return result

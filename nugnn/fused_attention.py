@@ -80,6 +80,8 @@ def _interceptor_to_fuse(
     """The interceptor to run a fused layer with; None where DGL's own forward has to run."""
     if type(layer) is not cls or not isinstance(graph, ShardGraph) or graph.index.is_reversed:
         return None
+    if not graph.ranks.is_uniform:
+        return None  # ranks that run DGL's steps exchange scores too, and would wait for ours
     if any(x is not None and x is not False for x in (*args, *kwargs.values())):
         return None
     feats = feat if isinstance(feat, tuple) else (feat,)

@@ -56,7 +56,10 @@ class ModelOnShard:
             return None
         feat = self.graph.ndata["feat"]
         refuse_empty_features(feat)
-        return tag(feat.to(self.storage.dtype_of(model_dtype(self.model))), rows_of(feat))
+        stored = tag(feat.to(self.storage.dtype_of(model_dtype(self.model))), rows_of(feat))
+        if self.storage.is_half:
+            self.graph.ndata["feat"] = stored  # what the model reads by name is what it is given, and kept once
+        return stored
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

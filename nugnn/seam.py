@@ -14,7 +14,7 @@ import dgl.transforms
 import torch
 from dgl.base import is_all
 
-from nugnn import adapters, fused_attention, fused_sage, readout
+from nugnn import adapters, fused_attention, fused_convolutions, readout
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.shard_graph import ShardGraph, check_ids, on_device
@@ -40,7 +40,7 @@ def install() -> None:
     _route_transforms()
     adapters.install()
     fused_attention.install()
-    fused_sage.install()
+    fused_convolutions.install()
 
 
 def _route_operators() -> None:

@@ -54,10 +54,11 @@ def test_a_run_on_the_gpu_equals_one_on_the_cpu(kind: str) -> None:
     assert gap <= FLOAT64_BOUND
 
 
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gatv2"])
 @pytest.mark.parametrize("device", ["cuda", "cuda:0,cpu,cuda:0"])
-def test_workers_that_share_a_card_or_mix_with_the_cpu_equal_one(device: str) -> None:
-    one = _train("sage", device="cpu")
-    three = _train("sage", device=device, workers=3, shares=[0.5, 0.3, 0.2])
+def test_workers_that_share_a_card_or_mix_with_the_cpu_equal_one(device: str, kind: str) -> None:
+    one = _train(kind, device="cpu")
+    three = _train(kind, device=device, workers=3, shares=[0.5, 0.3, 0.2])
     gap = float((one.logits - three.logits).abs().max() / one.logits.abs().max())
     assert gap <= FLOAT64_BOUND
 
