@@ -17,6 +17,7 @@ import collections
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -84,7 +85,8 @@ def wait_for_epoch(run: subprocess.Popen[str], out: Path, number: int) -> None:
         time.sleep(0.002)
 
 
-def resume(out: Path, *options: str) -> None:
+def resume(out: Path, *options: str) -> int:
+    """Go on; the epoch after which it did, 0 when it started anew."""
     done = subprocess.run(
         [*TRAIN, "--config", str(out / "config.yaml"), "--resume", *options],
         capture_output=True,
@@ -93,6 +95,8 @@ def resume(out: Path, *options: str) -> None:
     )
     if done.returncode != 0:
         raise RuntimeError(f"--resume ended with {done.returncode}: {done.stderr}")
+    said = re.search(r"going on after epoch (\d+)", done.stdout + done.stderr)
+    return int(said[1]) if said else 0
 
 
 def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: random.Random) -> dict[str, Any]:
@@ -229,9 +233,12 @@ def main() -> None:
                 facts = kill_trial(out, AIMS[number % len(AIMS)], victim, options.epochs, options.every, rng)
             else:
                 facts = interrupt_trial(out, options.epochs, rng)
-            resume(out)
+            had_checkpoint = any((out / "checkpoint").glob("epoch-????????"))
+            facts["resumed_after"] = resume(out)
+            facts["went_on"] = facts["resumed_after"] > 0 or not had_checkpoint
             facts["same_bits"] = same_as(reference, out)
-            as_promised = facts["exit_code"] == 130 if kind == "interrupt" else facts["left_alive"] == 0
+            promised_code = 130 if kind == "interrupt" else 3 if facts["victim"] != "launcher" else facts["exit_code"]
+            as_promised = facts["went_on"] and facts["exit_code"] == promised_code and not facts.get("left_alive", 0)
             facts |= {"trial": number, "trial_seconds": round(time.monotonic() - begin, 1)}
             if facts["same_bits"] and as_promised:
                 good[facts.get("phase", "Ctrl-C")] += 1

@@ -109,6 +109,10 @@ def check_csr(where: str, name: str, indptr: Tensor, indices: Tensor, num_rows: 
         )
 
 
+_MOST_CLASSES = 65_536
+"""More than this are believed of graphs with as many nodes only: a model has a column for each class."""
+
+
 def check_labels(where: str, num_nodes: int, num_classes: int, labels: Tensor) -> None:
     """Refuse labels that are neither int64 ``(N,)`` in ``[-1, num_classes)`` nor a uint8 ``(N, C)`` 0/1 matrix."""
     _check_tensor(where, "labels", labels)
@@ -133,6 +137,12 @@ def check_labels(where: str, num_nodes: int, num_classes: int, labels: Tensor) -
                 f"{where}: label row {row} holds {int(labels[row].max())}; a label matrix holds only 0 and 1"
             )
         return
+    if num_classes > max(num_nodes, _MOST_CLASSES):
+        row = int(labels.argmax())
+        raise ValueError(
+            f"{where}: the label of node {row} is {int(labels[row])}, which makes {num_classes} classes for "
+            f"{num_nodes} nodes; number the classes from 0 (numpy.unique(labels, return_inverse=True) does)"
+        )
     bad = _out_of_range(labels, -1, num_classes)
     if bad.any():
         row = first_true(bad)

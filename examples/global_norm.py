@@ -6,11 +6,11 @@
 `nugnn.global_mean` needs the graph that nuGNN hands to the model, also on one worker.
 """
 
+import nugnn  # isort: skip - before dgl, which it lets import beside a newer torch
+
 import torch
 from dgl.nn import GraphConv
 from torch import nn
-
-import nugnn
 
 
 class LocalPairNorm(nn.Module):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ from nugnn.fit_result import FitResult, result_of
 from nugnn.inductive import visible_in_training
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
+from nugnn.member import member_from
 from nugnn.model_on_shard import refuse_empty_features
 from nugnn.partition.shard import may_be_reordered
 from nugnn.resume import from_where, raise_if_interrupted
@@ -97,15 +100,16 @@ def fit(
         **options: See `FitOptions`.
 
     Raises:
-        ValueError: Options or data do not fit.
+        ValueError: Options or data do not fit, or torchrun started this process beside others.
+        TypeError: ``model`` or ``data`` is something else, or there is no option of a name; says what was meant.
         nugnn.check.ModelDiffers: The check found a module that depends on how the graph is split.
         nugnn.launch.WorkerFailed: A worker died, timed out, or found the user's input wrong.
         nugnn.checkpoint.CheckpointError: There is a checkpoint, but it is damaged or of another run.
         nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.
     """
     install()
-    data = data if isinstance(data, GraphData) else GraphData.from_dgl(data)
-    fit_options = checked_options(options, data)
+    data = _checked_inputs(model, data)
+    fit_options = checked_options(options, data, inspect.signature(fit).parameters)
     if data.features is not None:
         refuse_empty_features(data.features)
     stage = on_stage or (lambda _: None)
@@ -157,6 +161,22 @@ def fit(
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     raise_if_interrupted(outcomes[0], fit_options, plan)
     return result_of(model, outcomes, notes)
+
+
+def _checked_inputs(model: Any, data: Any) -> GraphData:
+    """The graph; refuses what is no model, no graph, or no place to train from."""
+    if not isinstance(model, nn.Module):
+        hint = f"; give one of its instances, {model.__name__}(...)" if isinstance(model, type) else ""
+        raise TypeError(f"nugnn.fit: the model is {model!r}, not a torch.nn.Module{hint}")
+    if isinstance(data, (str, Path)):
+        raise TypeError(f"nugnn.fit: the data is a name or path; give nugnn.datasets.load({str(data)!r})")
+    if member_from(os.environ) is not None:
+        raise ValueError(
+            "nugnn.fit starts its own workers, but this process is one of several that torchrun started, and each "
+            "would train for itself. Run the script without torchrun; or use `torchrun -m nugnn train`; or write the "
+            "loop with nugnn.init and nugnn.shard"
+        )
+    return data if isinstance(data, GraphData) else GraphData.from_dgl(data)
 
 
 def _fit_here(

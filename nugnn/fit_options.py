@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -68,7 +68,13 @@ class FitOptions:
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's; or what ``make_optimizer`` returns."""
         if self.make_optimizer is not None:
-            return self.make_optimizer(model)
+            try:
+                return self.make_optimizer(model)
+            except TypeError as error:
+                raise ValueError(
+                    f"make_optimizer: {error}. It is called with the model and returns an optimizer: "
+                    "make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
+                ) from error
         if not self.weight_decay_first_layer_only:
             return torch.optim.Adam(model.parameters(), lr=self.lr, weight_decay=self.weight_decay)
         first = {id(p) for p in _first_layer(model).parameters()}
@@ -89,18 +95,19 @@ def _first_layer(model: nn.Module) -> nn.Module:
     return model
 
 
-def checked_options(options: Mapping[str, Any], data: GraphData) -> FitOptions:
-    """``options`` by name, found to fit ``data``.
+def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterable[str] = ()) -> FitOptions:
+    """``options`` by name, found to fit ``data``; ``others`` are names that a wrong one may have meant, too.
 
     Raises:
         TypeError: There is no option of that name; says which one was meant.
         ValueError: The graph has no labels, or metric or class weights do not fit them.
     """
     known = {field.name: field.name for field in fields(FitOptions)}
+    meant = known | {name: name for name in others} | _OTHER_NAMES
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known | _OTHER_NAMES, n=1)
-            hint = f"did you mean {(known | _OTHER_NAMES)[near[0]]!r}?" if near else f"it has {', '.join(known)}"
+            near = difflib.get_close_matches(name, meant, n=1)
+            hint = f"did you mean {meant[near[0]]!r}?" if near else f"it has {', '.join(known)}"
             raise TypeError(f"nugnn.fit has no option {name!r}; {hint}")
     chosen = FitOptions(**options)
     _check_labels(chosen, data)
@@ -111,6 +118,11 @@ def _check_labels(options: FitOptions, data: GraphData) -> None:
     """Refuse what does not fit the labels, before anything is started."""
     if data.labels is None:
         raise ValueError(f"{data.name}: the graph has no labels, so there is nothing to train for")
+    if len(data.train_nodes) == 0:
+        raise ValueError(
+            f"{data.name}: there are no training nodes, so there is nothing to learn from; name some, in DGL's graphs "
+            "by ndata['train_mask']"
+        )
     Storage(options.precision)
     metric, is_multilabel = options.metric or data.metric, data.labels.dim() == 2
     if metric not in METRICS:

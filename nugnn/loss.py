@@ -52,6 +52,8 @@ class GlobalMean:
         rows: Tensor | None = None,
     ) -> None:
         self._loss, self._labels, self._rows = loss, labels, rows
+        is_index = labels.dim() == 1 and not labels.is_floating_point() and len(labels) > 0
+        self._num_classes = int(labels.max()) + 1 if is_index else 0
         self._weights = None
         if class_weights is not None:
             if labels.dim() != 1:
@@ -73,6 +75,11 @@ class GlobalMean:
         Raises:
             ValueError: The loss function reduced over rows.
         """
+        if self._loss is cross_entropy and logits.dim() == 2 and logits.shape[1] < self._num_classes:
+            raise ValueError(
+                f"the model returns {logits.shape[1]} columns, but labels go up to {self._num_classes - 1}: it needs "
+                f"{self._num_classes} or more, one for each class"
+            )
         if self._loss is cross_entropy and runs_in_triton(logits):
             values = cross_entropy_rows(logits, self._labels, self._rows)
         else:

@@ -114,13 +114,13 @@ def run_from_config(
             )
     except Interrupted as stop:
         raise Interrupted(
-            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; {_how_to_go_on(out)}",
+            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; {how_to_go_on(out)}",
             stop.epoch,
         ) from None
     except WorkerFailed as failed:
         if failed.exit_code != EXIT_WORKER_LOST or not list_checkpoints(out / "checkpoint"):
             raise
-        raise WorkerFailed(failed.exit_code, f"{failed.message}\n{_how_to_go_on(out)}") from None
+        raise WorkerFailed(failed.exit_code, f"{failed.message}\n{how_to_go_on(out)}") from None
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
         write_predictions(out / "predictions.npy", predicted_classes(result.logits, data), data)
@@ -172,7 +172,10 @@ def _scalar_log(config: TrainConfig, data: GraphData) -> Callable[[int], ScalarL
     return lambda first: ScalarLog(config.out_dir / "tensorboard", data.metric, first_epoch=first)
 
 
-def _how_to_go_on(out: Path) -> str:
+def how_to_go_on(out: Path) -> str:
+    """The command that resumes a run, where it has a checkpoint; empty otherwise."""
+    if not list_checkpoints(out / "checkpoint"):
+        return ""
     return f"go on with: nugnn train --config {shlex.quote(str(out / 'config.yaml'))} --resume"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -43,6 +44,8 @@ _SHOWN_SECONDS = 3.0
 _PEER_SECONDS = 3.0
 """A process that lost a peer waits this long for the peer's own word."""
 _BYE_SECONDS = 10.0
+_TERMINATED_SECONDS = 4.0
+"""torchrun ends everyone as soon as one process is gone; the others take this long to find out and say which."""
 _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
 
 
@@ -91,8 +94,18 @@ class _Watch(threading.Thread):
         self._seen_at = [time.monotonic()] * member.world_size
         self._tick = 0
         self._is_done = False
+        self._terminated_at: float | None = None
+        self._wake, self._wake_end = os.pipe()
+        os.set_blocking(self._wake_end, False)
+        self.how_to_go_on: Callable[[], str] = lambda: ""
+        """What to add for the user when the run ends early; rank 0 is asked."""
 
     # -- called by the main thread -------------------------------------------------------------------------------------
+
+    def outlive_sigterm(self) -> None:
+        """Leave SIGTERM to this thread, which sees it also while the main thread waits in native code."""
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
 
     def finish(self) -> None:
         """Say that this process has done its work; return when all have, and stop watching."""
@@ -136,7 +149,7 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         stall, judged = StallWatch(self.timeout, time.monotonic()), self.timeout
-        while not self._ended.wait(_TICK_SECONDS):
+        while not self._has_ended():
             try:
                 self._store.set(f"card/{self._member.rank}", json.dumps(asdict(self._card())))
                 if self._store.check(["note"]):
@@ -153,8 +166,41 @@ class _Watch(threading.Thread):
             if judged != self.timeout:
                 stall, judged = StallWatch(self.timeout, time.monotonic()), self.timeout
             samples = [self._sample(rank) for rank in range(self._member.world_size)]
+            if self._terminated_at is not None:
+                self._look_for_the_lost(time.monotonic() - self._terminated_at)
             if not self._is_done and stall.is_stalled(samples, time.monotonic()):
                 self._judge(samples, stall.is_busy)
+
+    def _has_ended(self) -> bool:
+        """Wait for the next tick, or for a signal; whether there is nothing to watch any more."""
+        if select.select([self._wake], [], [], _TICK_SECONDS)[0]:
+            if signal.SIGTERM in os.read(self._wake, 64) and self._terminated_at is None:
+                self._terminated_at = time.monotonic()
+            self._ended.wait(_TICK_SECONDS / 5)
+        return self._ended.is_set()
+
+    def _look_for_the_lost(self, seconds: float) -> None:
+        """After SIGTERM: say which process is gone, or go quietly when none is; leave the others their time."""
+        own_space = process_space()
+        gone = [
+            rank
+            for rank, card in enumerate(self._cards)
+            if rank != self._member.rank
+            and card is not None
+            and not card.is_done
+            and (process_state(card.pid) is None if card.space == own_space else self._is_silent(rank))
+        ]
+        if gone:
+            names = ", ".join(
+                f"{rank} (process {card.pid} on {card.host})" for rank in gone if (card := self._cards[rank])
+            )
+            text = (
+                f"worker {names} of {self._member.world_size} died: killed from outside, out of memory, or crashed in "
+                "native code"
+            )
+            self.leave(_Note(rank=self._member.rank, exit_code=EXIT_WORKER_LOST, text=text))
+        if seconds > _TERMINATED_SECONDS:
+            os._exit(128 + signal.SIGTERM)
 
     def _card(self) -> _Card:
         self._tick += 1
@@ -243,7 +289,7 @@ class _Watch(threading.Thread):
                     os.kill(card.pid, signal.SIGKILL)
         try:
             if self._member.rank == 0:
-                _show(note)
+                _show(note, self.how_to_go_on())
                 self._store.set("shown", "1")
                 if self._member.hosts_store:
                     time.sleep(2 * _TICK_SECONDS)  # for the others to read the note
@@ -252,10 +298,10 @@ class _Watch(threading.Thread):
                 while time.monotonic() < deadline and not self._store.check(["shown"]):
                     time.sleep(_TICK_SECONDS / 5)
                 if not self._store.check(["shown"]):
-                    _show(note)
+                    _show(note, self.how_to_go_on())
         except Exception:
             if note.rank == self._member.rank:
-                _show(note)
+                _show(note, self.how_to_go_on())
         finally:
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
@@ -268,9 +314,10 @@ def _note(text: bytes) -> _Note:
     return _Note(**(fields | {"end": tuple(fields["end"])}))
 
 
-def _show(note: _Note) -> None:
+def _show(note: _Note, how_to_go_on: str) -> None:
+    after = f"\n{how_to_go_on}" if how_to_go_on and note.exit_code == EXIT_WORKER_LOST else ""
     with contextlib.suppress(OSError):
-        print(f"nugnn: error: {note.text}", file=sys.stderr, flush=True)
+        print(f"nugnn: error: {note.text}{after}", file=sys.stderr, flush=True)
 
 
 def _place_of(frame: FrameType | None) -> str:
@@ -278,7 +325,9 @@ def _place_of(frame: FrameType | None) -> str:
 
 
 @contextlib.contextmanager
-def joined(member: Member, timeout: float = 300.0) -> Iterator[tuple[Ranks, Callable[[float], None]]]:
+def joined(
+    member: Member, timeout: float = 300.0
+) -> Iterator[tuple[Ranks, Callable[[float, Callable[[], str]], None]]]:
     """Join the other processes; whatever is raised inside, in whichever process, ends all of them.
 
     Args:
@@ -286,7 +335,7 @@ def joined(member: Member, timeout: float = 300.0) -> Iterator[tuple[Ranks, Call
         timeout: Seconds until the others have to be there; afterwards as ``timeout`` of `nugnn.launch.launch`.
 
     Yields:
-        The ranks, and a function that sets another timeout.
+        The ranks, and a function that sets another timeout, and what to tell the user when the run ends early.
 
     Raises:
         ValueError: No network interface leads to the others.
@@ -298,6 +347,7 @@ def joined(member: Member, timeout: float = 300.0) -> Iterator[tuple[Ranks, Call
     memory = bytearray(SIZE)
     pulse = Pulse(memory)
     watch = _Watch(member, _connect(member, timeout, hosts=member.hosts_store), memory, timeout)
+    watch.outlive_sigterm()
     watch.start()
     try:
         with pulse.waiting("the start of all workers"):
@@ -310,8 +360,8 @@ def joined(member: Member, timeout: float = 300.0) -> Iterator[tuple[Ranks, Call
             )
         ranks = join_ranks(_COLLECTIVE_SECONDS, pulse)
 
-        def set_timeout(seconds: float) -> None:
-            watch.timeout = seconds
+        def set_timeout(seconds: float, how_to_go_on: Callable[[], str]) -> None:
+            watch.timeout, watch.how_to_go_on = seconds, how_to_go_on
 
         yield ranks, set_timeout
         watch.finish()
@@ -358,12 +408,12 @@ def train_as_member(
     with joined(member) as (ranks, set_timeout):
         from nugnn.fit_joined import fit_joined  # here, so that a failing import ends all processes
         from nugnn.options import ConfigError
-        from nugnn.run import take_part
+        from nugnn.run import how_to_go_on, take_part
 
         config = gather_settings()
         if config.workers != member.world_size:
             raise ConfigError(f"--workers {config.workers}: torchrun started {member.world_size}; leave --workers out")
-        set_timeout(config.timeout)
+        set_timeout(config.timeout, lambda: how_to_go_on(config.out_dir))
 
         def train(model: Any, data: Any, **options: Any) -> Any:
             return fit_joined(model, data, ranks, **options)

@@ -256,3 +256,9 @@ def test_content_hash_is_the_same_in_another_process():
         train_nodes=ids(0),
     )
     assert seen == {here.content_hash() + "\n"}
+
+
+def test_one_wild_label_does_not_make_millions_of_classes() -> None:
+    labels = torch.tensor([0, 1, 5_000_000])
+    with pytest.raises(ValueError, match="label of node 2 is 5000000, which makes 5000001 classes for 3 nodes"):
+        GraphData(name="g", num_nodes=3, src=torch.tensor([0]), dst=torch.tensor([1]), labels=labels)

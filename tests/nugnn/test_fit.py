@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -200,6 +201,31 @@ def test_unknown_options_are_refused() -> None:
         nugnn.fit(make_model(), make_graph(), learning_rate=0.1)
     with pytest.raises(TypeError, match="no option 'zzz'; it has epochs, patience"):
         nugnn.fit(make_model(), make_graph(), zzz=1)
+
+
+def test_what_is_no_model_no_graph_or_no_place_to_train_from_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match=r"not a torch\.nn\.Module; give one of its instances, GNN\(\.\.\.\)"):
+        nugnn.fit(GNN, make_graph())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"give nugnn\.datasets\.load\('digits'\)"):
+        nugnn.fit(make_model(), "digits")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no option 'worker'; did you mean 'workers'"):
+        nugnn.fit(make_model(), make_graph(), worker=2)
+    with pytest.raises(ValueError, match="called with the model and returns an optimizer"):
+        nugnn.fit(make_model(), make_graph(), make_optimizer=torch.optim.SGD, check=False)
+    with pytest.raises(ValueError, match="the model returns 2 columns, but labels go up to 3: it needs 4 or more"):
+        nugnn.fit(GNN("gcn", NUM_FEATURES, 2).double(), make_graph(), check=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="one of several that torchrun started"):
+        nugnn.fit(make_model(), make_graph())
+
+
+def test_a_graph_without_training_nodes_is_refused_before_anything_starts() -> None:
+    data = dataclasses.replace(make_graph(), train_nodes=torch.empty(0, dtype=torch.int64))
+    stages: list[str] = []
+    with pytest.raises(ValueError, match=r"there are no training nodes.*ndata\['train_mask'\]"):
+        nugnn.fit(make_model(), data, on_stage=stages.append)
+    assert not stages
 
 
 def test_wrong_data_is_refused() -> None:
