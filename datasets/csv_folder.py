@@ -438,7 +438,12 @@ def _data_names(names: Sequence[str]) -> list[str]:
 
 def _either(folder: Path, name: str) -> Path | None:
     """``name`` or ``name.gz`` in the folder."""
-    found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    paths = (folder / name, folder / f"{name}.gz")
+    for path in paths:
+        if (path.exists() or path.is_symlink()) and not path.is_file():
+            what = "a folder" if path.is_dir() else "no file" if path.exists() else "a link to nothing"
+            raise ValueError(f"{path} is {what}; put the table itself there")
+    found = [path for path in paths if path.is_file()]
     if len(found) == 2:
         raise ValueError(f"{folder}: both {name} and {name}.gz; remove one")
     return found[0] if found else None

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,3 +255,12 @@ def test_ids_are_kept_as_int64_or_text(tmp_path):
     assert data.original_ids.dtype == np.int64
     data = read_edges_csv(write(tmp_path / "e.csv", "src,dst\né,zz\n"))
     assert data.original_ids.dtype.kind == "U"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_table_of_nodes_that_is_no_file_is_not_passed_over(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("src,dst\n0,1\n1,2\n")
+    nodes = tmp_path / "nodes.csv"
+    nodes.mkdir() if kind == "folder" else nodes.symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"nodes\.csv is (a folder|a link to nothing); put the table itself there"):
+        read_csv_folder(tmp_path)

@@ -28,7 +28,8 @@ MODEL = """
 
         def forward(self, graph, x):
             self.steps += self.training
-            if self.training and self.steps == 3 and os.environ["RANK"] == "1" and "TROUBLE" in os.environ:
+            is_victim = "TROUBLE" in os.environ and os.environ["RANK"] == os.environ.get("VICTIM", "1")
+            if self.training and self.steps == 3 and is_victim:
                 open(os.environ["NOTE"], "w").write(str(time.time()))
                 trouble()
             return self.layers[0](graph, x)
@@ -41,6 +42,8 @@ MODEL = """
             raise RuntimeError("shape mismatch")
         if kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         while True:
             pass
 """
@@ -115,6 +118,22 @@ def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int
     assert errors.count("nugnn: error:") == 1
     assert f"(exitcode: {worker_code})" in errors or "exitcode: -9" in errors
     assert end - float((tmp_path / "note").read_text()) < 3 + 5 + 5  # timeout; torchrun takes up to 5 s to see it
+
+
+@pytest.mark.parametrize("victim", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_process_that_is_gone_is_named_with_how_to_go_on(victim: str, tmp_path: Path) -> None:
+    """Torchrun ends the others at once: they have to outlive that to say who is gone."""
+    code, _, errors, _ = train(
+        *(tmp_path, "--epochs", "50", "--checkpoint-every", "1", "--model", f"{tmp_path / 'model.py'}:Model"),
+        TROUBLE="kill",
+        VICTIM=victim,
+    )
+    assert code == 1
+    assert re.search(rf"nugnn: error: worker {victim} \(process \d+ on \S+\) of 2 died: killed from outside", errors), (
+        errors
+    )
+    assert errors.count("nugnn: error:") == 1
+    assert re.search(r"\ngo on with: nugnn train --config \S+ --resume", errors)
 
 
 def test_wrong_settings_are_said_once(tmp_path: Path) -> None:
