@@ -197,7 +197,7 @@ def test_opposed_constraints_are_repaired_column_by_column():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_constraints_that_cannot_be_met_are_reported_as_failure(method):
+def test_partition_04_constraints_that_cannot_be_met_are_reported_as_failure(method):
     """9 nodes, a column for each 6 of them, halves: each part must hold 2 to 4 of every six (3 asked, 1 node allowed).
 
     At most 4 of every six means a part of at most 4 nodes; at least 2 of every six, one of at least 5.
@@ -222,7 +222,7 @@ def test_partition_05_the_cut_is_recounted_in_64_bits(weight):
 
 
 @pytest.mark.parametrize("scale", [1, 10**13, 1e-300, 1e-6, 1e250])
-def test_heavy_edges_are_spared_whatever_the_unit(scale):
+def test_partition_05_heavy_edges_are_spared_whatever_the_unit(scale):
     """A ring with two light edges opposite each other: they are the cheapest cut into halves."""
     src, dst = ring(100)
     light = np.isin(np.minimum(src, dst), [24, 74]) & (np.abs(src - dst) == 1)
