@@ -40,8 +40,8 @@ class LossScale:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / self.scale)
-        bad = [(~torch.isfinite(gradient)).any().float().reshape(1).cpu() for gradient in gradients]
-        overflow = torch.cat([torch.zeros(1), *bad]).max().reshape(1)
+        finite = [torch.isfinite(gradient).all() for gradient in gradients]
+        overflow = 1 - torch.stack(finite).all().float().reshape(1).cpu() if finite else torch.zeros(1)
         is_finite = float(self._largest(overflow)) == 0  # parameters that live on one rank overflow there alone
         if is_finite:
             self.num_good_steps += 1
