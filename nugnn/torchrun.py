@@ -117,6 +117,8 @@ class _Watch(threading.Thread):
             time.sleep(2 * _TICK_SECONDS)
         self._ended.set()
         self.join(_SHOWN_SECONDS)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def fail(self, error: BaseException) -> None:
         """End the run because of ``error``; does not return."""
