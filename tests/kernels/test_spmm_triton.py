@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,31 +14,21 @@ from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
 from .conftest import MakeStructure
+from .triton_laws import run_checks
 
 CHECKS = Path(__file__).with_name("spmm_triton_checks.py")
 
 
-def run_checks(device: str, **environment: str) -> None:
-    result = subprocess.run(
-        [sys.executable, str(CHECKS), device],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.stdout.rstrip().endswith("all hold"), result.stdout + result.stderr
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_triton_aggregation_in_the_interpreter() -> None:
-    run_checks("cpu", TRITON_INTERPRET="1")
+    run_checks(CHECKS, "cpu")
 
 
 @pytest.mark.gpu
 def test_triton_aggregation_on_the_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    run_checks("cuda")
+    run_checks(CHECKS, "cuda")
 
 
 @pytest.mark.parametrize("weighted", [False, True])
