@@ -164,12 +164,7 @@ class LocalRanks(Ranks):
         return x
 
 
-def run_local_ranks(
-    num_ranks: int,
-    function: Callable[[Ranks], T],
-    *,
-    timeout_seconds: float = 60.0,
-) -> list[T]:
+def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_seconds: float = 60.0) -> list[T]:
     """Call ``function(ranks)`` on ``num_ranks`` threads of this process.
 
     Args:

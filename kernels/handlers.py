@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nugnn.kernels.dropout import dropout_csr_values, dropout_rows, relu_dropout_rows
+from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall, current_interceptor
 from nugnn.kernels.rows import Rows, rows_of, tag
@@ -63,8 +63,6 @@ class DropoutHandler:
             return tag(with_values(x, dropout_csr_values(x.values(), crow, col, p, key, ids)), rows)
         if (steps := arguments.get("epilogue")) is not None:
             return tag(epilogue_rows(x, **steps, p=p, key=key, row_ids=ids), rows)
-        if arguments.get("relu", False):
-            return tag(relu_dropout_rows(x, p, key, ids), rows)
         out = dropout_rows(x, p, key, ids) if x.dim() else dropout_rows(x[None], p, key, ids)[0]
         if arguments.get("inplace", False):
             return x.copy_(out)

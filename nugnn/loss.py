@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from nugnn.comm.groups import Ranks
-from nugnn.kernels.cross_entropy import cross_entropy_rows
+from nugnn.kernels.cross_entropy import binary_cross_entropy_rows, cross_entropy_rows
 from nugnn.kernels.epilogue import runs_in_triton
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
@@ -82,6 +82,8 @@ class GlobalMean:
             )
         if self._loss is cross_entropy and runs_in_triton(logits):
             values = cross_entropy_rows(logits, self._labels, self._rows)
+        elif self._loss is binary_cross_entropy and runs_in_triton(logits):
+            values = binary_cross_entropy_rows(logits, self._labels, self._rows)
         else:
             logits = logits if self._rows is None else logits.index_select(0, self._rows)
             if logits.dtype in (torch.bfloat16, torch.float16):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nugnn.embedding import NodeEmbedding
+from nugnn.kernels.handlers import epilogue
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.options import closest
 
@@ -141,15 +142,10 @@ class ActivationDropout(nn.Dropout):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        interceptor = current_interceptor()
-        fused = self.activation is F.relu and self.training and self.p > 0 and x.is_floating_point()
-        if interceptor is None or not fused:
+        fuses = self.activation is F.relu and self.training and self.p > 0 and x.dim() == 2
+        if current_interceptor() is None or not fuses:
             return super().forward(self.activation(x))
-        return interceptor.call("dropout", None, (x, self.p), {"relu": True}, _refuse_unhandled)  # type: ignore[no-any-return]
-
-
-def _refuse_unhandled(*_: object, **__: object) -> Tensor:
-    raise RuntimeError("relu and dropout in one pass need an interceptor with a DropoutHandler")
+        return epilogue(x, p=self.p, activation="relu")
 
 
 class _Nothing(nn.Module):
