@@ -15,41 +15,28 @@ used.
 
 from __future__ import annotations
 
-import ast
 import functools
-import hashlib
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from nugnn import recognition
 from nugnn.kernels.attention import AttentionDropout, gat_attention, gatv2_attention
 from nugnn.kernels.handlers import DropoutHandler
 from nugnn.kernels.interceptor import Interceptor, current_interceptor
 from nugnn.kernels.rows import tag
 from nugnn.kernels.structure import Structure
+from nugnn.recognition import fingerprint, has_empty_rows, is_plain
 from nugnn.shard_graph import ShardGraph
 
-FUSED_DEVICES = {"cuda"}
-"""Device types on which the fused path is taken; elsewhere its steps would be those of DGL's forward."""
 KNOWN_FORWARDS = {
     "GATConv": frozenset({"6a327aa7250620e6"}),
     "GATv2Conv": frozenset({"472fdd9f17d65bf4"}),
 }
 """Fingerprints of the forwards that the functions here repeat."""
 _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def fingerprint(function: Callable[..., Any]) -> str:
-    """Of a function's statements without its docstring: comments and layout do not count."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    assert isinstance(tree, ast.FunctionDef)
-    tree.body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 
 def install() -> None:
@@ -87,11 +74,11 @@ def _interceptor_to_fuse(
     feats = feat if isinstance(feat, tuple) else (feat,)
     if not all(isinstance(x, Tensor) and x.dim() == 2 and len(x) == graph.num_nodes() for x in feats):
         return None
-    if any(x.device.type not in FUSED_DEVICES or x.dtype not in _FLOATING for x in feats):
+    if any(x.device.type not in recognition.FUSED_DEVICES or x.dtype not in _FLOATING for x in feats):
         return None
-    if not (_is_plain(layer.attn_drop, nn.Dropout) and _is_plain(layer.leaky_relu, nn.LeakyReLU)):
+    if not (is_plain(layer.attn_drop, nn.Dropout) and is_plain(layer.leaky_relu, nn.LeakyReLU)):
         return None
-    if not layer._allow_zero_in_degree and _has_empty_rows(graph.index.structure):
+    if not layer._allow_zero_in_degree and has_empty_rows(graph.index.structure):
         return None  # DGL says what is wrong
     interceptor = current_interceptor()
     drops = layer.attn_drop.training and layer.attn_drop.p > 0
@@ -103,21 +90,6 @@ def _interceptor_to_fuse(
         except LookupError:
             return None
     return interceptor
-
-
-_empty_rows: WeakKeyDictionary[Structure, bool] = WeakKeyDictionary()
-
-
-def _has_empty_rows(structure: Structure) -> bool:
-    """Whether a node has no in-edges; asked once, because the answer of a GPU is waited for."""
-    if structure not in _empty_rows:
-        _empty_rows[structure] = bool((structure.in_degrees == 0).any())
-    return _empty_rows[structure]
-
-
-def _is_plain(module: Any, cls: type[nn.Module]) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return type(module) is cls and "forward" not in module.__dict__ and not any(getattr(module, h) for h in hooks)
 
 
 def _gat_forward(layer: Any, graph: ShardGraph, feat: Any, interceptor: Interceptor) -> Tensor:

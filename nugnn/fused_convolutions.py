@@ -10,22 +10,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from dgl import function as fn
 from dgl.nn.pytorch import conv
 from torch import Tensor, nn
 
-from nugnn.comm.halo_exchange import fetch_halo
-from nugnn.fused_attention import FUSED_DEVICES, fingerprint
-from nugnn.graph_index import ShardIndex
+from nugnn import recognition
 from nugnn.kernels.rows import rows_of, tag
+from nugnn.recognition import fingerprint, has_empty_rows, is_plain
 from nugnn.shard_graph import ShardGraph
 
 KNOWN_FORWARDS = {"SAGEConv": "bb848421c5e8d8ae", "GraphConv": "6c3df0ee7bf0849a"}
 """Fingerprints of the forwards that the functions here repeat."""
-_SCALES: WeakKeyDictionary[ShardIndex, dict[tuple[str, torch.dtype], Tensor]] = WeakKeyDictionary()
 
 
 def install() -> None:
@@ -52,7 +49,7 @@ def _take_over(cls: Any, is_ours: Callable[..., bool], ours: Callable[..., Tenso
 def _is_known_place(graph: Any, feat: Any) -> bool:
     return (
         isinstance(graph, ShardGraph)
-        and graph.device.type in FUSED_DEVICES
+        and graph.device.type in recognition.FUSED_DEVICES
         and graph.ranks.is_uniform  # every rank then sends the same rows
         and not graph.index.is_reversed
         and isinstance(feat, Tensor)
@@ -63,16 +60,12 @@ def _is_known_place(graph: Any, feat: Any) -> bool:
     )
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer) is nn.Linear and layer.bias is None and not any(hooks)
-
-
 def _is_our_sage(module: Any, graph: ShardGraph) -> bool:
     return (
         module._aggre_type == "mean"
         and module._in_src_feats <= module._out_feats
-        and _is_plain(module.fc_neigh)
+        and is_plain(module.fc_neigh, nn.Linear)
+        and module.fc_neigh.bias is None
         and graph.num_edges() > 0
     )
 
@@ -91,33 +84,19 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
 def _is_our_gcn(module: Any, graph: ShardGraph) -> bool:
     if module.weight is None or module._norm not in ("left", "right", "both"):
         return False
-    return module._allow_zero_in_degree or not bool((graph.index.structure.in_degrees == 0).any())
+    return module._allow_zero_in_degree or not has_empty_rows(graph.index.structure)
 
 
 def _gcn(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     rows, index = graph.index.node_rows, graph.index
     power = -0.5 if module._norm == "both" else -1.0
     wide = torch.promote_types(feat.dtype, torch.float32)
-    source = _scale(graph, "out", power, wide) if module._norm in ("left", "both") else None
-    target = _scale(graph, "in", power, wide) if module._norm in ("right", "both") else None
+    source = graph.degree_factors("out", power, wide) if module._norm in ("left", "both") else None
+    target = graph.degree_factors("in", power, wide) if module._norm in ("right", "both") else None
     shrinks = module._in_feats > module._out_feats
     h = tag(torch.matmul(feat, module.weight), rows) if shrinks else feat
-    h = index.scaled_sum(h, source, target)
+    h = index.scaled_sum(h, src_scale=source, dst_scale=target)
     h = h if shrinks else tag(torch.matmul(h, module.weight), rows)
     h = h if module.bias is None else h + module.bias
     h = tag(h, rows)
     return h if module._activation is None else module._activation(h)  # type: ignore[no-any-return]
-
-
-def _scale(graph: ShardGraph, end: str, power: float, dtype: torch.dtype) -> Tensor:
-    """``degree ** power`` of each destination row, or of each local source row; made once for a graph.
-
-    Halo rows' factors come from their owners: a collective call the first time.
-    """
-    known = _SCALES.setdefault(graph.index, {})
-    key = (f"{end} {power}", dtype)
-    if key not in known:
-        degrees = graph.out_degrees() if end == "out" else graph.in_degrees()
-        factors = degrees.to(dtype).clamp(min=1).pow(power)
-        known[key] = fetch_halo(factors, graph.index.plan, "degree factors") if end == "out" else factors
-    return known[key]

@@ -134,30 +134,26 @@ class ShardIndex:
         return tag(self._interceptor().call("spmm", self.structure, (u, e), attrs, _run_spmm), self.node_rows)
 
     @cached_property
-    def _inverse_in_degrees(self) -> dict[torch.dtype, Tensor]:
+    def degree_factors(self) -> dict[tuple[str, float, torch.dtype], Tensor]:
+        """What `nugnn.shard_graph.ShardGraph.degree_factors` made for these edges."""
         return {}
 
-    def inverse_in_degrees(self, dtype: torch.dtype) -> Tensor:
-        """``(N,)``, 1 over the number of in-edges; 1 where there are none."""
-        if dtype not in self._inverse_in_degrees:
-            self._inverse_in_degrees[dtype] = self.structure.in_degrees.clamp(min=1).to(dtype).reciprocal()
-        return self._inverse_in_degrees[dtype]
-
-    def mean(self, op: str, u: Tensor, e: Tensor | None) -> Tensor:
-        """Mean of ``op(u[source], e)`` over each node's in-edges, divided before the one rounding: ``(N, ...)``."""
-        wide = torch.promote_types(u.dtype, torch.float32)
-        attrs = {"op": op, "reduce": "sum", "plan": self.plan, "dst_scale": self.inverse_in_degrees(wide)}
-        inputs = (_dense(u), _dense(e))
-        return tag(self._interceptor().call("spmm", self.structure, inputs, attrs, _run_mean), self.node_rows)
-
-    def scaled_sum(self, u: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None) -> Tensor:
-        """``dst_scale[v] * sum of src_scale[source] * u[source]`` over the in-edges of v, rounded once: ``(N, ...)``.
+    def scaled_sum(
+        self,
+        u: Tensor,
+        e: Tensor | None = None,
+        *,
+        src_scale: Tensor | None = None,
+        dst_scale: Tensor | None = None,
+    ) -> Tensor:
+        """``dst_scale[v] * sum of e * src_scale[source] * u[source]`` over v's in-edges, rounded once: ``(N, ...)``.
 
         ``src_scale`` has a factor for each of the L local rows: rows travel without it.
         """
-        attrs = {"op": "copy_lhs", "reduce": "sum", "plan": self.plan, "src_scale": src_scale, "dst_scale": dst_scale}
-        out = self._interceptor().call("spmm", self.structure, (u, None), attrs, _run_scaled)
-        return tag(out, self.node_rows)
+        op = "copy_lhs" if e is None else "mul"
+        attrs = {"op": op, "reduce": "sum", "plan": self.plan, "src_scale": src_scale, "dst_scale": dst_scale}
+        inputs = (_dense(u), _dense(e))
+        return tag(self._interceptor().call("spmm", self.structure, inputs, attrs, _run_scaled), self.node_rows)
 
     def _spmm_to_sources(self, op: str, reduce: str, x_N: Tensor | None, e: Tensor | None) -> Tensor:
         """The same over out-edges: partial results for halo sources go home to their owners."""
@@ -214,13 +210,15 @@ def _run_spmm(structure: Structure, u: Tensor | None, e: Tensor | None, *, op: s
 
 
 def _run_scaled(
-    structure: Structure, u: Tensor, e: None, *, src_scale: Tensor | None, dst_scale: Tensor | None, **_: Any
+    structure: Structure,
+    u: Tensor,
+    e: Tensor | None,
+    *,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    **_: Any,
 ) -> Tensor:
-    return spmm_sum(structure, u, None, src_scale=src_scale, dst_scale=dst_scale)
-
-
-def _run_mean(structure: Structure, u: Tensor, e: Tensor | None, *, op: str, dst_scale: Tensor, **_: Any) -> Tensor:
-    return spmm_sum(structure, u, e if op == "mul" else None, dst_scale=dst_scale)
+    return spmm_sum(structure, u, e, src_scale=src_scale, dst_scale=dst_scale)
 
 
 def _run_sddmm(

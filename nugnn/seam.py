@@ -78,7 +78,8 @@ def _route_operators() -> None:
             return plain_gspmm(g, op, reduce_op, lhs_data, rhs_data)
         in_one_pass = op in ("copy_lhs", "mul") and g.device.type == "cuda" and not g.index.is_reversed
         if in_one_pass and lhs_data.is_floating_point() and (op == "copy_lhs" or lhs_data.dim() == rhs_data.dim()):
-            return g.index.mean(op, lhs_data, None if op == "copy_lhs" else rhs_data)
+            factors = g.degree_factors("in", -1.0, torch.promote_types(lhs_data.dtype, torch.float32))
+            return g.index.scaled_sum(lhs_data, None if op == "copy_lhs" else rhs_data, dst_scale=factors)
         # DGL caps degrees at the number of edges, which a part of a reversed graph has fewer of
         total = plain_gspmm(g, op, "sum", lhs_data, rhs_data)
         if not total.is_floating_point():

@@ -22,7 +22,7 @@ from dgl.view import EdgeSpace, HeteroEdgeDataView, HeteroEdgeView, HeteroNodeDa
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloPlan
+from nugnn.comm.halo_exchange import HaloPlan, fetch_halo
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import IdRuns, Rows, tag
 from nugnn.kernels.structure import Structure
@@ -278,6 +278,18 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         self.get_etype_id(etype)
         index = self.index
         return self._degrees(index.structure.in_degrees if index.is_reversed else self._out_degrees, u)
+
+    def degree_factors(self, end: str, power: float, dtype: torch.dtype) -> Tensor:
+        """``max(degree, 1) ** power`` in the whole graph, made once: for ``in`` of each row of ``ndata``, ``(N,)``; for
+        ``out`` of each local source, ``(L,)``, those of halo rows from their owners (a collective call the first time).
+        """
+        known = self.index.degree_factors
+        key = (end, power, dtype)
+        if key not in known:
+            degrees = self.out_degrees() if end == "out" else self.in_degrees()
+            factors = degrees.to(dtype).clamp(min=1).pow(power)
+            known[key] = fetch_halo(factors, self.index.plan, "degree factors") if end == "out" else factors
+        return known[key]
 
     def _degrees(self, degrees: Tensor, rows: Any) -> Any:
         degrees = degrees.to(self.idtype)

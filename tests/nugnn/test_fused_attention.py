@@ -13,7 +13,7 @@ from dgl.nn.pytorch import conv
 from torch import Tensor, nn
 
 from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_graph, make_parts, run_steps
-from nugnn import fused_attention
+from nugnn import fused_attention, recognition
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import HaloHandler
 from nugnn.kernels.handlers import DropoutHandler
@@ -55,12 +55,12 @@ def steps_of(ranks: Ranks, data: Any, parts: Tensor, model: nn.Module, fuse: boo
 
     fused_attention._attention = counted
     if fuse:
-        fused_attention.FUSED_DEVICES.add("cpu")
+        recognition.FUSED_DEVICES.add("cpu")
     try:
         return run_steps(ranks, data, parts, model, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), 3), count
     finally:
         fused_attention._attention = plain
-        fused_attention.FUSED_DEVICES.discard("cpu")
+        recognition.FUSED_DEVICES.discard("cpu")
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
@@ -105,7 +105,7 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         fused_attention, "_attention", lambda layer, *rest: (calls.append(layer), plain(layer, *rest))[1]
     )
-    monkeypatch.setattr(fused_attention, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(recognition, "FUSED_DEVICES", {"cpu"})
     return calls
 
 
@@ -175,8 +175,8 @@ def test_the_exchange_happens_once_and_names_stay(fused_calls: list[Any]) -> Non
     graph, model = a_shard(), Attention()
     names: dict[bool, list[str]] = {}
     for fuse in (True, False):
-        fused_attention.FUSED_DEVICES.clear()
-        fused_attention.FUSED_DEVICES.update({"cpu"} if fuse else set())
+        recognition.FUSED_DEVICES.clear()
+        recognition.FUSED_DEVICES.update({"cpu"} if fuse else set())
         interceptor = intercept(model, graph)
         drawn: list[str] = []
         plain = interceptor.random_key
@@ -192,4 +192,4 @@ def test_the_exchange_happens_once_and_names_stay(fused_calls: list[Any]) -> Non
 def test_the_forwards_repeated_here_are_those_of_the_installed_dgl() -> None:
     for cls in (conv.GATConv, conv.GATv2Conv):
         original = cls.forward.__wrapped__  # type: ignore[attr-defined]
-        assert fused_attention.fingerprint(original) in fused_attention.KNOWN_FORWARDS[cls.__name__]
+        assert recognition.fingerprint(original) in fused_attention.KNOWN_FORWARDS[cls.__name__]

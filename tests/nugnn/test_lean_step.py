@@ -12,7 +12,7 @@ from torch import nn
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn import fused_attention, fused_convolutions
+from nugnn import fused_convolutions, recognition
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.graph_index import ShardIndex
@@ -71,7 +71,7 @@ def _fused_and_plain(ranks: Ranks, layer: nn.Module, width: int) -> list[list[to
     x = torch.randn(data.num_nodes, width, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     results = []
     for devices in (set(), {"cpu"}):
-        fused_convolutions.FUSED_DEVICES = devices
+        recognition.FUSED_DEVICES = devices
         leaf = nugnn.as_node_rows(x[graph.global_node_ids].requires_grad_(), graph)
         layer.zero_grad()
         with nugnn.intercept(layer, graph, seed=3).step(1):
@@ -80,7 +80,7 @@ def _fused_and_plain(ranks: Ranks, layer: nn.Module, width: int) -> list[list[to
         sum_gradients(layer.parameters(), ranks)
         grads = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
         results.append([out.detach(), leaf.grad, *grads])
-    fused_convolutions.FUSED_DEVICES = fused_attention.FUSED_DEVICES
+    recognition.FUSED_DEVICES = {"cuda"}
     return results
 
 
@@ -116,8 +116,10 @@ def test_a_layer_in_fewer_passes_is_the_same_layer(ranks: Any, name: str, size: 
 def test_gcn_leaves_its_factors_to_the_aggregation(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     plain = ShardIndex.scaled_sum
-    monkeypatch.setattr(ShardIndex, "scaled_sum", lambda self, *args: seen.append(1) or plain(self, *args))
-    monkeypatch.setattr(fused_convolutions, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(
+        ShardIndex, "scaled_sum", lambda self, *args, **factors: seen.append(1) or plain(self, *args, **factors)
+    )
+    monkeypatch.setattr(recognition, "FUSED_DEVICES", {"cpu"})
     graph = nugnn.shard(make_graph())
     _gcn(NUM_FEATURES, 4, "both").double()(graph, graph.ndata["feat"])
     assert len(seen) == 1
@@ -131,15 +133,15 @@ def test_ranks_of_two_kinds_send_the_same_rows(ranks: Any) -> None:
 
 def _takes_the_short_way(ranks: Ranks, is_uniform: bool) -> bool:
     graph = nugnn.shard(make_graph(), replace(ranks, is_uniform=is_uniform))
-    fused_convolutions.FUSED_DEVICES = {"cpu"}
+    recognition.FUSED_DEVICES = {"cpu"}
     try:
         return fused_convolutions._is_known_place(graph, graph.ndata["feat"])
     finally:
-        fused_convolutions.FUSED_DEVICES = fused_attention.FUSED_DEVICES
+        recognition.FUSED_DEVICES = {"cuda"}
 
 
 def test_layers_that_are_not_recognised_run_dgl_s_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_convolutions, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(recognition, "FUSED_DEVICES", {"cpu"})
     calls = []
     plain = torch.addmm
     monkeypatch.setattr(torch, "addmm", lambda *args: calls.append(1) or plain(*args))
@@ -163,7 +165,7 @@ def test_layers_that_are_not_recognised_run_dgl_s_forward(monkeypatch: pytest.Mo
 
 def test_the_installed_dgl_is_one_whose_layers_are_recognised() -> None:
     for name, known in fused_convolutions.KNOWN_FORWARDS.items():
-        assert fused_attention.fingerprint(getattr(dgl_nn, name).forward.__wrapped__) == known
+        assert recognition.fingerprint(getattr(dgl_nn, name).forward.__wrapped__) == known
 
 
 def test_features_are_kept_once_in_the_type_they_are_stored_in() -> None:
