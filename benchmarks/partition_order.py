@@ -4,9 +4,9 @@ Prediction, written before the first run of this file: clusters take a third of 
 several, with a smaller cut where nodes form communities; KaMinPar is as fast; aggregation in the found order is within
 5 % of that in the planted one, and 1.7 times as fast as in the given one.
 
-Outcome at 300,000 nodes on a quiet machine of two cores: clusters and order 1.32 s on one thread and 0.75 s on two, 0.39
-and 0.22 of METIS' partition and order (1.72 and 1.64 s), with a cut of 0.131 against 0.139 and a fifth of the memory;
-KaMinPar 0.44 and 0.32. Sums in the found order are those of the planted one, and 1.5 times as fast as in the given one.
+Outcome at 300,000 nodes on a quiet machine of two cores: clusters and order 1.32 s on one thread and 0.75 s on two,
+0.39 and 0.22 of METIS' partition and order (1.72 and 1.64 s), with a cut of 0.131 against 0.139 and a fifth of the
+memory; KaMinPar 0.44 and 0.32. Sums in the found order are those of the planted one, and 1.5 times as fast as in the given one.
 
     python benchmarks/partition_order.py                        # 300,000 nodes / 12 M arcs
     python benchmarks/partition_order.py --scale 0.25           # a quarter of ogbn-products; 1 for all of it
