@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +52,20 @@ def init(timeout_seconds: float = 600.0, *, device: str = "cpu") -> Ranks:
         )
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    if dist.is_initialized():
+        atexit.register(_leave_groups)
     return join_ranks(timeout_seconds, device=own_device(device))
+
+
+def _leave_groups() -> None:
+    """End the threads of the process groups while the interpreter still stands.
+
+    A thread of gloo drops the tensors of a collective after the collective has returned. Where the interpreter ends in
+    between, the thread is stopped in the middle of C++ code, and the process dies with SIGABRT although its work is
+    done. After an uncaught exception the process leaves at once instead, so that its peers hear of it.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.destroy_process_group()
 
 
 def shard(

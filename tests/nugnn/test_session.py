@@ -48,6 +48,29 @@ def test_own_loop_under_torchrun_gives_the_losses_of_one_process() -> None:
     assert _losses("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2") == alone
 
 
+@pytest.mark.parametrize("ending", ["", "raise RuntimeError"])
+def test_a_loop_of_ones_own_leaves_its_groups_before_the_interpreter_ends(ending: str) -> None:
+    script = f"""
+import atexit, torch.distributed as dist
+atexit.register(lambda: print("groups left:", not dist.is_initialized()))  # runs last
+import nugnn
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+nugnn.init()
+{ending}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    # a failing rank does not wait for work its peers will never join
+    assert f"groups left: {not ending}" in done.stdout, done.stderr[-2000:]
+    assert done.returncode == (1 if ending else 0), done.stderr[-2000:]
+
+
 # -- values over all nodes -----------------------------------------------------------------------------------------
 
 
