@@ -229,10 +229,13 @@ def scaling(rows: list[Row], card: str) -> str:
         is_timed = row.get("median_ms") is not None
         beside = single.get((row["dtype"], row["num_nodes"], row["order"]))
         nccl = max((answer["nccl_ms"] or 0.0 for answer in row.get("ranks", [])), default=0.0)
-        share = f"{nccl / row['median_ms']:.0%}" if is_timed and nccl else "-"
-        cells = [str(row["num_ranks"]), row["dtype"], row["order"], f"{row['num_nodes']:,}", outcome(row, spread)]
-        lines.append([*cells, ratio(beside, row if is_timed else None), share, gib(row)])
-    head = ["ranks", "precision", "order", "nodes", "ms of an epoch", "beside one", "NCCL kernels", "largest peak"]
+        exposed = max((answer["halo_ms"] for answer in row.get("ranks", [])), default=0.0)
+        shares = [f"{ms / row['median_ms']:.0%}" if is_timed and ms else "-" for ms in (nccl, exposed)]
+        cells = [str(row["num_ranks"]), row.get("overlap", "off") if row["num_ranks"] > 1 else "-", row["dtype"]]
+        cells += [row["order"], f"{row['num_nodes']:,}", outcome(row, spread)]
+        lines.append([*cells, ratio(beside, row if is_timed else None), *shares, gib(row)])
+    head = ["ranks", "overlap", "precision", "order", "nodes", "ms of an epoch", "beside one"]
+    head += ["NCCL kernels", "waits for halo rows", "largest peak"]
     return titled("Several GPUs: SAGE, equal shares, the same losses", head, lines)
 
 

@@ -53,13 +53,14 @@ def worker(arguments: argparse.Namespace) -> None:
     ).to(device)
     del data
     rows = torch.arange(graph.num_nodes(), device=device)
-    precision = {} if arguments.precision == "fp32" else {"precision": arguments.precision}
+    options = {} if arguments.precision == "fp32" else {"precision": arguments.precision}
+    options |= {} if arguments.overlap == "auto" else {"overlap": arguments.overlap}
     trainer = nugnn.Trainer(
         model,
         graph,
         {"train": rows, "val": rows[:0], "test": rows[:0]},
         make_optimizer=lambda model: adam(model.parameters(), device),
-        **supported(nugnn.Trainer, "choice of precision", precision),
+        **supported(nugnn.Trainer, "choice of precision and overlap", options),
     )
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -105,7 +106,7 @@ def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as results:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
         command += [__file__, "--worker", "--results", results]
-        for name in ("device", "nodes", "arcs", "seed", "hidden", "precision", "method", "order", "epochs"):
+        for name in ("device", "nodes", "arcs", "seed", "hidden", "precision", "method", "order", "overlap", "epochs"):
             command += [f"--{name}", str(getattr(arguments, name))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         paths = [Path(results) / f"{rank}.json" for rank in range(num_ranks)]
@@ -119,11 +120,14 @@ def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def measure(recorder: Recorder, arguments: argparse.Namespace) -> None:
     """A row for each number of ranks, the losses of the first as the yardstick of the others."""
     expected: list[float] | None = None
-    for num_ranks in arguments.ranks:
-        row: dict[str, Any] = {"kind": "scaling", "system": f"nugnn {num_ranks} ranks", "num_ranks": num_ranks}
+    cases = [(n, overlap) for n in arguments.ranks for overlap in (arguments.overlaps if n > 1 else ["auto"])]
+    for num_ranks, arguments.overlap in cases:
+        system = f"nugnn {num_ranks} ranks" + (f", overlap {arguments.overlap}" if num_ranks > 1 else "")
+        row: dict[str, Any] = {"kind": "scaling", "system": system, "num_ranks": num_ranks}
         row |= {"graph": "products-like", "dtype": arguments.precision, "shape": f"sage {arguments.nodes}"}
         row |= {"num_nodes": arguments.nodes, "num_edges": arguments.arcs, "hidden": arguments.hidden}
         row |= {"seed": arguments.seed, "method": arguments.method, "order": arguments.order}
+        row |= {"overlap": arguments.overlap}
         timing = None
         try:
             answers = run(num_ranks, arguments)
@@ -154,8 +158,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=list(_LOSS_RTOL), default="fp32")
     parser.add_argument("--method", default="metis", help="partitioner, as nugnn.shard takes it")
     parser.add_argument("--order", default="none", help="of the rows, as nugnn.shard takes it")
+    parser.add_argument("--overlaps", nargs="+", choices=["auto", "on", "off"], default=["auto", "off"])
     parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
     parser.add_argument("--out", type=Path, help="folder for scaling.jsonl")
+    parser.add_argument("--overlap", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(given)

@@ -28,16 +28,18 @@ def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
 
 
 def _sum_gradients(trainable: list[nn.Parameter], ranks: Ranks) -> None:
-    present = ranks.max_(torch.tensor([p.grad is not None for p in trainable], dtype=torch.uint8))
     by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter, somewhere in zip(trainable, present.tolist(), strict=True):
-        if somewhere:
-            by_type.setdefault(parameter.dtype, []).append(parameter)
+    for parameter in trainable:
+        by_type.setdefault(parameter.dtype, []).append(parameter)
     for group in by_type.values():
-        flat = torch.cat([_gradient(p).reshape(-1) for p in group])
-        ranks.sum_(flat)
-        for parameter, piece in zip(group, flat.split([p.numel() for p in group]), strict=True):
-            parameter.grad = piece.view_as(parameter)
+        # one sum says too who has which gradient, so that nothing waits for an answer before
+        is_present = [p.grad is not None for p in group]
+        present = torch.tensor(is_present, dtype=group[0].dtype).to(group[0].device, non_blocking=True)
+        flat = ranks.sum_(torch.cat([*(_gradient(p).reshape(-1) for p in group), present]))
+        *pieces, counts = flat.split([*(p.numel() for p in group), len(group)])
+        is_somewhere = is_present if all(is_present) else (counts != 0).tolist()
+        for parameter, piece, somewhere in zip(group, pieces, is_somewhere, strict=True):
+            parameter.grad = piece.view_as(parameter) if somewhere else None
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -6,16 +6,16 @@ Shape suffixes: N inner, H halo, L = N + H local rows, S rows sent.
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,65 +71,113 @@ class HaloExchangeError(RuntimeError):
     """An exchange of halo rows failed or did not finish in time; says where and who was waited for."""
 
 
-def _all_to_all_rows(
-    out: Tensor, rows: Tensor, out_splits: tuple[int, ...], splits: tuple[int, ...], plan: HaloPlan, label: str
-) -> None:
-    """Send ``splits[r]`` rows to each rank r and fill ``out``; any dtype, as bytes."""
-    ranks, row_bytes = plan.ranks, out.element_size() * out.shape[1:].numel()
-    if row_bytes == 0:
-        return
-    begin = time.perf_counter()
-    ranks.clock.halo_rounds += 1
-    waiting = ranks.pulse.waiting(f"halo exchange {ranks.clock.halo_rounds} ({label})")
-    try:
-        with ranks.clock.measure("halo", out.device), waiting:
-            if ranks.on_wire(rows) is rows:
-                _transfer(out, rows, out_splits, splits, row_bytes, ranks)
-            else:
-                received = torch.empty(out.shape, dtype=out.dtype)
-                _transfer(received, rows.cpu(), out_splits, splits, row_bytes, ranks)
-                out.copy_(received)
-    except RuntimeError as error:
-        peers = [str(peer) for peer in range(ranks.world_size) if out_splits[peer] or splits[peer]]
-        raise HaloExchangeError(
-            f"rank {ranks.rank}: halo exchange {ranks.clock.halo_rounds} of this run ({label}) failed after "
-            f"{time.perf_counter() - begin:.1f} s. It exchanges rows with rank{'s' * (len(peers) > 1)} "
-            f"{', '.join(peers) or 'none'}; one of them stopped, is slow, or made other calls than this rank. "
-            f"The transport says: {error}"
-        ) from error
+class Exchange:
+    """Rows on their way: ``splits[r]`` of them go to each rank r, and ``out`` fills; any dtype, as bytes.
+
+    Args:
+        out: ``(sum of out_splits, ...)`` contiguous; neither read nor written before `finish`.
+        rows: ``(sum of splits, ...)``, in the dtype of ``out``.
+        out_splits: Rows received from each rank.
+        splits: Rows sent to each rank.
+        plan: Its ranks take part, in the same order of exchanges.
+        label: What travels, for error messages.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        out_splits: tuple[int, ...],
+        splits: tuple[int, ...],
+        plan: HaloPlan,
+        label: str,
+    ) -> None:
+        self._out, self._ranks = out, plan.ranks
+        self._work: dist.Work | None = None
+        row_bytes = out.element_size() * out.shape[1:].numel()
+        if row_bytes == 0:
+            return
+        self._begin = time.perf_counter()
+        self._ranks.clock.halo_rounds += 1
+        self._number, self._label = self._ranks.clock.halo_rounds, label
+        self._peers = [str(rank) for rank, counts in enumerate(zip(out_splits, splits, strict=True)) if any(counts)]
+        with self._failing(), self._ranks.clock.measure("halo", out.device):
+            self._sent: Tensor | None = self._ranks.on_wire(rows).contiguous()
+            is_direct = self._sent.device == out.device
+            self._received = out if is_direct else torch.empty(out.shape, dtype=out.dtype)
+            assert self._ranks.halo is not None
+            self._work = self._ranks.halo.alltoall_base(
+                _bytes_of(self._received),
+                _bytes_of(self._sent),
+                [n * row_bytes for n in out_splits],
+                [n * row_bytes for n in splits],
+            )
+
+    def finish(self) -> Tensor:
+        """``out``, filled.
+
+        Raises:
+            HaloExchangeError: A peer failed, or did not take part before the timeout.
+        """
+        if self._work is not None:
+            clock, pulse = self._ranks.clock, self._ranks.pulse
+            waiting = pulse.waiting(f"halo exchange {self._number} ({self._label})")
+            with self._failing(), clock.measure("halo", self._out.device), waiting:
+                self._work.wait()
+                if self._received is not self._out:
+                    self._out.copy_(self._received)
+            self._work = self._sent = None
+        return self._out
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise HaloExchangeError(
+                f"rank {self._ranks.rank}: halo exchange {self._number} of this run ({self._label}) failed after "
+                f"{time.perf_counter() - self._begin:.1f} s. It exchanges rows with rank{'s' * (len(self._peers) > 1)} "
+                f"{', '.join(self._peers) or 'none'}; one of them stopped, is slow, or made other calls than this "
+                f"rank. The transport says: {error}"
+            ) from error
 
 
-def _transfer(
-    out: Tensor, rows: Tensor, out_splits: tuple[int, ...], splits: tuple[int, ...], row_bytes: int, ranks: Ranks
-) -> None:
-    assert ranks.halo is not None
-    work = ranks.halo.alltoall_base(
-        out.view(torch.uint8).view(-1) if out.numel() else out.new_empty(0, dtype=torch.uint8),
-        rows.contiguous().view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8),
-        [n * row_bytes for n in out_splits],
-        [n * row_bytes for n in splits],
-    )
-    work.wait()
+def _bytes_of(rows: Tensor) -> Tensor:
+    return rows.view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
+
+
+def begin_fetch(x_N: Tensor, halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:
+    """Send inner rows to the peers that read them; ``halo_H (H, ...)`` fills with theirs. Without autograd."""
+    return Exchange(halo_H, x_N[plan.send_rows], plan.recv_splits, plan.send_splits, plan, label)
+
+
+def begin_return(halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:
+    """Send halo rows to their owners, and receive ``(S, ...)``, in ``send_rows`` order. Without autograd."""
+    received_S = halo_H.new_empty((len(plan.send_rows), *halo_H.shape[1:]))
+    return Exchange(received_S, halo_H, plan.send_splits, plan.recv_splits, plan, label)
+
+
+def add_returned_(x_N: Tensor, received_S: Tensor, plan: HaloPlan) -> Tensor:
+    """Add what peers sent for each of our rows, in place; peer by peer: sums keep their order."""
+    for rows, values in zip(plan.send_rows.split(plan.send_splits), received_S.split(plan.send_splits), strict=True):
+        if len(rows):
+            x_N.index_add_(0, rows, values)
+    return x_N
 
 
 def _fetch(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
     x_N = x_N.contiguous()
     x_L = x_N.new_empty((plan.num_local, *x_N.shape[1:]))
+    exchange = begin_fetch(x_N, x_L[plan.num_inner :], plan, label)
     x_L[: plan.num_inner] = x_N
-    _all_to_all_rows(x_L[plan.num_inner :], x_N[plan.send_rows], plan.recv_splits, plan.send_splits, plan, label)
+    exchange.finish()
     return x_L
 
 
-def _return_rows(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
-    """The ``(S, ...)`` values that peers hold for the rows we sent them, in ``send_rows`` order."""
-    received_S = y_L.new_empty((len(plan.send_rows), *y_L.shape[1:]))
-    _all_to_all_rows(received_S, y_L[plan.num_inner :], plan.send_splits, plan.recv_splits, plan, label)
-    return received_S
-
-
 def _add_home(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
-    y_L = y_L.contiguous()
-    return y_L[: plan.num_inner].index_add(0, plan.send_rows, _return_rows(y_L, plan, label))
+    exchange = begin_return(y_L[plan.num_inner :].contiguous(), plan, label)
+    y_N = y_L[: plan.num_inner].clone(memory_format=torch.contiguous_format)
+    return add_returned_(y_N, exchange.finish(), plan)
 
 
 class _Fetch(torch.autograd.Function):
@@ -191,8 +239,8 @@ def max_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home") -> T
     """Maximum of each inner row and the halo copies of it elsewhere: ``(N, ...)``, without gradient."""
     if not plan.ranks.is_split:
         return y_L
-    y_L = y_L.detach().contiguous()
-    received_S = _return_rows(y_L, plan, label)
+    y_L = y_L.detach()
+    received_S = begin_return(y_L[plan.num_inner :].contiguous(), plan, label).finish()
     index = plan.send_rows.view(-1, *([1] * (y_L.dim() - 1))).expand_as(received_S)
     return y_L[: plan.num_inner].scatter_reduce(0, index, received_S, "amax")
 
@@ -217,51 +265,3 @@ def tie(x: Tensor, anchors: list[Tensor]) -> Tensor:
     """
     anchors = [a for a in anchors if a.requires_grad]
     return _Tie.apply(x, *anchors) if anchors else x  # type: ignore[no-untyped-call, no-any-return]
-
-
-class HaloHandler:
-    """Extends source operands by their halo rows, once for each (tensor, version, plan) in a step."""
-
-    kinds = frozenset({"spmm", "sddmm"})
-
-    def __init__(self) -> None:
-        self.num_exchanges = 0
-        """Exchanges made since the handler exists; for tests and reports."""
-        self.halo_bytes = 0
-        """Bytes received since the handler exists."""
-        self._memo: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, Tensor]] = {}
-
-    def begin_step(self) -> None:
-        self._memo.clear()
-
-    def end_step(self) -> None:
-        self._memo.clear()
-
-    def local(self, x_N: Tensor, plan: HaloPlan, label: str = "source rows of a user function") -> Tensor:
-        """``fetch_halo(x_N, plan)``, remembered until ``x_N`` changes or the step ends."""
-        if not plan.ranks.is_split:
-            return x_N
-        key = (id(x_N), id(plan))
-        known = self._memo.get(key)
-        if known is not None and known[0]() is x_N and known[1] == x_N._version:
-            grad_as_asked = known[2].requires_grad or not (x_N.requires_grad and torch.is_grad_enabled())
-            if grad_as_asked:
-                return known[2]
-        x_L = fetch_halo(x_N, plan, label)
-        self.num_exchanges += 1
-        self.halo_bytes += (x_L[plan.num_inner :]).numel() * x_L.element_size()
-        memo = self._memo
-        self._memo[key] = (weakref.ref(x_N, lambda _: memo.pop(key, None)), x_N._version, x_L)
-        return x_L
-
-    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        plan: HaloPlan | None = call.attrs["plan"]
-        attrs = {key: value for key, value in call.attrs.items() if key != "plan"}
-        if plan is None:  # over out-edges: the result goes home instead
-            return proceed(OperatorCall(call.name, call.kind, call.structure, call.inputs, attrs, call.run))
-        targets = ("u", "e") if call.kind == "spmm" else (attrs["lhs_target"], attrs["rhs_target"])
-        inputs = tuple(
-            self.local(x, plan, call.name) if target == "u" and x is not None else x
-            for x, target in zip(call.inputs, targets, strict=True)
-        )
-        return proceed(OperatorCall(call.name, call.kind, call.structure, inputs, attrs, call.run))

@@ -38,6 +38,7 @@ class Structure:
     indptr: Tensor
     indices: Tensor
     _copies: dict[torch.device, Structure] = field(default_factory=dict, init=False, repr=False)
+    _splits: dict[int, SplitStructure] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_dst(self) -> int:
@@ -74,9 +75,23 @@ class Structure:
         rows = torch.arange(self.num_dst, dtype=self.indices.dtype, device=self.device)
         return torch.repeat_interleave(rows, self.in_degrees, output_size=self.num_edges)
 
+    def split(self, num_first: int) -> SplitStructure:
+        """The edges from the first ``num_first`` source rows, and the others; made once, on first use."""
+        if num_first not in self._splits:
+            self._splits[num_first] = _split(self, num_first)
+        return self._splits[num_first]
+
     @cached_property
     def transposed(self) -> TransposedStructure:
         """Out-edges grouped by source, by edge within a source; made once, on first use."""
+        return self._transpose()
+
+    def reversed(self) -> Structure:
+        """The same edges from destinations to sources, grouped by source, without a way back to edge rows; not kept."""
+        t = self._transpose()
+        return Structure(self.num_dst, t.indptr, t.dst)
+
+    def _transpose(self) -> TransposedStructure:
         counts = torch.bincount(self.indices, minlength=self.num_src)
         indptr = torch.zeros(self.num_src + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
@@ -95,6 +110,38 @@ class TransposedStructure:
     indptr: Tensor
     dst: Tensor
     edges: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SplitStructure:
+    """The edges of a structure in two, by source row, for sums that begin before all source rows are there.
+
+    Args:
+        first: Edges from the first source rows; N destinations.
+        rest: Edges from the other source rows, numbered from 0; N destinations.
+    """
+
+    first: Structure
+    rest: Structure
+
+    @cached_property
+    def first_reversed(self) -> Structure:
+        return self.first.reversed()
+
+    @cached_property
+    def rest_reversed(self) -> Structure:
+        return self.rest.reversed()
+
+
+def _split(structure: Structure, num_first: int) -> SplitStructure:
+    is_first_E = structure.indices < num_first
+    before_E = torch.zeros(structure.num_edges + 1, dtype=integer_dtype(structure.num_edges), device=structure.device)
+    torch.cumsum(is_first_E, 0, out=before_E[1:])
+    indptr = before_E[structure.indptr].long()
+    return SplitStructure(
+        Structure(num_first, indptr, structure.indices[is_first_E]),
+        Structure(structure.num_src - num_first, structure.indptr - indptr, structure.indices[~is_first_E] - num_first),
+    )
 
 
 def edges_by_source(indices_E: Tensor, source_indptr: Tensor, edges_per_pass: int) -> Tensor:

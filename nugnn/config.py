@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
         "data_dir",
         "num_nodes",
         "recompute_inputs",
+        "overlap",
         "device",
         "cluster",
         "plan",
@@ -148,6 +149,12 @@ class TrainConfig:
     )
     recompute_inputs: bool = option(
         False, bool, "Aggregate the input features anew in every epoch; what was aggregated once is kept otherwise."
+    )
+    overlap: str = option(
+        "auto",
+        str,
+        "Sum over edges inside a part while halo rows travel; auto: where each worker has a GPU of its own.",
+        choices=("auto", "on", "off"),
     )
     halo_wire: str = option(
         "fp32",

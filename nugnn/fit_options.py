@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nugnn.comm.groups import Ranks
+from nugnn.comm.overlap import Overlap, overlaps
 from nugnn.datasets.graph_data import GraphData
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
@@ -47,6 +49,8 @@ class FitOptions:
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
         recompute_inputs: Aggregate the input features anew in every epoch; their aggregate, which is the same, is kept
             otherwise.
+        overlap: ``auto``, ``on`` or ``off``: whether sums over edges begin while halo rows travel, see
+            `nugnn.comm.overlap`; the result is the same to rounding.
     """
 
     epochs: int = 200
@@ -64,6 +68,7 @@ class FitOptions:
     seed: int = 0
     precision: str = "fp32"
     recompute_inputs: bool = False
+    overlap: Overlap = "auto"
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's; or what ``make_optimizer`` returns."""
@@ -124,6 +129,7 @@ def _check_labels(options: FitOptions, data: GraphData) -> None:
             "by ndata['train_mask']"
         )
     Storage(options.precision)
+    overlaps(options.overlap, Ranks())
     metric, is_multilabel = options.metric or data.metric, data.labels.dim() == 2
     if metric not in METRICS:
         raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.precision.storage import Storage
@@ -33,6 +34,7 @@ class ModelOnShard:
         seed: Of dropout masks.
         precision: One of `nugnn.precision.storage.PRECISIONS`.
         recompute_inputs: Aggregate the input features anew in every pass.
+        overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class ModelOnShard:
         seed: int = 0,
         precision: str = "fp32",
         recompute_inputs: bool = False,
+        overlap: Overlap = "auto",
     ) -> None:
         self.model, self.graph = model, graph
         self.storage = Storage(precision)
         shard_embeddings(model, graph)
         self.features_ND = self._features()
         constant = None if recompute_inputs else self.features_ND
-        self.interceptor = intercept(model, graph, seed=seed, constant=constant)
+        self.interceptor = intercept(model, graph, seed=seed, constant=constant, overlap=overlap)
 
     def _features(self) -> Tensor | None:
         if "feat" not in self.graph.ndata:

@@ -18,7 +18,8 @@ from nugnn.addresses import advertised_interface
 from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks, join_ranks
-from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.overlap import Overlap, overlaps
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import own_device
@@ -102,7 +103,14 @@ def shard(
     return ShardGraph(own, ranks)
 
 
-def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0, constant: Tensor | None = None) -> Interceptor:
+def intercept(
+    model: nn.Module,
+    graph: ShardGraph,
+    *,
+    seed: int = 0,
+    constant: Tensor | None = None,
+    overlap: Overlap = "auto",
+) -> Interceptor:
     """The interceptor that keeps ``model`` exact on ``graph``.
 
     Run forward and backward inside ``with interceptor.step(number):``.
@@ -112,6 +120,11 @@ def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0, constant: T
         graph: From `shard`.
         seed: Of dropout masks; the same on every rank.
         constant: Input features that never change: what is aggregated from them is kept from step to step.
+        overlap: Whether sums over edges begin while halo rows travel: ``auto`` (where every rank has a GPU of its own),
+            ``on`` or ``off``; the same on every rank.
+
+    Raises:
+        ValueError: No such choice of ``overlap``.
     """
     handlers = (
         ProgressHandler(graph.ranks.pulse),
@@ -120,7 +133,7 @@ def intercept(model: nn.Module, graph: ShardGraph, *, seed: int = 0, constant: T
         DropoutHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),
         BatchNormHandler(graph.ranks),
-        HaloHandler(),
+        HaloHandler(overlaps=overlaps(overlap, graph.ranks)),
         PromotionHandler(),
     )
     return Interceptor(handlers, model, seed=seed)

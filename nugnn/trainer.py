@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
+from nugnn.comm.overlap import Overlap
 from nugnn.embedding import sharded_parameters
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.metrics import evaluate_rows
@@ -97,6 +98,7 @@ class Trainer:
         evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
             made: inductive training sees the training nodes alone.
         recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
+        overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
     """
 
     def __init__(
@@ -115,10 +117,12 @@ class Trainer:
         precision: str = "fp32",
         evaluate_on: tuple[ShardGraph, Rows] | None = None,
         recompute_inputs: bool = False,
+        overlap: Overlap = "auto",
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
         how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
+        how |= {"overlap": overlap}
         self.net = self._evaluated = ModelOnShard(model, graph, **how)
         self._evaluated_rows = rows
         if evaluate_on is not None:

@@ -13,7 +13,8 @@ import torch
 from dgl.udf import EdgeBatch, NodeBatch
 from torch import Tensor
 
-from nugnn.comm.halo_exchange import HaloHandler, tie
+from nugnn.comm.halo_exchange import tie
+from nugnn.comm.halo_handler import HaloHandler
 from nugnn.kernels.rows import Rows, tag
 
 if TYPE_CHECKING:

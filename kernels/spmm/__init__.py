@@ -13,7 +13,7 @@ from nugnn.kernels.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_featu
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
-__all__ = ["spmm", "spmm_sum"]
+__all__ = ["runs_triton", "spmm", "spmm_sum"]
 
 _WIDE = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
@@ -52,7 +52,7 @@ def spmm(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor
     dtype = given[0].dtype
     if _plain(structure, given):
         return spmm_reference(structure.to(given[0].device), op, reduce, u, e)
-    if given[0].is_cuda:
+    if runs_triton(structure, *given):
         from nugnn.kernels.spmm.gpu import aggregate
 
         return aggregate(structure.to(given[0].device), op, reduce, u, e)
@@ -104,7 +104,7 @@ def spmm_sum(
         if scale.requires_grad:
             raise ValueError(f"spmm_sum: {name} requires a gradient, which is not computed; multiply outside instead")
     given = [operand for operand in (u, e) if operand is not None]
-    if u.is_cuda and not _plain(structure, given):
+    if runs_triton(structure, *given):
         from nugnn.kernels.spmm.gpu import aggregate
 
         scales = (None if scale is None else scale.contiguous() for scale in (src_scale, dst_scale))
@@ -170,6 +170,11 @@ def _plain(structure: Structure, given: list[Tensor]) -> bool:
     if empty or first.dtype not in _WIDE + _HALF:
         return True
     return not (first.device.type == "cpu" or (first.is_cuda and _has_triton()))
+
+
+def runs_triton(structure: Structure, *operands: Tensor) -> bool:
+    """Whether the kernels for GPUs serve these operands."""
+    return operands[0].is_cuda and not _plain(structure, list(operands))
 
 
 def _float(x: Tensor | None) -> Tensor | None:

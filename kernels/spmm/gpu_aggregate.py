@@ -112,12 +112,12 @@ def _take_edges(  # type: ignore[no-untyped-def]
 # Widths are compile-time constants: an address is then one instruction, and whole blocks need no mask.
 @triton.jit(do_not_specialize=["num_pieces", "num_light", "sign"])
 def _aggregate_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
+    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, initial,
     indptr, indices, edge_ids, group_begin, group_end, lockstep_rows, piece_begin, piece_end,
     num_pieces, num_light, sign, num_heads: tl.constexpr, num_columns: tl.constexpr, x_columns: tl.constexpr,
     op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
-    wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
+    has_initial: tl.constexpr, wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
     rows_at_once: tl.constexpr, row_sets: tl.constexpr, unroll: tl.constexpr, block_edges: tl.constexpr,
     block_heads: tl.constexpr, block_columns: tl.constexpr, sum_each_tile: tl.constexpr,
 ):  # fmt: skip
@@ -265,13 +265,16 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                 tl.store(out_winner + at, won_edge, mask=store_mask)
             if has_dst_scale:
                 value = value * tl.load(dst_scale + row, mask=valid, other=0).to(accumulator)[None, :, None]
+            if has_initial:
+                value += tl.load(initial + at, mask=store_mask, other=0)
             tl.store(out + at, value.to(out.dtype.element_ty), mask=store_mask)
 
 
 @triton.jit(do_not_specialize=["width", "sign"])
 def _combine_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, dst_scale, split_rows, split_ptr, width, sign,
-    is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, accumulator: tl.constexpr, block_columns: tl.constexpr,
+    out, out_winner, partial, partial_winner, dst_scale, initial, split_rows, split_ptr, width, sign,
+    is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, has_initial: tl.constexpr, accumulator: tl.constexpr,
+    block_columns: tl.constexpr,
 ):  # fmt: skip
     """A heavy row from its pieces, in their order; of equal extremes the earlier piece wins."""
     split = tl.program_id(0)
@@ -298,6 +301,8 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_winner + row * width + column, edge, mask=mask)
     if has_dst_scale:
         value = value * tl.load(dst_scale + row).to(accumulator)
+    if has_initial:
+        value += tl.load(initial + row * width + column, mask=mask, other=0)
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=mask)
 
 
@@ -349,6 +354,7 @@ def aggregate_rows(
     winner: Tensor | None = None,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
+    initial: Tensor | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """One aggregation, with its heavy rows combined.
@@ -365,6 +371,8 @@ def aggregate_rows(
         winner: ``(rows, F)``: only messages of the edge named there count, in the row that ``edges.indices`` names.
         src_scale: ``(rows,)`` factor of each row of ``x``.
         dst_scale: ``(N,)`` factor of each row of the result.
+        initial: ``(N, F)`` contiguous, in the type sums are accumulated in: added to a sum before its one rounding, and
+            overwritten with the result where that has the same type.
         tile: Overrides :func:`choose_tile`.
 
     Returns:
@@ -376,7 +384,11 @@ def aggregate_rows(
     schedule = edges.schedule
     is_extreme = sign != 0
     weight = 0 if w is None else 1 if w.shape[1] == num_heads else 2
-    out = torch.empty(num_rows, width, dtype=out_dtype or x.dtype, device=x.device)
+    out_dtype = out_dtype or x.dtype
+    if initial is not None and initial.dtype == out_dtype:
+        out = initial
+    else:
+        out = torch.empty(num_rows, width, dtype=out_dtype, device=x.device)
     partial = torch.empty(schedule.num_pieces, width, dtype=accumulator, device=x.device)
     wide_edges = needs_wide_edges(num_edges)
     edge_dtype = torch.int64 if wide_edges else torch.int32
@@ -397,7 +409,7 @@ def aggregate_rows(
     blocks = cdiv(num_heads, tile.heads) * cdiv(num_columns, tile.columns)
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
-            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale,
+            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, initial,
             edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
             schedule.num_pieces, num_light, sign,
@@ -405,14 +417,14 @@ def aggregate_rows(
             op=_CODES[op], weight=weight, is_extreme=is_extreme, by_edge=by_edge,
             has_edge_ids=edge_ids is not None,
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
-            wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
+            has_initial=initial is not None, wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
             no_edge=torch.iinfo(edge_dtype).max,
             rows_at_once=tile.rows, row_sets=tile.row_sets, unroll=tile.unroll, block_edges=tile.edges,
             block_heads=tile.heads, block_columns=tile.columns,
             sum_each_tile=tile.heads * tile.columns * x.element_size() >= 128,
             num_warps=tile.num_warps,
         )  # fmt: skip
-        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign)
+        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign, initial)
     return out, out_winner if is_extreme else None
 
 
@@ -424,6 +436,7 @@ def combine_pieces(
     dst_scale: Tensor | None,
     schedule: RowSchedule,
     sign: int,
+    initial: Tensor | None = None,
 ) -> None:
     """Finish the heavy rows of ``out`` from their pieces."""
     if schedule.num_split == 0:
@@ -431,9 +444,9 @@ def combine_pieces(
     width = out.shape[1]
     block = min(1024, power_of_2(width))
     _combine_kernel[(schedule.num_split, cdiv(width, block))](
-        out, out_winner, partial, partial_winner, dst_scale, schedule.split_rows, schedule.split_ptr, width, sign,
-        is_extreme=sign != 0, has_dst_scale=dst_scale is not None, accumulator=TRITON_TYPES[partial.dtype],
-        block_columns=block, num_warps=4 if block > 128 else 1,
+        out, out_winner, partial, partial_winner, dst_scale, initial, schedule.split_rows, schedule.split_ptr, width,
+        sign, is_extreme=sign != 0, has_dst_scale=dst_scale is not None, has_initial=initial is not None,
+        accumulator=TRITON_TYPES[partial.dtype], block_columns=block, num_warps=4 if block > 128 else 1,
     )  # fmt: skip
 
 

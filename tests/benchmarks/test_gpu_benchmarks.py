@@ -284,19 +284,20 @@ def scaling_options(*given):
 
 def test_ranks_train_the_same_and_have_a_row_each():
     recorder = harness.Recorder(None, CPU)
-    scaling.measure(recorder, scaling_options("--ranks", "1", "2"))
-    one, two = recorder.rows
-    assert "error" not in one
-    assert "error" not in two
+    scaling.measure(recorder, scaling_options("--ranks", "1", "2", "--overlaps", "on", "off"))
+    one, two, plain = recorder.rows
+    assert not any("error" in row for row in recorder.rows)
+    assert two["losses"] != plain["losses"]  # sums in another order
     assert len(one["losses"]) == 4
     assert [each["num_inner"] for each in one["ranks"]] == [400]
     assert sum(each["num_inner"] for each in two["ranks"]) == 400
-    assert "| 2 | fp32 | none | 400 |" in report_performance.page(recorder.rows)
+    assert "| 2 | on | fp32 | none | 400 |" in report_performance.page(recorder.rows)
 
 
 def test_ranks_with_other_losses_have_no_time(monkeypatch):
     def run(num_ranks, arguments):
-        return [{"losses": [3.0, 2.0, 1.0 * num_ranks], "samples_ms": [1.0], "peak_bytes": None, "nccl_ms": None}]
+        seen = {"samples_ms": [1.0], "peak_bytes": None, "nccl_ms": None, "halo_ms": 0.5}
+        return [{"losses": [3.0, 2.0, 1.0 * num_ranks], **seen}]
 
     monkeypatch.setattr(scaling, "run", run)
     recorder = harness.Recorder(None, CPU)

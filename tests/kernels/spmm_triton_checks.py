@@ -315,6 +315,35 @@ def check_views_padding_and_repetition() -> None:
     assert torch.equal(aggregate(many, "copy_lhs", "sum", x, None), spmm_reference(many, "copy_lhs", "sum", x, None))
 
 
+def check_stages_are_one_sum_rounded_once() -> None:
+    for seed, dtype, width in ((31, torch.float32, 5), (32, torch.bfloat16, 24), (33, torch.float64, 3)):
+        structure = a_structure(seed, 6)
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(structure.num_src, width, generator=generator).to(DEVICE, dtype)
+        src, dst = (torch.rand(n, generator=generator).to(DEVICE) for n in (structure.num_src, structure.num_dst))
+        wide = torch.promote_types(dtype, torch.float32)
+        for first in (0, 3, structure.num_src):
+            parts = structure.split(first)
+            for part in (parts.first, parts.rest):
+                schedules._schedules[part.indptr] = make_row_schedule(part.indptr, piece_edges=3, group_cost=20)
+            with SmallTiles(2, 2, 2, 1, 8):
+                begun, _ = gpu_aggregate.aggregate_rows(
+                    gpu_aggregate.in_edges(parts.first), x[:first].contiguous(), 1, out_dtype=wide,
+                    src_scale=src[:first].contiguous(), dst_scale=dst,
+                )  # fmt: skip
+                out, _ = gpu_aggregate.aggregate_rows(
+                    gpu_aggregate.in_edges(parts.rest), x[first:].contiguous(), 1,
+                    src_scale=src[first:].contiguous(), dst_scale=dst, initial=begun,
+                )  # fmt: skip
+            assert out.dtype == dtype and (out.data_ptr() == begun.data_ptr()) == (dtype == wide)
+            scaled = x.double() * src.double()[:, None]
+            exact = spmm_reference(structure, "copy_lhs", "sum", scaled, None) * dst.double()[:, None]
+            mass = spmm_reference(structure, "copy_lhs", "sum", scaled.abs(), None) * dst.double()[:, None]
+            assert (
+                (out.double() - exact).abs() <= allowed(structure.in_degrees[:, None] + 5, dtype, mass, exact)
+            ).all()
+
+
 def check_64_bit_edges_give_the_same() -> None:
     structure = a_structure(22, 3)
     results = []

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_graph, make_parts, run_steps
 from nugnn import fused_attention, recognition
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.halo_handler import HaloHandler
 from nugnn.kernels.handlers import DropoutHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.partition.assign import partition_nodes

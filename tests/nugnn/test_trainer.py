@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding

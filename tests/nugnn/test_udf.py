@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nugnn import intercept
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.kernels.rows import rows_of
 from shard_calls import make_data, plain_of, shard_of

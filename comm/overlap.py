@@ -1,0 +1,130 @@
+"""Sums over in-edges while halo rows travel: edges from inner rows first, the others when their rows have come.
+
+Edges are split, not destinations: with two parts of a graph such as ogbn-products most destinations have a remote
+neighbour, but most edges do not leave their part. Backward works the other way round: the gradients of halo rows are
+computed and sent first, those of inner rows meanwhile.
+
+Shape suffixes: N inner, H halo, L = N + H local rows, S rows sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_exchange import HaloPlan, add_home, add_returned_, begin_fetch, begin_return
+from nugnn.kernels.interceptor import OperatorCall
+from nugnn.kernels.spmm import spmm_sum
+from nugnn.kernels.spmm.staged import accumulator_dtype, add_sum
+from nugnn.kernels.structure import Structure
+
+Overlap = Literal["auto", "on", "off"]
+"""Whether sums overlap with the exchange; ``auto``: where every rank has a GPU of its own."""
+
+
+def overlaps(choice: Overlap, ranks: Ranks) -> bool:
+    """What ``choice`` means for these ranks; the same answer on each.
+
+    Raises:
+        ValueError: No such choice.
+    """
+    if choice not in ("auto", "on", "off"):
+        raise ValueError(f"overlap is {choice!r}, must be auto, on or off")
+    return ranks.is_split and (choice == "on" or (choice == "auto" and ranks.carries_cuda))
+
+
+def is_staged(call: OperatorCall, plan: HaloPlan) -> bool:
+    """Whether :func:`overlapped_sum` computes ``call``: a sum of floating source rows, without weights."""
+    x = call.inputs[0]
+    return (
+        plan.ranks.is_split
+        and call.kind == "spmm"
+        and call.attrs["op"] == "copy_lhs"
+        and call.attrs["reduce"] == "sum"
+        and x.is_floating_point()
+        and len(x) == plan.num_inner
+        and 0 not in x.shape[1:]
+    )
+
+
+def overlapped_sum(
+    structure: Structure,
+    x_N: Tensor,
+    plan: HaloPlan,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    *,
+    label: str = "halo rows",
+) -> tuple[Tensor, Tensor]:
+    """``dst_scale[v] * sum of src_scale[u] * x[u]`` over v's in-edges, and the halo rows it fetched.
+
+    Args:
+        structure: In-edges of the N inner nodes from L local rows.
+        x_N: ``(N, ...)`` floating, no width 0.
+        plan: Every rank of the plan has to call with the same trailing shape and dtype.
+        src_scale: ``(L,)`` floating, without gradient; None for ones.
+        dst_scale: ``(N,)`` likewise.
+        label: What is fetched, for error messages.
+
+    Returns:
+        ``(N, ...)`` and ``(H, ...)`` in the dtype of ``x_N``. A gradient of the halo rows goes home together with that
+        of the sum, in one exchange.
+
+    Raises:
+        HaloExchangeError: A peer failed, or did not take part before the timeout.
+    """
+    return _OverlappedSum.apply(x_N, structure.to(x_N.device), plan, src_scale, dst_scale, label)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _OverlappedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_N: Tensor,
+        structure: Structure,
+        plan: HaloPlan,
+        src_scale_L: Tensor | None,
+        dst_scale_N: Tensor | None,
+        label: str,
+    ) -> tuple[Tensor, Tensor]:
+        parts, x_N = structure.split(plan.num_inner), x_N.contiguous()
+        src_scale_N, src_scale_H = _halves(src_scale_L, plan)
+        halo_H = x_N.new_empty((plan.num_halo, *x_N.shape[1:]))
+        exchange = begin_fetch(x_N, halo_H, plan, label)
+        wide = accumulator_dtype(x_N.dtype)
+        begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, dtype=wide)
+        exchange.finish()
+        out_N = add_sum(parts.rest, halo_H, src_scale=src_scale_H, dst_scale=dst_scale_N, initial=begun)
+        ctx.structure, ctx.plan, ctx.label = structure, plan, label
+        ctx.save_for_backward(src_scale_L, dst_scale_N)
+        ctx.set_materialize_grads(False)
+        return out_N, halo_H
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        plan: HaloPlan = ctx.plan
+        src_scale_L, dst_scale_N = ctx.saved_tensors
+        label = f"gradient of {ctx.label}"
+        grad_N, grad_H = grads
+        if grad_N is None:  # the halo rows alone were used
+            assert grad_H is not None
+            grad_N = grad_H.new_zeros((plan.num_inner, *grad_H.shape[1:]))
+        if torch.is_grad_enabled():  # this gradient has a gradient
+            y_L = spmm_sum(ctx.structure.reversed(), grad_N, src_scale=dst_scale_N, dst_scale=src_scale_L)
+            if grad_H is not None:
+                y_L = torch.cat([y_L[: plan.num_inner], y_L[plan.num_inner :] + grad_H])
+            return add_home(y_L, plan, label), *[None] * 5
+        parts, grad_N = ctx.structure.split(plan.num_inner), grad_N.contiguous()
+        src_scale_N, src_scale_H = _halves(src_scale_L, plan)
+        initial = None if grad_H is None else grad_H.to(accumulator_dtype(grad_H.dtype), copy=True).contiguous()
+        y_H = add_sum(parts.rest_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_H, initial=initial)
+        exchange = begin_return(y_H, plan, label)
+        y_N = add_sum(parts.first_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_N)
+        return add_returned_(y_N, exchange.finish(), plan), *[None] * 5
+
+
+def _halves(scale_L: Tensor | None, plan: HaloPlan) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if scale_L is None else (scale_L[: plan.num_inner], scale_L[plan.num_inner :])

@@ -1,0 +1,165 @@
+"""Sums that begin while halo rows travel: the same results, the same exchanges, one rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dgl import function as fn
+from torch import Tensor, nn
+
+import nugnn
+from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_graph, make_parts, run_steps
+from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_exchange import fetch_halo
+from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.overlap import overlapped_sum, overlaps
+from nugnn.kernels.spmm import spmm_sum
+from nugnn.models import GNN
+from nugnn.trainer import Trainer
+from shard_calls import make_data, shard_of
+
+# see test_exactness.py: the same sums, in two parts
+FLOAT64_BOUND = 1e-10
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.02, eps=1e-5)
+
+
+class Readers(nn.Module):
+    """Each layer reads one tensor by a sum, a mean, a maximum and on edges."""
+
+    def __init__(self, *, sum_first: bool = True) -> None:
+        super().__init__()
+        self.sum_first = sum_first
+        self.first, self.second = nn.Linear(NUM_FEATURES, 6), nn.Linear(24, NUM_CLASSES)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.ndata["h"] = self.drop(self.first(x)).relu()
+            reducers = [fn.sum("m", "a"), fn.mean("m", "b"), fn.max("m", "c")]
+            for reducer in reducers if self.sum_first else reversed(reducers):
+                graph.update_all(fn.copy_u("h", "m"), reducer)
+            graph.apply_edges(fn.u_add_v("h", "h", "e"))
+            graph.update_all(fn.copy_e("e", "m"), fn.sum("m", "d"))
+            return self.second(torch.cat([graph.ndata[name] for name in "abcd"], 1))
+
+
+def _model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name.startswith("readers"):
+        return Readers(sum_first=name == "readers").double()
+    options: dict[str, Any] = {"norm": "batch", "dropout": 0.4} if name != "gat" else {"heads": 2, "dropout": 0.4}
+    return GNN(name, NUM_FEATURES, NUM_CLASSES, hidden=5, layers=3, **options).double()
+
+
+@pytest.mark.parametrize("split", ["2-no_train", "3-metis_unequal", "5-random"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "readers", "readers-sum-last"])
+def test_parts_equal_one_device(ranks: Any, name: str, split: str) -> None:
+    num_parts, how = int(split[0]), split[2:]
+    data = make_graph(directed=how == "random", self_loops=how != "metis_unequal")
+    model = _model(name)
+    alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, _adam)
+    runs: list[Run] = ranks.run(
+        num_parts, run_steps, data, make_parts(data, num_parts, how), model, _adam, overlap="on", recompute_inputs=True
+    )
+    for run in runs:
+        worst, where = largest_difference(alone, run)
+        assert worst <= FLOAT64_BOUND, where
+        assert run.metrics == alone.metrics
+        assert all(torch.equal(value, run.parameters[key]) for key, value in runs[0].parameters.items())
+
+
+def _exchanges(ranks: Ranks, name: str, overlap: str) -> tuple[int, int, int]:
+    data = make_graph()
+    graph = shard_of(ranks, data)
+    rows = torch.isin(graph.global_node_ids, data.train_nodes).nonzero().flatten()
+    trainer = Trainer(_model(name), graph, {"train": rows, "val": rows[:0], "test": rows[:0]}, overlap=overlap)
+    rounds = ranks.clock.halo_rounds
+    trainer.train_epoch()
+    handler = trainer.net.interceptor.find(HaloHandler)
+    return handler.num_exchanges, handler.num_overlapped, ranks.clock.halo_rounds - rounds
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # layers of width 5 aggregate before their product, the first one features: forward 3, backward 2
+        ("gin", (3, 3, 5)),
+        # one tensor, four readers: it travels once, and its gradient returns once
+        ("readers", (1, 1, 2)),
+        # rows fetched for another reader serve the sums too
+        ("readers-sum-last", (1, 0, 2)),
+    ],
+)
+def test_a_tensor_still_travels_once(ranks: Any, name: str, expected: tuple[int, int, int]) -> None:
+    for mine, usual in zip(ranks.run(3, _exchanges, name, "on"), ranks.run(3, _exchanges, name, "off"), strict=True):
+        assert mine == expected
+        assert usual == (expected[0], 0, expected[2])
+
+
+def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Sums, halo rows, gradients and gradients of gradients: in stages, and over all edges at once."""
+    graph = shard_of(ranks, make_data())
+    index = graph.index
+    structure, plan = index.structure, index.plan
+    generator = torch.Generator().manual_seed(ranks.rank)
+    src = fetch_halo(torch.rand(plan.num_inner, generator=generator) + 0.5, plan)
+    dst = torch.rand(plan.num_inner, generator=generator) + 0.5
+    x = torch.randn(plan.num_inner, 2, 3, generator=generator).to(dtype).requires_grad_()
+    out, halo = overlapped_sum(structure, x, plan, src, dst)
+    local = fetch_halo(x, plan)
+    usual = spmm_sum(structure, local, src_scale=src, dst_scale=dst)
+    pairs = [(out, usual), (halo, local[plan.num_inner :])]
+    if dtype == torch.float64:
+        weights, halo_weights = torch.randn_like(out), torch.randn_like(halo)
+        mine = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x, create_graph=True)[0]
+        theirs = torch.autograd.grad(
+            (usual * weights).tanh().sum() + (local[plan.num_inner :] * halo_weights).sum(), x, create_graph=True
+        )[0]
+        pairs.append((mine, theirs))
+        pairs.append((torch.autograd.grad(mine.sin().sum(), x)[0], torch.autograd.grad(theirs.sin().sum(), x)[0]))
+        out, halo = overlapped_sum(structure, x, plan, src, dst)
+        once = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x)[0]
+        pairs.append((once, theirs))
+        out, halo = overlapped_sum(structure, x, plan, src, dst)
+        of_halo = torch.autograd.grad(halo.sin().sum(), x)[0]
+        pairs.append((of_halo, torch.autograd.grad(fetch_halo(x, plan)[plan.num_inner :].sin().sum(), x)[0]))
+    return [(a.detach(), b.detach()) for a, b in pairs]
+
+
+def test_values_and_gradients_of_all_outputs(ranks: Any) -> None:
+    for pairs in ranks.run(3, _both_ways, torch.float64):
+        assert len(pairs) == 6
+        for mine, usual in pairs:
+            # fewer than 100 terms below 20, in another order; gradients pass through two such sums
+            torch.testing.assert_close(mine, usual, rtol=0, atol=2 * 100 * 20 * 100 * torch.finfo(torch.float64).eps)
+
+
+def test_16_bit_sums_are_rounded_once(ranks: Any) -> None:
+    for pairs in ranks.run(3, _both_ways, torch.bfloat16):
+        (out, usual), (halo, expected) = pairs
+        assert torch.equal(halo, expected)
+        # sums in float32 in another order round to the same number or, rarely, to its neighbour
+        unit = torch.finfo(torch.bfloat16).eps
+        assert ((out.double() - usual.double()).abs() <= unit * usual.double().abs() + 1e-5).all()
+        assert (out == usual).double().mean() > 0.98
+
+
+def _own_loop(ranks: Ranks, choice: str) -> bool:
+    graph = shard_of(ranks, make_data())
+    return nugnn.intercept(nn.Identity(), graph, overlap=choice).find(HaloHandler).overlaps
+
+
+def test_choices(ranks: Any) -> None:
+    assert ranks.run(2, _own_loop, "on") == [True, True]
+    assert ranks.run(2, _own_loop, "off") == [False, False]
+    assert ranks.run(2, _own_loop, "auto") == [False, False]  # gloo: the transfer needs the cores that sum
+    assert not overlaps("on", Ranks())
+    with pytest.raises(ValueError, match="auto, on or off"):
+        overlaps("yes", Ranks())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="auto, on or off"):
+        nugnn.fit(nn.Identity(), make_graph(), overlap="always")
