@@ -17,7 +17,8 @@ from dgl.base import is_all
 from nugnn import adapters, fused_attention, fused_convolutions, readout
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
-from nugnn.shard_graph import ShardGraph, check_ids, on_device
+from nugnn.shard_fallback import check_ids, on_device
+from nugnn.shard_graph import ShardGraph
 from nugnn.shard_lists import (
     EXACT_FUNCTIONS,
     LOCAL_FUNCTIONS,

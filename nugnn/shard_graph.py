@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -18,7 +17,6 @@ from dgl import ops as dgl_ops
 from dgl.base import ALL, is_all
 from dgl.frame import Frame
 from dgl.utils.checks import prepare_tensor
-from dgl.view import EdgeSpace, HeteroEdgeDataView, HeteroEdgeView, HeteroNodeDataView, HeteroNodeView, NodeSpace
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
@@ -27,45 +25,13 @@ from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import IdRuns, Rows, tag
 from nugnn.kernels.structure import Structure
 from nugnn.partition.shard import Shard
-from nugnn.shard_lists import EXACT_METHODS, LOCAL_METHODS, NEVER_ANSWERED, REFUSED_METHODS
+from nugnn.shard_fallback import close_remaining_methods, on_device
+from nugnn.shard_loops import with_self_loops, without_self_loops, zero_where_infinite
+from nugnn.shard_views import EdgeData, EdgeView, NodeData, NodeView, subset
 from nugnn.udf import run_edge_function, run_node_function, run_reduce_function, tie_exchanges
 
 
-class _NodeData(HeteroNodeDataView):  # type: ignore[misc]
-    def __getitem__(self, key: str) -> Any:
-        rows = self._graph.index.node_rows
-        value: Any = super().__getitem__(key)
-        if not isinstance(value, Tensor):
-            return value  # a column of DGL's that is not loaded
-        return tag(value, rows if is_all(self._nodes) else _subset(rows, self._graph._row_ids(self._nodes)))
-
-
-class _EdgeData(HeteroEdgeDataView):  # type: ignore[misc]
-    def __getitem__(self, key: str) -> Any:
-        rows = self._graph.index.edge_rows
-        value: Any = super().__getitem__(key)
-        if not isinstance(value, Tensor):
-            return value
-        return tag(value, rows if is_all(self._edges) else _subset(rows, self._graph._edge_row_ids(self._edges)))
-
-
-class _NodeView(HeteroNodeView):  # type: ignore[misc]
-    def __getitem__(self, key: Any) -> NodeSpace:
-        data = super().__getitem__(key).data
-        return NodeSpace(data=_NodeData(self._graph, data._ntype, data._ntid, data._nodes))
-
-
-class _EdgeView(HeteroEdgeView):  # type: ignore[misc]
-    def __getitem__(self, key: Any) -> EdgeSpace:
-        data = super().__getitem__(key).data
-        return EdgeSpace(data=_EdgeData(self._graph, None, data._edges))
-
-
-def _subset(rows: Rows, picked: Tensor) -> Rows:
-    assert rows.ids is not None
-    return Rows(rows.kind, rows.ids[picked], 1, rows.split)
-
-
+@close_remaining_methods
 class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     """Looks to a model like an ordinary homogeneous graph of this rank's inner nodes.
 
@@ -191,26 +157,26 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     # -- data and counts ----------------------------------------------------------------------------------------
 
     @property
-    def ndata(self) -> _NodeData:
-        return _NodeData(self, "_N", 0, ALL)
+    def ndata(self) -> NodeData:
+        return NodeData(self, "_N", 0, ALL)
 
     srcdata = ndata
     dstdata = ndata
 
     @property
-    def edata(self) -> _EdgeData:
-        return _EdgeData(self, None, ALL)
+    def edata(self) -> EdgeData:
+        return EdgeData(self, None, ALL)
 
     @property
-    def nodes(self) -> _NodeView:
-        return _NodeView(self, self.get_ntype_id)
+    def nodes(self) -> NodeView:
+        return NodeView(self, self.get_ntype_id)
 
     srcnodes = nodes
     dstnodes = nodes
 
     @property
-    def edges(self) -> _EdgeView:
-        return _EdgeView(self)
+    def edges(self) -> EdgeView:
+        return EdgeView(self)
 
     def __getitem__(self, key: Any) -> ShardGraph:
         if key in ("_E", ("_N", "_E", "_N"), None):
@@ -298,7 +264,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         if isinstance(rows, numbers.Integral):
             return int(degrees[self._row_ids(rows)])
         picked = self._row_ids(rows)
-        return tag(degrees[picked], _subset(self.index.node_rows, picked))
+        return tag(degrees[picked], subset(self.index.node_rows, picked))
 
     def _row_ids(self, rows: Any, num_rows: int | None = None) -> Tensor:
         """Ids as int64 rows; type and range are checked as DGL does, and more strictly where its answer is garbage."""
@@ -314,7 +280,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         if isinstance(edges, tuple):
             if self.is_split:
                 self.refuse("naming edges by (source, destination) pairs", "edge rows of graph.edata")
-            edges = self._whole().edge_ids(*on_device(edges, _HOST)).to(self.device)
+            edges = self._whole().edge_ids(*on_device(edges, torch.device("cpu"))).to(self.device)
         return self._row_ids(edges, self.num_edges())
 
     def _distinct(self, ids: Tensor, what: str) -> Tensor:
@@ -331,7 +297,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             key = next(
                 iter(columns)
             )  # like DGL: nodes without in-edges show zero, after the apply function saw infinity
-            columns[key] = _zero_where_infinite(columns[key])
+            columns[key] = zero_where_infinite(columns[key])
         self._set_n_repr(0, ALL, columns)
 
     def multi_update_all(self, etype_dict: Any, cross_reducer: Any, apply_node_func: Any = None) -> None:
@@ -347,7 +313,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         if cross_reducer == "stack":
             columns = {key: tag(value[:, None], self.index.node_rows) for key, value in columns.items()}
         if _is_extreme(reduce_func):
-            columns = {key: _zero_where_infinite(value) for key, value in columns.items()}
+            columns = {key: zero_where_infinite(value) for key, value in columns.items()}
         self._set_n_repr(0, ALL, columns)
         if apply_node_func is not None:
             self.apply_nodes(apply_node_func)
@@ -446,7 +412,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         kept = old.indptr.new_zeros(old.num_edges + 1)
         torch.cumsum(mask_E, 0, out=kept[1:])
         structure = Structure(old.num_src, kept[old.indptr], old.indices[rows])
-        edge_rows = _subset(self.index.edge_rows, rows)
+        edge_rows = subset(self.index.edge_rows, rows)
         kept_ids = None if self._edge_ids is None else self._edge_ids[rows]
         part = copy.copy(self)
         part._graph = replace(self.index, structure=structure, edge_rows=edge_rows)
@@ -509,13 +475,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     def remove_self_loop(self, etype: Any = None) -> ShardGraph:
         """Without edges from a node to itself; all of them are local."""
         self.get_etype_id(etype)
-        structure = self.index.structure
-        loops = structure.indices == structure.dst
-        part = self._with_edges(~loops)
-        gone = torch.bincount(structure.dst[loops], minlength=self.num_nodes())
-        part._out_degrees = self._out_degrees - gone
-        part._node_frames = [self._node_frames[0].clone()]
-        return part._count_edges()
+        return without_self_loops(self)
 
     def add_self_loop(self, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None) -> ShardGraph:
         """One more edge from each node to itself, after its other in-edges.
@@ -529,58 +489,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             DGLError: ``fill_data`` is something else, or a mean of integers.
         """
         self.get_etype_id(etype)
-        if not isinstance(fill_data, (int, float)) and fill_data not in ("sum", "mean", "max", "min"):
-            raise dgl.DGLError(f"fill_data has to be a number, 'sum', 'mean', 'max' or 'min', got {fill_data!r}")
-        filled = set(self._edge_frames[0]) if edge_feat_names is None else set(edge_feat_names)
-        if unknown := filled - set(self._edge_frames[0]):
-            raise dgl.DGLError(f"edge_feat_names: there is no edge column {sorted(unknown)[0]!r}")
-        old, num_nodes = self.index.structure, self.num_nodes()
-        nodes = torch.arange(num_nodes + 1, device=self.device)
-        kept = torch.arange(old.num_edges, device=self.device) + old.dst
-        loops = old.indptr[1:] + nodes[:-1]
-        indices = old.indices.new_empty(old.num_edges + num_nodes)
-        indices[kept], indices[loops] = old.indices, nodes[:-1].to(indices.dtype)
-
-        def with_loops(ids: Tensor) -> Tensor:
-            merged = torch.empty(len(indices), dtype=torch.int64, device=self.device)
-            merged[kept], merged[loops] = ids, self._edge_id_bound + self.global_node_ids
-            return merged
-
-        row_ids = self.index.edge_rows.ids
-        assert row_ids is not None
-        part = copy.copy(self)
-        part._graph = replace(
-            self.index,
-            structure=Structure(old.num_src, old.indptr + nodes, indices),
-            edge_rows=Rows("edge", with_loops(row_ids), 1, self.is_split),
-        )
-        part._edge_ids = None if self._edge_ids is None else with_loops(self._edge_ids)
-        part._edge_id_bound = self._edge_id_bound + self._num_nodes_global
-        part._out_degrees = self._out_degrees + 1
-        part._node_frames = [self._node_frames[0].clone()]
-        part._edge_frames = [Frame(num_rows=len(indices))]
-        part._exchanges = []
-        for key in self._edge_frames[0]:
-            column = self._edge_frames[0][key]
-            fill = self._loop_fill(column, fill_data if key in filled else 0)
-            merged = column.new_empty((len(indices), *column.shape[1:]))
-            merged = merged.index_copy(0, kept, column).index_copy(0, loops, fill)
-            part._edge_frames[0][key] = merged
-        return part._count_edges()
-
-    def _loop_fill(self, column: Tensor, fill_data: Any) -> Tensor:
-        """A row for each inner node's new self-loop."""
-        if not isinstance(fill_data, str):
-            return column.new_full((), fill_data).expand(self.num_nodes(), *column.shape[1:])
-        if fill_data == "mean" and not column.is_floating_point():
-            raise dgl.DGLError(f"fill_data 'mean' of {column.dtype} is not defined; convert the column to float")
-        return _zero_where_infinite(getattr(dgl_ops, f"copy_e_{fill_data}")(self, column))
-
-    def _count_edges(self) -> ShardGraph:
-        """Bring ``num_edges_global`` up to date; every rank has to take part."""
-        total = torch.tensor([self.num_edges()])
-        self._num_edges_global = int(self.ranks.sum_(total))
-        return self
+        return with_self_loops(self, edge_feat_names, fill_data)
 
     def clone(self) -> ShardGraph:
         """A copy whose data can be changed without touching this graph; the structure is shared, it never changes."""
@@ -662,78 +571,8 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         return graph
 
 
-_NODE_IDS = frozenset("u v nodes seed_nodes source src dst root src_nodes dst_nodes nids".split())
-_EDGE_IDS = frozenset("edges eid eids".split())
-
-
-def check_ids(graph: ShardGraph, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Refuse ids out of range before DGL's native code reads past its arrays with them.
-
-    Raises:
-        DGLError: An argument that ``function`` takes as node or edge ids holds one that does not exist.
-    """
-    try:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-    except TypeError:
-        return  # DGL says what is wrong with the arguments
-    if "u" in given and "v" in given:
-        few, many = sorted(len(prepare_tensor(graph, given[end], end)) for end in ("u", "v"))
-        if few not in (1, many):
-            raise dgl.DGLError(f"u and v have to be equally long, or one of them a single id; got {few} and {many} ids")
-    for name, value in given.items():
-        count = graph.num_nodes() if name in _NODE_IDS else graph.num_edges() if name in _EDGE_IDS else None
-        for ids in value if isinstance(value, tuple) else (value,):
-            if count is None or ids is None or isinstance(ids, (str, dict, ShardGraph, dgl.DGLGraph)):
-                continue
-            limit = graph.num_nodes() if isinstance(value, tuple) else count  # a pair names ends of edges
-            if not (isinstance(ids, Tensor) and ids.dtype is torch.bool):
-                graph._row_ids(ids, limit)
-
-
 _FORMATS = {"coo", "csr", "csc"}
-_HOST = torch.device("cpu")
-
-
-def on_device(x: Any, device: torch.device) -> Any:
-    """``x`` with every tensor in it, also in tuples, lists and dictionaries, on ``device``; graphs stay."""
-    if isinstance(x, Tensor):
-        return x.to(device)
-    if type(x) in (tuple, list):
-        return type(x)(on_device(item, device) for item in x)
-    return {key: on_device(item, device) for key, item in x.items()} if type(x) is dict else x
-
-
-def _refusing(name: str, instead: str) -> Callable[..., Any]:
-    def method(self: ShardGraph, *args: Any, **kwargs: Any) -> Any:
-        if self.is_split or name in NEVER_ANSWERED:
-            self.refuse(f"DGLGraph.{name}", instead)
-        answer = getattr(self._whole(), name)
-        if not callable(answer):
-            return on_device(answer, self.device)
-        check_ids(self, answer, args, kwargs)
-        return on_device(answer(*on_device(args, _HOST), **on_device(kwargs, _HOST)), self.device)
-
-    method.__name__ = name
-    method.__doc__ = f"Refused when the graph is split; use instead: {instead}."
-    return method
 
 
 def _is_extreme(reduce_func: Any) -> bool:
     return core.is_builtin(reduce_func) and reduce_func.name in ("min", "max")
-
-
-def _zero_where_infinite(x: Tensor) -> Tensor:
-    return x.masked_fill(torch.isinf(x), 0) if x.is_floating_point() else x
-
-
-def _close_remaining_methods() -> None:
-    """Every public method on none of the lists, or on the refused one, says so instead of reaching native code."""
-    for name in dir(dgl.DGLGraph):
-        if name.startswith("_") or name in EXACT_METHODS or name in LOCAL_METHODS:
-            continue
-        method = _refusing(name, REFUSED_METHODS.get(name, "the whole graph, before nugnn.fit or nugnn.shard"))
-        is_property = isinstance(getattr(dgl.DGLGraph, name), property)
-        setattr(ShardGraph, name, property(method) if is_property else method)
-
-
-_close_remaining_methods()

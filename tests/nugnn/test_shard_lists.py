@@ -20,7 +20,8 @@ from local_checks import FUNCTION_CHECKS, METHOD_CHECKS
 from nugnn import seam, shard_lists
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
-from nugnn.shard_graph import ShardGraph, _close_remaining_methods
+from nugnn.shard_fallback import close_remaining_methods
+from nugnn.shard_graph import ShardGraph
 from refused_calls import FUNCTION_CALLS, METHOD_CALLS, NEEDS_MORE, equal_results
 from shard_calls import Case, assert_equal, joined, make_data, on_plain, on_rank, plain_of, shard_of
 
@@ -91,7 +92,7 @@ def test_each_list_has_its_tests() -> None:
 def test_a_new_method_of_dgl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dgl.DGLGraph, "brand_new", lambda self: self._graph.native_call(), raising=False)
     monkeypatch.setattr(dgl.DGLGraph, "new_property", property(lambda self: self._graph.native_call()), raising=False)
-    _close_remaining_methods()
+    close_remaining_methods(ShardGraph)
     try:
 
         def ask(ranks: Ranks) -> list[str]:
