@@ -399,7 +399,11 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(_names("cross_entropy nll_loss one_hot"), _rowwise(1)),
     **dict.fromkeys(_names("group_norm instance_norm conv1d max_pool1d avg_pool1d local_response_norm"), _rowwise(3)),
-    **{"conv2d": _rowwise(4), "conv3d": _rowwise(5)},
+    **dict.fromkeys(_names("conv2d max_pool2d avg_pool2d pixel_shuffle pixel_unshuffle"), _rowwise(4)),
+    **dict.fromkeys(_names("conv3d max_pool3d avg_pool3d"), _rowwise(5)),
+    **dict.fromkeys(_names("adaptive_avg_pool1d adaptive_max_pool1d interpolate upsample"), _rowwise(3)),
+    **dict.fromkeys(_names("conv_transpose1d scaled_dot_product_attention"), _rowwise(3)),
+    **dict.fromkeys(_names("conv_transpose2d adaptive_avg_pool2d adaptive_max_pool2d"), _rowwise(4)),
     **dict.fromkeys(_WRITTEN, _rowwise(1)),  # what is written has other rows, the place it goes to stays
     **{"flip": _flip, "set": _set, "layer_norm": _layer_norm},
     "embedding": _embedding,

@@ -1,4 +1,4 @@
-"""Row identity: which node or edge each row of a tensor stands for, carried along by provenance.
+"""Row identity: which node, edge or sample each row of a tensor stands for, carried along by provenance.
 
 A tag is attached where identity is known (graph frames, message-passing results, UDF batches) and follows the
 tensor through the functions that `nugnn.kernels.row_rules` lists, each of which keeps rows apart and in order. A
@@ -67,13 +67,14 @@ class Rows:
     """Identity of the rows of a tensor.
 
     Args:
-        kind: ``node`` or ``edge`` rows of a (possibly split) graph; ``replicated``: same values on every rank.
+        kind: ``node`` or ``edge`` rows of a (possibly split) graph; ``sample``: rows of a batch; ``replicated``: same
+            values on every rank.
         source: Global ids, ``(n,)`` int64 or `IdRuns`; None for ``replicated``.
         fold: Consecutive rows per id, for example heads after ``(N, heads, D) -> (N * heads, D)``.
         split: Whether other ranks hold further rows of the same kind.
     """
 
-    kind: Literal["node", "edge", "replicated"]
+    kind: Literal["node", "edge", "sample", "replicated"]
     source: Tensor | IdRuns | None = None
     fold: int = 1
     split: bool = False

@@ -1,0 +1,167 @@
+"""Global batches of a map-style data set, divided unevenly among ranks: every sample once an epoch, whatever the split.
+
+A global batch is the same set of samples for every split. Ranks differ in how many of them they take; one may take
+none. Each rank knows the counts of all, so a mean over the batch needs no exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+
+class SplitBatchSampler(Sampler[list[int]]):
+    """The samples of one rank in each global batch; use it as ``batch_sampler``, or through `batch_loader`.
+
+    Args:
+        num_samples: Of the data set.
+        sizes: Samples of each rank in a full batch, such as ``(18, 6)``; their sum is the global batch size. Of the
+            last, smaller batch each rank takes its proportion, rounded to the nearest counts that add up.
+        rank: Of this process.
+        seed: Of the order.
+        shuffle: Another order in each epoch, the same on every rank; ids ascend otherwise.
+        drop_last: Leave the last batch out when it is smaller.
+
+    Raises:
+        ValueError: Sizes or rank do not fit.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        sizes: Sequence[int],
+        rank: int = 0,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.num_samples, self.sizes, self.rank = num_samples, tuple(sizes), rank
+        self.seed, self.shuffle = seed, shuffle
+        if num_samples < 1:
+            raise ValueError("the data set has no samples")
+        if not self.sizes or any(size < 0 or size != int(size) for size in self.sizes) or sum(self.sizes) < 1:
+            raise ValueError(f"batch sizes are {self.sizes}, must be whole numbers of samples, at least one in all")
+        if not 0 <= rank < len(self.sizes):
+            raise ValueError(f"rank {rank} has no batch size: there are {len(self.sizes)}, {self.sizes}")
+        self.batch_size = sum(self.sizes)
+        self.num_batches = num_samples // self.batch_size if drop_last else -(-num_samples // self.batch_size)
+        if self.num_batches == 0:
+            raise ValueError(f"{num_samples} samples make no batch of {self.batch_size}, and drop_last is on")
+        self._epoch, self._start = 0, 0
+
+    def begin(self, epoch: int, start: int = 0) -> None:
+        """The next iteration is that of ``epoch``, from its batch ``start`` on: to go on in mid-epoch."""
+        self._epoch, self._start = epoch, start
+
+    def __len__(self) -> int:
+        """Batches that the next iteration gives, the same on every rank."""
+        return self.num_batches - self._start
+
+    def counts(self, batch: int) -> tuple[int, ...]:
+        """Samples of each rank in a batch."""
+        num = min(self.batch_size, self.num_samples - batch * self.batch_size)
+        return self.sizes if num == self.batch_size else apportioned(num, self.sizes)
+
+    def order(self, epoch: int) -> Tensor:
+        """``(num_samples,)`` int64, the order of the samples in an epoch."""
+        if not self.shuffle:
+            return torch.arange(self.num_samples)
+        generator = torch.Generator().manual_seed((self.seed << 32) + epoch)
+        return torch.randperm(self.num_samples, generator=generator)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.order(self._epoch)
+        for batch in range(self._start, self.num_batches):
+            counts = self.counts(batch)
+            first = batch * self.batch_size + sum(counts[: self.rank])
+            yield order[first : first + counts[self.rank]].tolist()
+
+
+def apportioned(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """``count`` in the proportions of ``sizes``, by largest remainder; among equal ones the lower rank's goes up."""
+    total = sum(sizes)
+    counts = [count * size // total for size in sizes]
+    by_remainder = sorted(range(len(sizes)), key=lambda rank: (-(count * sizes[rank] % total), rank))
+    for rank in by_remainder[: count - sum(counts)]:
+        counts[rank] += 1
+    return tuple(counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The samples of this rank in one global batch.
+
+    Args:
+        ids: ``(n,)`` int64 numbers of the samples in the data set.
+        data: What the collate function made of them; tensors have samples on axis 0.
+    """
+
+    ids: Tensor
+    data: Any
+
+    def pin_memory(self) -> Batch:
+        """For `DataLoader`."""
+        return Batch(self.ids, _map(lambda x: x.pin_memory(), self.data))
+
+    def to(self, device: torch.device) -> Batch:
+        """Every tensor of ``data`` on ``device``; copies from pinned memory do not wait. ``ids`` go along."""
+        return Batch(self.ids.to(device, non_blocking=True), _map(lambda x: x.to(device, non_blocking=True), self.data))
+
+
+def batch_loader(
+    dataset: Dataset[Any],
+    sampler: SplitBatchSampler,
+    *,
+    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> DataLoader[Any]:
+    """A loader of `Batch`, in the order of ``sampler``.
+
+    Args:
+        dataset: Map-style: ``len(dataset)`` and ``dataset[i]``.
+        sampler: Which samples.
+        collate_fn: Joins a list of samples; puts samples on axis 0 of every tensor.
+        num_workers: Processes that read ahead; 0 reads in this one.
+        pin_memory: Put batches where copies to a GPU need not wait.
+    """
+    return DataLoader(
+        _Numbered(dataset),
+        batch_sampler=sampler,
+        collate_fn=_Collate(dataset, collate_fn),
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+    )
+
+
+class _Numbered(Dataset[Any]):
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, numbers: list[int]) -> list[tuple[int, Any]]:
+        many = getattr(self.dataset, "__getitems__", None)
+        samples = [self.dataset[i] for i in numbers] if many is None or not numbers else many(numbers)
+        return list(zip(numbers, samples, strict=True))
+
+
+class _Collate:
+    """Joins samples and keeps their numbers; an empty batch has the shapes of a full one."""
+
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate_fn
+
+    def __call__(self, numbered: list[tuple[int, Any]]) -> Batch:
+        ids = torch.tensor([number for number, _ in numbered], dtype=torch.int64)
+        if numbered:
+            return Batch(ids, self._collate([sample for _, sample in numbered]))
+        return Batch(ids, _map(lambda x: x[:0], self._collate([self._dataset[0]])))
+
+
+def _map(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(Tensor, function, data)

@@ -1,0 +1,160 @@
+"""Built-in models of samples: a perceptron, a small convolutional network, and a transformer encoder."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+class MLP(nn.Module):
+    """Linear layers with batch norm, ReLU and dropout between them; samples of any shape are flattened.
+
+    Args:
+        in_features: Values of a sample.
+        num_classes: Width of the result.
+        hidden: Width of the layers between.
+        layers: Linear layers in all.
+        norm: ``batch`` or ``none``.
+        dropout: Probability, after each hidden layer.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        hidden: int = 128,
+        layers: int = 2,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = [in_features, *[hidden] * (layers - 1)]
+        steps: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            norms = [nn.BatchNorm1d(after)] if norm == "batch" else []
+            steps += [nn.Linear(before, after), *norms, nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(nn.Flatten(), *steps, nn.Linear(widths[-1], num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(n, num_classes)`` logits of ``x (n, ...)``."""
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class CNN(nn.Module):
+    """Pairs of 3 x 3 convolutions with batch norm, each followed by a maximum over 2 x 2, then one linear layer.
+
+    Args:
+        channels: Of an image.
+        num_classes: Width of the result.
+        widths: Channels after each pair.
+        dropout: Probability, before the last layer.
+    """
+
+    def __init__(
+        self, channels: int, num_classes: int, *, widths: Sequence[int] = (32, 64), dropout: float = 0.25
+    ) -> None:
+        super().__init__()
+        steps: list[nn.Module] = []
+        for before, after in zip([channels, *widths], widths, strict=False):
+            for first in (before, after):
+                steps += [nn.Conv2d(first, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+            steps.append(nn.MaxPool2d(2, ceil_mode=True))
+        self.features = nn.Sequential(*steps)
+        self.dropout = nn.Dropout(dropout)
+        self.classify = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(n, num_classes)`` logits of images ``x (n, channels, height, width)``."""
+        pooled = F.adaptive_avg_pool2d(self.features(x), 1).flatten(1)
+        return self.classify(self.dropout(pooled))  # type: ignore[no-any-return]
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
+        n, length, width = x.shape
+        q, k, v = (
+            part.view(n, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.project(x).chunk(3, dim=-1)
+        )
+        mask = is_token[:, None, None, :]
+        if self.training and self.dropout.p > 0:
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+            weights = self.dropout(scores.masked_fill(~mask, -torch.inf).softmax(-1))
+            mixed = weights @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.merge(mixed.transpose(1, 2).reshape(n, length, width))  # type: ignore[no-any-return]
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = _Attention(width, heads, dropout)
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.ModuleList(nn.Dropout(dropout) for _ in range(3))
+
+    def forward(self, x: Tensor, is_token: Tensor) -> Tensor:
+        x = x + self.dropout[0](self.attention(self.before(x), is_token))
+        hidden = self.dropout[1](F.gelu(self.widen(self.between(x))))
+        return x + self.dropout[2](self.narrow(hidden))  # type: ignore[no-any-return]
+
+
+class TransformerClassifier(nn.Module):
+    """A pre-norm transformer encoder over tokens; the mean over a sample's tokens is classified.
+
+    Args:
+        num_tokens: Size of the vocabulary; 0 is padding.
+        num_classes: Width of the result.
+        width: Of a token, a multiple of ``heads``.
+        heads: Of the attention.
+        layers: Blocks.
+        max_length: Longest sample, in tokens.
+        dropout: Probability, of embeddings, attention weights and each block's results.
+
+    Raises:
+        ValueError: ``width`` is no multiple of ``heads``.
+
+    Sources: Vaswani et al., "Attention Is All You Need", NeurIPS 2017; norm before each part as in Xiong et al., "On
+    Layer Normalization in the Transformer Architecture", ICML 2020.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_classes: int,
+        *,
+        width: int = 128,
+        heads: int = 4,
+        layers: int = 2,
+        max_length: int = 128,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"a width of {width} cannot be divided among {heads} heads; choose a multiple")
+        self.tokens, self.places = nn.Embedding(num_tokens, width, padding_idx=0), nn.Embedding(max_length, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
+        self.norm, self.classify = nn.LayerNorm(width), nn.Linear(width, num_classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """``(n, num_classes)`` logits of token numbers ``ids (n, length)``, 0 behind the end of a sample."""
+        is_token = ids != 0
+        x = self.dropout(self.tokens(ids) + self.places.weight[: ids.shape[1]])
+        for block in self.blocks:
+            x = block(x, is_token)
+        x = self.norm(x).masked_fill(~is_token[..., None], 0).sum(1) / is_token.sum(1, keepdim=True).clamp(min=1)
+        return self.classify(x)  # type: ignore[no-any-return]

@@ -1,0 +1,138 @@
+"""Training on batches that are divided unevenly among ranks, as one process would: pieces for a loop of one's own.
+
+ranks = nugnn.init()
+sampler = nugnn.SplitBatchSampler(len(dataset), sizes=(18, 6), rank=ranks.rank)
+mean = nugnn.BatchMean(nugnn.loss.cross_entropy, ranks)
+interceptor = nugnn.intercept_samples(model, ranks)
+for epoch in range(epochs):
+sampler.begin(epoch)
+for step, batch in enumerate(nugnn.batch_loader(dataset, sampler), epoch * len(sampler)):
+images, labels = nugnn.as_samples(batch, ranks).data
+with interceptor.step(step):
+loss = mean(model(images), labels, sum(sampler.counts(step % len(sampler))))
+loss.backward()
+sum_gradients(model.parameters(), ranks)
+optimizer.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.batches import Batch
+from nugnn.comm.batch_norm import BatchNormHandler
+from nugnn.comm.groups import Ranks
+from nugnn.comm.pulse import ProgressHandler
+from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.rows import Rows, tag
+from nugnn.loss import RowLoss
+
+BatchNormRows = Literal["all", "local"]
+"""Whose rows batch norm counts: those of all ranks, as one process would, or a rank's own."""
+
+
+def as_samples(batch: Batch, ranks: Ranks) -> Batch:
+    """Declare that row ``i`` of every tensor in ``batch`` belongs to its sample ``i``.
+
+    Raises:
+        ValueError: A tensor has another number of rows; the collate function has to put samples on axis 0.
+    """
+    rows = Rows("sample", batch.ids, split=ranks.is_split)
+    for x in torch.utils._pytree.tree_leaves(batch.data):
+        if not isinstance(x, Tensor):
+            continue
+        if x.shape[:1] != batch.ids.shape:
+            raise ValueError(
+                f"a tensor of shape {tuple(x.shape)} in a batch of {len(batch.ids)} samples: the collate function "
+                "has to put samples on axis 0 of every tensor"
+            )
+        tag(x, rows)
+    return batch
+
+
+def intercept_samples(
+    model: nn.Module, ranks: Ranks, *, seed: int = 0, batch_norm: BatchNormRows = "all"
+) -> Interceptor:
+    """The interceptor that makes ``model`` on divided batches do what it does on whole ones.
+
+    Dropout masks belong to the sample and the step; batch norm sees all ranks' rows. Run forward and backward inside
+    ``with interceptor.step(number):``, with a number for each optimizer step; micro-batches of one step share it.
+
+    Args:
+        model: Its module paths name the operators.
+        ranks: From `nugnn.init`.
+        seed: Of dropout masks; the same on every rank.
+        batch_norm: ``all``, or ``local``: statistics of a rank's own rows, no exchange, and another result than one
+            process has.
+
+    Raises:
+        ValueError: No such choice of ``batch_norm``.
+    """
+    if batch_norm not in ("all", "local"):
+        raise ValueError(f"batch_norm is {batch_norm!r}, must be all or local")
+    handlers = (
+        ProgressHandler(ranks.pulse),
+        DropoutHandler(is_split=ranks.is_split),
+        RandomDrawHandler(is_split=ranks.is_split),
+        *((BatchNormHandler(ranks),) if batch_norm == "all" else ()),
+    )
+    return Interceptor(handlers, model, seed=seed)
+
+
+class BatchMean:
+    """Turns per-sample losses of this rank into its share of the mean over a global batch.
+
+    The shares of all ranks add up to the loss that one process computes, so gradients are summed, not averaged. A rank
+    without samples contributes a zero that still depends on its logits.
+
+    Args:
+        loss: See `nugnn.loss.RowLoss`.
+        ranks: Who holds the other samples.
+        class_weights: ``(C,)`` weight of each class; the mean is then over weights.
+    """
+
+    def __init__(self, loss: RowLoss, ranks: Ranks, class_weights: Tensor | None = None) -> None:
+        self._loss, self._ranks, self._class_weights = loss, ranks, class_weights
+
+    def total(self, counts: Sequence[int], labels: Sequence[Tensor]) -> float:
+        """What the losses of an optimizer step are divided by; with class weights a collective call.
+
+        Args:
+            counts: Samples of each rank in the global batch.
+            labels: Those of this rank's samples in it, one tensor for each micro-batch.
+        """
+        if self._class_weights is None:
+            return float(sum(counts))
+        mass = torch.zeros((), dtype=torch.float64)
+        for part in labels:
+            mass += self._class_weights.to(part.device)[part].sum(dtype=torch.float64).cpu()
+        return float(self._ranks.sum_(mass))
+
+    def __call__(self, logits: Tensor, labels: Tensor, total: float) -> Tensor:
+        """Share of the loss on this rank, a scalar.
+
+        Args:
+            logits: ``(n, ...)`` of this rank's samples in a batch or micro-batch.
+            labels: ``(n,)`` classes, or what the loss function takes.
+            total: From `total`; without class weights the number of samples in the global batch.
+
+        Raises:
+            ValueError: The loss function reduced over samples.
+        """
+        if logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()  # exponentials and the sum over rows need float32
+        values = self._loss(logits, labels)
+        if values.shape[:1] != labels.shape[:1] or values.dim() not in (1, 2):
+            raise ValueError(
+                f"the loss function returned shape {tuple(values.shape)} for {len(labels)} samples; it has to return "
+                "one value per sample, (n,) or (n, C), without a mean or sum (reduction='none')."
+            )
+        per_sample = values.shape[1] if values.dim() == 2 else 1
+        if self._class_weights is not None:
+            values = values * self._class_weights.to(labels.device)[labels].to(values.dtype)
+        return values.sum() / (total * per_sample)
