@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
+from nugnn.comm.meeting import meet, ranks_have_met, ranks_meet
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 
 
@@ -147,10 +148,12 @@ class _AddHome(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
         ctx.plan, ctx.label = plan, label
+        ranks_meet(ctx, y_L)
         return _add_home(y_L, plan, label)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        ranks_have_met(ctx)
         return _Fetch.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
 
 
@@ -241,6 +244,9 @@ class HaloHandler:
         """``fetch_halo(x_N, plan)``, remembered until ``x_N`` changes or the step ends."""
         if not plan.ranks.is_split:
             return x_N
+        return meet(self._fetched_or_known(x_N, plan, label))
+
+    def _fetched_or_known(self, x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
         key = (id(x_N), id(plan))
         known = self._memo.get(key)
         if known is not None and known[0]() is x_N and known[1] == x_N._version:

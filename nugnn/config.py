@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
         "data_dir",
         "num_nodes",
         "recompute_inputs",
+        "activations",
         "device",
         "cluster",
         "plan",
@@ -149,6 +150,13 @@ class TrainConfig:
     recompute_inputs: bool = option(
         False, bool, "Aggregate the input features anew in every epoch; what was aggregated once is kept otherwise."
     )
+    activations: str = option(
+        "keep",
+        str,
+        "What a step keeps for backward: everything (keep), or layers run a second time (recompute: less memory, about "
+        "a third more time), or it goes to the host's memory and back (offload: GPUs, as slow as their bus).",
+        choices=("keep", "recompute", "offload"),
+    )
     halo_wire: str = option(
         "fp32",
         str,
@@ -200,6 +208,9 @@ class TrainConfig:
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
+        if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:
+            allowed = "keep, recompute: with --device cpu everything is in the host's memory already"
+            raise ConfigError(refusal("--activations", "offload", allowed))
         for name, models in _ONLY_FOR.items():
             default = type(self).__dataclass_fields__[name].default
             if self.model in BUILT_IN_MODELS and self.model not in models and getattr(self, name) != default:

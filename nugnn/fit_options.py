@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nugnn.activations import checked_activations
 from nugnn.datasets.graph_data import GraphData
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
@@ -47,6 +48,8 @@ class FitOptions:
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
         recompute_inputs: Aggregate the input features anew in every epoch; their aggregate, which is the same, is kept
             otherwise.
+        activations: What a step keeps for backward: ``keep`` everything; ``recompute`` the insides of message-passing
+            layers, which run a second time; ``offload`` to the host's memory, from a GPU. Results are the same.
     """
 
     epochs: int = 200
@@ -64,6 +67,7 @@ class FitOptions:
     seed: int = 0
     precision: str = "fp32"
     recompute_inputs: bool = False
+    activations: str = "keep"
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's; or what ``make_optimizer`` returns."""
@@ -124,6 +128,7 @@ def _check_labels(options: FitOptions, data: GraphData) -> None:
             "by ndata['train_mask']"
         )
     Storage(options.precision)
+    checked_activations(options.activations)
     metric, is_multilabel = options.metric or data.metric, data.labels.dim() == 2
     if metric not in METRICS:
         raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")

@@ -155,6 +155,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "seed": config.seed,
         "precision": config.precision,
         "recompute_inputs": config.recompute_inputs,
+        "activations": config.activations,
         "inductive": config.inductive,
         "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
         "checkpoint_folder": config.out_dir / "checkpoint",

@@ -123,7 +123,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         )
         self._out_degrees = out_degrees
         self._num_nodes_global, self._num_edges_global = num_nodes, num_edges
-        self._exchanges: list[Tensor] = []
+        self._exchanges: list[tuple[int, Tensor]] = []
 
     def __copy__(self) -> ShardGraph:
         other = ShardGraph.__new__(ShardGraph)
@@ -180,11 +180,13 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         )
 
     def remember_exchange(self, x_L: Tensor) -> None:
-        if x_L.requires_grad and not any(x_L is known for known in self._exchanges):
-            self._exchanges.append(x_L)
+        task = torch._C._current_graph_task_id()
+        if x_L.requires_grad and not any(x_L is known and task == when for when, known in self._exchanges):
+            self._exchanges.append((task, x_L))
 
     def take_exchanges(self) -> list[Tensor]:
-        taken = list(self._exchanges)
+        # a layer that runs again in backward may stop half-way: what it left is of that backward
+        taken = [x_L for task, x_L in self._exchanges if task == torch._C._current_graph_task_id()]
         self._exchanges.clear()
         return taken
 

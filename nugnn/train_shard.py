@@ -68,6 +68,7 @@ def train_shard(
         seed=options.seed,
         precision=options.precision,
         recompute_inputs=options.recompute_inputs,
+        activations=options.activations,
         evaluate_on=other,
     )
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)
