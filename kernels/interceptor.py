@@ -335,6 +335,11 @@ class Interceptor(TorchFunctionMode):
             OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run), self._chain(kind)
         )
 
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The chain, outermost first."""
+        return self._handlers
+
     def find(self, handler_type: type[H]) -> H:
         """The handler of the given type."""
         for handler in self._handlers:

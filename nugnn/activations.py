@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+from nugnn.kernels.reuse import ReuseHandler
 from nugnn.model_on_shard import ModelOnShard
+from nugnn.offload import LEAST_BYTES, HostMemory
 from nugnn.options import closest
 from nugnn.recomputation import Recomputation
 
@@ -66,6 +68,35 @@ class Recomputed(Activations):
         return self._recomputation.step()
 
 
+class Offloaded(Activations):
+    """What backward needs waits in the host's memory, but for what is on the device in any case; see `nugnn.offload`.
+
+    Args:
+        net: Its parameters, constants and graph stay on the device.
+        least_bytes: Smaller tensors stay, too.
+    """
+
+    def __init__(self, net: ModelOnShard, *, least_bytes: int = LEAST_BYTES) -> None:
+        super().__init__(net)
+        self.host = HostMemory(net.graph.device, lambda: _resident(net), least_bytes=least_bytes)
+
+    def forward(self) -> Tensor:
+        with self.host.saving():
+            return self.net.forward()
+
+
+def _resident(net: ModelOnShard) -> Iterator[Tensor]:
+    """Tensors of ``net`` that live longer than a forward pass."""
+    yield from net.model.parameters()  # in half precision: the copies that the step works on
+    yield from net.model.buffers()
+    if net.features_ND is not None:
+        yield net.features_ND
+    yield from net.graph.own_tensors()
+    for handler in net.interceptor.handlers:
+        if isinstance(handler, ReuseHandler):
+            yield from handler.kept()
+
+
 def make_activations(activations: str, net: ModelOnShard) -> Activations:
     """How ``net`` is trained under ``activations``, one of `ACTIVATIONS`.
 
@@ -73,6 +104,10 @@ def make_activations(activations: str, net: ModelOnShard) -> Activations:
         ValueError: There is no such choice, or no rank has a GPU whose memory ``offload`` would save.
     """
     ranks = net.graph.ranks
-    if ranks.is_uniform:  # otherwise another rank has a GPU, and ours needs no help
+    if ranks.is_uniform:
         refuse_needless_offload(activations, [ranks.device])
-    return {"keep": Activations, "recompute": Recomputed}[checked_activations(activations)](net)
+    if checked_activations(activations) == "recompute":
+        return Recomputed(net)
+    # beside a rank with a GPU, one without has all in the host's memory already
+    moves = activations == "offload" and ranks.device.type != "cpu"
+    return Offloaded(net) if moves else Activations(net)

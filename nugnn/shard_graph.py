@@ -173,6 +173,15 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             )
         return self._edge_ids
 
+    def own_tensors(self) -> Iterator[Tensor]:
+        """Structure, ids, degrees and data: what lives as long as the graph."""
+        index = self.index
+        made = vars(index.structure).get("transposed")
+        holders = [vars(index.structure), {} if made is None else vars(made), index.degree_factors]
+        yield from (x for holder in holders for x in holder.values() if isinstance(x, Tensor))
+        yield from (self.global_node_ids, index.plan.send_rows, self._out_degrees)
+        yield from (frame[key] for frame in (*self._node_frames, *self._edge_frames) for key in frame)
+
     def refuse(self, what: str, instead: str) -> NoReturn:
         raise NotImplementedError(
             f"{what} has no exact meaning on one part of a split graph (part {self.ranks.rank} of "

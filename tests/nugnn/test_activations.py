@@ -19,14 +19,18 @@ from torch.utils.checkpoint import checkpoint
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn import recognition
+from nugnn import cli, recognition
+from nugnn import trainer as trainer_module
+from nugnn.activations import Offloaded
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import HaloHandler
 from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.module_state import ModuleState
+from nugnn.model_on_shard import ModelOnShard
 from nugnn.models import GNN, WithNodeEmbedding
+from nugnn.offload import HostMemory
 from nugnn.options import ConfigError
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
@@ -229,6 +233,10 @@ def _trained(ranks: Ranks, model: nn.Module, **options: Any) -> dict[str, Any]:
 def _differences(ranks: Ranks, model: nn.Module, activations: str, **options: Any) -> list[str]:
     kept = _trained(ranks, model, **options)
     other = _trained(ranks, model, activations=activations, **options)
+    return _unequal(kept, other)
+
+
+def _unequal(kept: dict[str, Any], other: dict[str, Any]) -> list[str]:
     assert kept.keys() == other.keys() and len(kept["losses"]) == NUM_STEPS
     return [
         name
@@ -308,6 +316,63 @@ def test_rows_made_inside_a_layer_travel_again_on_every_rank(ranks: Any) -> None
     again = ranks.run(3, _exchanges, model, "recompute")
     assert kept == [[(3, 6)] * 2] * 3
     assert again == [[(6, 9)] * 2] * 3  # the projected rows of three layers, once more
+
+
+class _SavesOn(torch.autograd.Function):
+    """``x``, saved for backward on some ranks alone: as where one has another device, and another kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, saves: bool) -> Tensor:
+        ctx.save_for_backward(*([x] if saves else []))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors
+        return grads[0], None
+
+
+class _Uneven(nn.Module):
+    """Saves nothing but what the ranks in ``first`` and ``last`` do, before and after its exchanges."""
+
+    def __init__(self, first: set[int], last: set[int], sums: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.sums = first, last, sums
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        rank = graph.ranks.rank
+        h = nugnn.as_node_rows(_SavesOn.apply(x + 1, rank in self.first), graph)
+        with graph.local_scope():
+            for _ in range(2):
+                graph.ndata["h"] = h
+                graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "h"))
+                h = graph.ndata["h"] - nugnn.global_sum(h, graph) if self.sums else graph.ndata["h"] + h
+            return _SavesOn.apply(h, rank in self.last)  # type: ignore[no-any-return]
+
+
+class _Layers(nn.Module):
+    def __init__(self, *layers: nn.Module, own: bool) -> None:
+        super().__init__()
+        self.layers, self.own = nn.ModuleList(layers), own
+        self.linear = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        h = nugnn.as_node_rows(x.clone().requires_grad_(), graph)
+        for layer in self.layers:
+            h = checkpoint(layer, graph, h, use_reentrant=False) if self.own else layer(graph, h)
+        return self.linear(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_ranks_that_save_different_tensors_exchange_in_one_order(ranks: Any, own: bool) -> None:
+    for first, last in (({0}, {1}), ({1}, set()), (set(), {0, 2}), (set(), set())):
+        for sums in (False, True):
+            model = _Layers(_Uneven(first, last, sums), _Uneven(last, first, sums), own=own).double()
+            if own:
+                assert len(ranks.run(3, _trained, model, timeout=30)) == 3
+            else:
+                for wrong in ranks.run(3, _differences, model, "recompute", timeout=30):
+                    assert not wrong
 
 
 # -- torch's own checkpoint in a loop of one's own ------------------------------------------------------------------
@@ -499,7 +564,7 @@ class _DeepBlock(nn.Module):
         return F.dropout(torch.tanh(self.norm(self.conv(graph, x))), 0.3, self.training)
 
 
-def _peak_bytes(num_layers: int, activations: str) -> int:
+def _deep_trainer(num_layers: int, activations: str) -> Trainer:
     generator = torch.Generator().manual_seed(0)
     num_nodes = 4096
     ends = torch.randint(0, num_nodes, (2, 2 * num_nodes), generator=generator)
@@ -520,9 +585,12 @@ def _peak_bytes(num_layers: int, activations: str) -> int:
     shard = _shard(Ranks(), data)
     model = _Deep(num_layers).double()
     sgd = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
-    trainer = Trainer(
-        model, ShardGraph(shard), {"train": shard.train_rows}, make_optimizer=sgd, activations=activations
-    )
+    rows = {"train": shard.train_rows}
+    return Trainer(model, ShardGraph(shard), rows, make_optimizer=sgd, activations=activations)
+
+
+def _peak_bytes(num_layers: int, activations: str) -> int:
+    trainer = _deep_trainer(num_layers, activations)
     trainer.train_epoch()  # what is made once, and at the first step's every level
     with _Peak() as peak:
         trainer.train_epoch()
@@ -584,3 +652,158 @@ def test_a_run_that_is_resumed_with_the_other_choice_ends_the_same(tmp_path: Any
     straight = nugnn.fit(model, data, epochs=6, activations="recompute", **how)
     assert torch.equal(resumed.logits, straight.logits)
     assert [epoch.loss for epoch in resumed.history] == [epoch.loss for epoch in straight.history]
+
+
+def test_the_command_line_refuses_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "--dataset", "digits", "--device", "cpu", "--activations", "offload"])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and said.count("\n") == 1 and "in the host's memory already" in said
+
+
+def test_the_run_folder_says_what_was_kept(tmp_path: Any) -> None:
+    line = f"train --dataset digits --epochs 2 --device cpu --activations recompute --out {tmp_path}/run"
+    with pytest.raises(SystemExit) as caught:
+        cli.main(line.split())
+    assert not caught.value.code and "activations: recompute" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+# -- in the host's memory: on the CPU the same steps copy from memory to memory --------------------------------------
+
+
+def _offloaded(ranks: Ranks, model: nn.Module, **options: Any) -> list[str]:
+    kept = _trained(ranks, model, **options)
+    moved: list[HostMemory] = []
+
+    def make(_: str, net: ModelOnShard) -> Offloaded:
+        activations = Offloaded(net, least_bytes=256)
+        moved.append(activations.host)
+        return activations
+
+    plain, trainer_module.make_activations = trainer_module.make_activations, make
+    try:
+        other = _trained(ranks, model, activations="offload", **options)
+    finally:
+        trainer_module.make_activations = plain
+    assert moved[0].moved_bytes > 0
+    return _unequal(kept, other)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_tensors_that_wait_on_the_host_change_no_bit(ranks: Any, name: str, size: int) -> None:
+    for wrong in ranks.run(size, _offloaded, _model(name), features=name != "embedding"):
+        assert not wrong
+
+
+def test_half_precision_waits_on_the_host_without_its_weights() -> None:
+    torch.manual_seed(0)
+    model = GNN("sage", NUM_FEATURES, NUM_CLASSES, hidden=8, layers=3, norm="layer", dropout=0.4)
+    assert not _offloaded(Ranks(), model, precision="bf16")
+
+
+def _packed(forward: Callable[[], Tensor], resident: list[Tensor], least_bytes: int = 1) -> tuple[HostMemory, Tensor]:
+    host = HostMemory(torch.device("cpu"), lambda: resident, least_bytes=least_bytes)
+    with host.saving():
+        out = forward()
+    return host, out
+
+
+def test_the_same_bytes_move_once_and_come_back_as_they_lay() -> None:
+    base = torch.randn(6, 8, dtype=torch.float64, requires_grad=True)
+    got: list[Tensor] = []
+
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *views: Tensor) -> Tensor:
+            ctx.save_for_backward(*views)
+            return views[0].sum()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+            got.extend(ctx.saved_tensors)
+            return (None,) * 5
+
+    h = base * 2
+    views = (h, h.t(), h[1:4, ::3], h[0].expand(5, 8), h[2:, 4:])
+    expected = [(v.clone(), v.stride()) for v in views]
+    host, out = _packed(lambda: Saves.apply(*views), [])
+    # h and its transpose; from h[1, 0] to h[3, 6]; a row; from h[2, 4] to the end
+    assert host.moved_bytes == 8 * (48 + 23 + 8 + 28)
+    with torch.no_grad():
+        h.zero_()  # what waits is what was saved
+    out.backward()
+    for x, (values, strides) in zip(got, expected, strict=True):
+        assert torch.equal(x, values) and x.stride() == strides
+    assert got[0].data_ptr() == got[1].data_ptr(), "one copy comes back for both"
+
+
+def test_what_was_changed_in_between_is_saved_again() -> None:
+    x = torch.ones(8, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        factor = torch.full((8,), 2.0, dtype=torch.float64)
+
+    def forward() -> Tensor:
+        first = x * factor
+        factor.add_(1)
+        return (first + x * factor).sum()
+
+    host, out = _packed(forward, [x])
+    assert host.moved_bytes == 2 * 64
+    out.backward()
+    assert torch.equal(x.grad, torch.full_like(x, 5.0))
+
+
+def test_small_and_resident_tensors_stay() -> None:
+    weight = torch.randn(8, 8, requires_grad=True)
+    x = torch.randn(64, 8)
+
+    def forward() -> Tensor:
+        return (torch.tanh(x @ weight.t()) @ weight[:4].t()).sum()
+
+    host, _ = _packed(forward, [weight, x])
+    assert host.moved_bytes == 64 * 8 * 4  # the hyperbolic tangent's result, for itself and for the product
+    host, _ = _packed(forward, [weight, x], least_bytes=64 * 8 * 4 + 1)
+    assert host.moved_bytes == 0
+
+
+def test_parameters_features_and_the_graph_never_move() -> None:
+    trainer = _trainer(Ranks(), _gnn("gat", heads=2, attention_dropout=0.3).double())
+    trainer.train_epoch()
+    activations = Offloaded(trainer.net, least_bytes=1)
+    fixed = {
+        x.untyped_storage()._cdata
+        for x in (*trainer.model.parameters(), *trainer.model.buffers(), trainer.net.features_ND)
+    }
+    structure = trainer.graph.index.structure
+    fixed |= {x.untyped_storage()._cdata for x in (structure.indptr, structure.indices, structure.dst)}
+    moved = set()
+    plain = HostMemory._pack
+
+    def pack(self: HostMemory, x: Tensor) -> Any:
+        kept = plain(self, x)
+        if not isinstance(kept, Tensor):
+            moved.add(x.untyped_storage()._cdata)
+        return kept
+
+    HostMemory._pack = pack  # type: ignore[method-assign]
+    try:
+        with trainer.net.step(1):
+            loss = activations.forward().square().sum()
+    finally:
+        HostMemory._pack = plain  # type: ignore[method-assign]
+    assert moved and not moved & fixed
+    loss.backward()
+
+
+def test_nothing_but_small_tensors_is_left_on_the_device() -> None:
+    trainer = _deep_trainer(8, "keep")
+    trainer.train_epoch()
+    activations = Offloaded(trainer.net, least_bytes=4096)
+    with _Peak() as peak, trainer.net.step(1):
+        out = activations.forward()
+        total = out.sum()
+        del out
+        # of 8 layers each: eight vectors of a number for each of 4096 nodes at most (means, deviations, row numbers)
+        assert peak.bytes - activations.host.moved_bytes <= 4096 * 8 * 8
+        del total
