@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
+from nugnn.comm.meeting import ranks_have_met, ranks_meet
 from nugnn.kernels.rows import REPLICATED, tag
 
 
@@ -19,22 +20,26 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
+        ranks_meet(ctx, x)
         return ranks.sum_(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ranks_have_met(ctx)
         return _SumOverRanks.apply(grads[0], ctx.ranks), None  # type: ignore[no-untyped-call]
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ranks_meet(ctx, x)
         parts = ranks.gather_rows(x)
         ctx.ranks, ctx.first, ctx.count = ranks, sum(len(p) for p in parts[: ranks.rank]), len(x)
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ranks_have_met(ctx)
         total = ctx.ranks.sum_(grads[0].clone(memory_format=torch.contiguous_format))
         return total[ctx.first : ctx.first + ctx.count], None
 

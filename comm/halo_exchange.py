@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
+from nugnn.comm.meeting import ranks_have_met, ranks_meet
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,10 +196,12 @@ class _AddHome(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
         ctx.plan, ctx.label = plan, label
+        ranks_meet(ctx, y_L)
         return _add_home(y_L, plan, label)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        ranks_have_met(ctx)
         return _Fetch.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
 
 

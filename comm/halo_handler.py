@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.halo_exchange import HaloPlan, fetch_halo
-from nugnn.comm.overlap import is_staged, overlapped_sum
+from nugnn.comm.meeting import meet
+from nugnn.comm.overlap import is_staged, overlapped_sum, staged_sum
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.kernels.structure import Structure
 
@@ -65,30 +66,29 @@ class HaloHandler:
             return x_N
         known = self._known(x_N, plan)
         if known is None:
-            x_L = fetch_halo(x_N, plan, label)
-            self._remember(x_N, plan, None, x_L)
-            return x_L
+            known = self._remember(x_N, plan, None, fetch_halo(x_N, plan, label))
         if known.local is None:
             assert known.halo is not None
             known.local = torch.cat([x_N, known.halo])
-        return known.local
+        return meet(known.local)
 
     def _known(self, x_N: Tensor, plan: HaloPlan) -> _Known | None:
         known = self._memo.get((id(x_N), id(plan)))
         return known if known is not None and known.answers(x_N) else None
 
-    def _remember(self, x_N: Tensor, plan: HaloPlan, halo_H: Tensor | None, x_L: Tensor | None) -> None:
+    def _remember(self, x_N: Tensor, plan: HaloPlan, halo_H: Tensor | None, x_L: Tensor | None) -> _Known:
         self.num_exchanges += 1
         self.halo_bytes += plan.num_halo * x_N.shape[1:].numel() * x_N.element_size()
         memo, key = self._memo, (id(x_N), id(plan))
         memo[key] = _Known(weakref.ref(x_N, lambda _: memo.pop(key, None)), x_N._version, halo_H, x_L)
+        return memo[key]
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
         plan: HaloPlan | None = call.attrs["plan"]
         attrs = {key: value for key, value in call.attrs.items() if key != "plan"}
         if plan is None:  # over out-edges: the result goes home instead
             return proceed(replace(call, attrs=attrs))
-        if self.overlaps and is_staged(call, plan) and self._known(call.inputs[0], plan) is None:
+        if self.overlaps and is_staged(call, plan):
             return proceed(replace(call, attrs=attrs, run=self._staged(plan, call.name)))
         targets = ("u", "e") if call.kind == "spmm" else (attrs["lhs_target"], attrs["rhs_target"])
         inputs = tuple(
@@ -106,6 +106,11 @@ class HaloHandler:
             dst_scale: Tensor | None = None,
             **__: Any,
         ) -> Tensor:
+            if (known := self._known(x_N, plan)) is not None:
+                if known.halo is None:
+                    assert known.local is not None
+                    known.halo = known.local[plan.num_inner :]
+                return staged_sum(structure, x_N, known.halo, src_scale, dst_scale)
             out_N, halo_H = overlapped_sum(structure, x_N, plan, src_scale, dst_scale, label=label)
             self._remember(x_N, plan, halo_H, None)
             self.num_overlapped += 1

@@ -9,6 +9,7 @@ Shape suffixes: N inner, H halo, L = N + H local rows, S rows sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -79,6 +80,18 @@ def overlapped_sum(
     return _OverlappedSum.apply(x_N, structure.to(x_N.device), plan, src_scale, dst_scale, label)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def staged_sum(
+    structure: Structure,
+    x_N: Tensor,
+    halo_H: Tensor,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`overlapped_sum` of halo rows that are here already; their gradient goes to ``halo_H``."""
+    out: Tensor = _StagedSum.apply(x_N, halo_H, structure.to(x_N.device), src_scale, dst_scale)  # type: ignore[no-untyped-call]
+    return out
+
+
 class _OverlappedSum(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -90,35 +103,31 @@ class _OverlappedSum(torch.autograd.Function):
         dst_scale_N: Tensor | None,
         label: str,
     ) -> tuple[Tensor, Tensor]:
-        parts, x_N = structure.split(plan.num_inner), x_N.contiguous()
-        src_scale_N, src_scale_H = _halves(src_scale_L, plan)
         halo_H = x_N.new_empty((plan.num_halo, *x_N.shape[1:]))
+        x_N = x_N.contiguous()
         exchange = begin_fetch(x_N, halo_H, plan, label)
-        wide = accumulator_dtype(x_N.dtype)
-        begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, dtype=wide)
-        exchange.finish()
-        out_N = add_sum(parts.rest, halo_H, src_scale=src_scale_H, dst_scale=dst_scale_N, initial=begun)
+        out_N = _sum(structure, x_N, exchange.finish, src_scale_L, dst_scale_N)
         ctx.structure, ctx.plan, ctx.label = structure, plan, label
-        ctx.save_for_backward(src_scale_L, dst_scale_N)
+        _save(ctx, x_N, src_scale_L, dst_scale_N)
         ctx.set_materialize_grads(False)
         return out_N, halo_H
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        _, src_scale_L, dst_scale_N = ctx.saved_tensors  # before the exchange: see `nugnn.comm.meeting`
         plan: HaloPlan = ctx.plan
-        src_scale_L, dst_scale_N = ctx.saved_tensors
         label = f"gradient of {ctx.label}"
         grad_N, grad_H = grads
         if grad_N is None:  # the halo rows alone were used
             assert grad_H is not None
             grad_N = grad_H.new_zeros((plan.num_inner, *grad_H.shape[1:]))
         if torch.is_grad_enabled():  # this gradient has a gradient
-            y_L = spmm_sum(ctx.structure.reversed(), grad_N, src_scale=dst_scale_N, dst_scale=src_scale_L)
+            y_L = _sum_back(ctx.structure, grad_N, src_scale_L, dst_scale_N)
             if grad_H is not None:
                 y_L = torch.cat([y_L[: plan.num_inner], y_L[plan.num_inner :] + grad_H])
             return add_home(y_L, plan, label), *[None] * 5
         parts, grad_N = ctx.structure.split(plan.num_inner), grad_N.contiguous()
-        src_scale_N, src_scale_H = _halves(src_scale_L, plan)
+        src_scale_N, src_scale_H = _halves(src_scale_L, plan.num_inner)
         initial = None if grad_H is None else grad_H.to(accumulator_dtype(grad_H.dtype), copy=True).contiguous()
         y_H = add_sum(parts.rest_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_H, initial=initial)
         exchange = begin_return(y_H, plan, label)
@@ -126,5 +135,57 @@ class _OverlappedSum(torch.autograd.Function):
         return add_returned_(y_N, exchange.finish(), plan), *[None] * 5
 
 
-def _halves(scale_L: Tensor | None, plan: HaloPlan) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if scale_L is None else (scale_L[: plan.num_inner], scale_L[plan.num_inner :])
+class _StagedSum(torch.autograd.Function):
+    """Saves what `_OverlappedSum` does: a layer that runs again in backward may find its halo rows remembered."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_N: Tensor,
+        halo_H: Tensor,
+        structure: Structure,
+        src_scale_L: Tensor | None,
+        dst_scale_N: Tensor | None,
+    ) -> Tensor:
+        ctx.structure, ctx.num_inner = structure, len(x_N)
+        _save(ctx, x_N, src_scale_L, dst_scale_N)
+        return _sum(structure, x_N.contiguous(), lambda: halo_H, src_scale_L, dst_scale_N)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        _, src_scale_L, dst_scale_N = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            y_L = _sum_back(ctx.structure, grads[0], src_scale_L, dst_scale_N)
+            return y_L[: ctx.num_inner], y_L[ctx.num_inner :], None, None, None
+        parts, grad_N = ctx.structure.split(ctx.num_inner), grads[0].contiguous()
+        halves = zip((parts.first_reversed, parts.rest_reversed), _halves(src_scale_L, ctx.num_inner), strict=True)
+        y_N, y_H = (add_sum(part, grad_N, src_scale=dst_scale_N, dst_scale=scale) for part, scale in halves)
+        return y_N, y_H, None, None, None
+
+
+def _save(ctx: Any, x: Tensor, *scales: Tensor | None) -> None:
+    ctx.save_for_backward(x.new_empty(0), *scales)
+
+
+def _sum(
+    structure: Structure,
+    x_N: Tensor,
+    halo: Callable[[], Tensor],
+    src_scale_L: Tensor | None,
+    dst_scale_N: Tensor | None,
+) -> Tensor:
+    """Both stages; ``halo`` is asked for its rows in between."""
+    parts = structure.split(len(x_N))
+    src_scale_N, src_scale_H = _halves(src_scale_L, len(x_N))
+    wide = accumulator_dtype(x_N.dtype)
+    begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, dtype=wide)
+    return add_sum(parts.rest, halo(), src_scale=src_scale_H, dst_scale=dst_scale_N, initial=begun, dtype=x_N.dtype)
+
+
+def _sum_back(structure: Structure, grad_N: Tensor, src_scale_L: Tensor | None, dst_scale_N: Tensor | None) -> Tensor:
+    """The gradient of local rows ``(L, ...)``, differentiable."""
+    return spmm_sum(structure.reversed(), grad_N, src_scale=dst_scale_N, dst_scale=src_scale_L)
+
+
+def _halves(scale_L: Tensor | None, num_inner: int) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if scale_L is None else (scale_L[:num_inner], scale_L[num_inner:])

@@ -29,7 +29,8 @@ BACKWARD_FUNCTIONS: dict[Callable[..., Any], tuple[str, ...]] = {
 def run_backward(mode: TorchFunctionMode, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``func(*args, **kwargs)`` for one of `BACKWARD_FUNCTIONS`, with ``mode`` on inside.
 
-    Tensors are replaced by their gradient edges: given tensors, torch would ask the mode again, without end.
+    Tensors are replaced by their gradient edges: given tensors, torch would ask the mode again, without end. Everything
+    runs on this thread, where torch would take another one for a GPU: a step is open on the thread that opened it.
     """
     options = dict(zip(BACKWARD_FUNCTIONS[func], args, strict=False)) | kwargs
     ends = _as_tuple(options.pop("outputs" if func is torch.autograd.grad else "tensors"))
@@ -40,14 +41,14 @@ def run_backward(mode: TorchFunctionMode, func: Callable[..., Any], args: Sequen
     if func is not torch.autograd.grad:
         if func is Tensor.backward:
             options["grad_tensors"] = options.pop("gradient", None)
-        with mode:
+        with mode, torch.autograd.set_multithreading_enabled(False):
             torch.autograd.backward(tuple(map(_edge, ends)), **options)
         return None
     assert inputs is not None
     fills = options.pop("materialize_grads", False)  # torch needs the tensors for this
     if fills:
         options["allow_unused"] = True
-    with mode:
+    with mode, torch.autograd.set_multithreading_enabled(False):
         grads = torch.autograd.grad(tuple(map(_edge, ends)), **options)
     if not fills:
         return grads

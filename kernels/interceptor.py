@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
+from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.row_rules import propagate
+from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.structure import Structure
 
 
@@ -99,12 +102,31 @@ def current_interceptor() -> Interceptor | None:
     return stack[-1] if stack else None
 
 
+@dataclass(frozen=True)
+class _Start:
+    """How a module call began: its first tensor and where that lay, the counts, and the identity of all rows."""
+
+    first: weakref.ref[Tensor] | None
+    pointer: int
+    calls: dict[tuple[str, str], int]
+    rows: tuple[weakref.ref[Rows] | None, ...]
+
+
 @dataclass
 class _Counters:
     """How often each (module path, kind) has been called, and how each module call began."""
 
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
-    starts: dict[str, list[tuple[int, dict[tuple[str, str], int]]]] = field(default_factory=dict)
+    starts: dict[str, list[_Start]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A point in the forward pass of a step: operators that run from here on have known names."""
+
+    path: tuple[str, ...]
+    scope: str
+    calls: dict[tuple[str, str], int]
 
 
 class Interceptor(TorchFunctionMode):
@@ -130,6 +152,7 @@ class Interceptor(TorchFunctionMode):
         self._scope = ""
         self._counters = _Counters()
         self._anchor_depth = 0
+        self._second_run = ExitStack()
 
     # -- a step -------------------------------------------------------------------------------------------------
 
@@ -139,6 +162,7 @@ class Interceptor(TorchFunctionMode):
         self.step_number = number
         self._counters, self._scope, self._anchor_depth = _Counters(), "", 0
         self._path_stack = [""]
+        self._second_run = ExitStack()
         for handler in self._handlers:
             if (begin := getattr(handler, "begin_step", None)) is not None:
                 begin()
@@ -149,6 +173,7 @@ class Interceptor(TorchFunctionMode):
             with self:
                 yield self
         finally:
+            self._second_run.close()
             stack.pop()
             for hook in hooks:
                 hook.remove()
@@ -180,6 +205,24 @@ class Interceptor(TorchFunctionMode):
         """Whether user code that runs a rank-dependent number of times is running."""
         return bool(self._scope)
 
+    def place(self) -> Place:
+        """Where the forward pass is now, for `again`."""
+        return Place(tuple(self._path_stack), self._scope, dict(self._counters.calls))
+
+    @contextmanager
+    def again(self, place: Place) -> Iterator[None]:
+        """While open, operators get the names, and so the random masks, of those that ran from ``place`` on.
+
+        For whoever repeats a part of the forward pass in backward. Later operators are counted as if it had not run.
+        """
+        before = self._path_stack, self._scope, self._counters, self._anchor_depth
+        self._path_stack, self._scope = list(place.path), place.scope
+        self._counters, self._anchor_depth = _Counters(dict(place.calls)), len(place.path)
+        try:
+            yield
+        finally:
+            self._path_stack, self._scope, self._counters, self._anchor_depth = before
+
     # -- names --------------------------------------------------------------------------------------------------
 
     def _watch_modules(self) -> list[RemovableHandle]:
@@ -188,13 +231,13 @@ class Interceptor(TorchFunctionMode):
                 return  # another thread's step
             path = self._path_of(module)
             self._path_stack.append(path)
-            self._begin_module_call(path, args)
+            self._begin_module_call(path, args, module)
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if current_interceptor() is not self:
                 return
             if len(self._path_stack) <= self._anchor_depth:
-                self._anchor_depth = 0
+                self._second_run.close()
             if len(self._path_stack) > 1:
                 self._path_stack.pop()
 
@@ -206,25 +249,43 @@ class Interceptor(TorchFunctionMode):
     def _path_of(self, module: nn.Module) -> str:
         return self._paths.get(id(module), f"{self._path_stack[-1]}.{type(module).__name__}".lstrip("."))
 
-    def _begin_module_call(self, path: str, args: tuple[Any, ...]) -> None:
-        """Note the counts at which a module call begins; when autograd recomputes the call, count from there again."""
-        pointer = next((_address(x) for x in args if isinstance(x, Tensor)), 0)
+    def _begin_module_call(self, path: str, args: tuple[Any, ...], module: nn.Module | None = None) -> None:
+        """Note how a module call begins; when autograd recomputes the call, everything begins like that again."""
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        pointer = _address(tensors[0]) if tensors else 0
         starts = self._counters.starts.setdefault(path, [])
-        if not _in_backward():
-            starts.append((pointer, dict(self._counters.calls)))
+        if not in_backward():
+            identities = tuple(None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors)
+            first = weakref.ref(tensors[0]) if tensors else None
+            starts.append(_Start(first, pointer, dict(self._counters.calls), identities))
             return
         depth = len(self._path_stack)
         if self._anchor_depth and depth > self._anchor_depth:
             return  # inside a module call that was recognised: counting goes on from its start
-        matching = [calls for at, calls in starts if at == pointer] if len(starts) > 1 else [c for _, c in starts]
+        matching = starts
+        if len(starts) > 1 and tensors:
+            matching = [start for start in starts if start.first is not None and start.first() is tensors[0]]
+        if len(starts) > 1 and not matching:  # it was detached on the way
+            matching = [start for start in starts if start.pointer == pointer]
         if len(matching) != 1:
             raise RuntimeError(
                 f"{path or 'the model'} is recomputed in backward but ran {len(starts)} times in this step, so its "
                 "dropout masks cannot be told apart. Give each call a module of its own, or checkpoint the module "
                 "that makes the calls."
             )
-        self._counters.calls = dict(matching[0])
-        self._anchor_depth = depth
+        _identify(path, tensors, matching[0])
+        if module is not None:
+            self._second_run.enter_context(self._counting_from(matching[0].calls, depth))
+            self._second_run.enter_context(ModuleState(module).restored())
+
+    @contextmanager
+    def _counting_from(self, calls: dict[tuple[str, str], int], depth: int) -> Iterator[None]:
+        before = self._counters.calls
+        self._counters.calls, self._anchor_depth = dict(calls), depth
+        try:
+            yield
+        finally:
+            self._counters.calls, self._anchor_depth = before, 0
 
     def _next_name(self, kind: str) -> str:
         path = self._path_stack[-1]
@@ -259,7 +320,7 @@ class Interceptor(TorchFunctionMode):
         Raises:
             RuntimeError: The operator runs again in backward, outside any module, so its first name is not known.
         """
-        if _in_backward() and len(self._path_stack) == 1:
+        if in_backward() and len(self._path_stack) == 1:
             raise RuntimeError(
                 f"{name} is recomputed in backward by a function, so it cannot be matched with its first run. Give "
                 "torch.utils.checkpoint a module whose forward does this, not a function or method."
@@ -273,6 +334,11 @@ class Interceptor(TorchFunctionMode):
         return self._proceed(
             OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run), self._chain(kind)
         )
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The chain, outermost first."""
+        return self._handlers
 
     def find(self, handler_type: type[H]) -> H:
         """The handler of the given type."""
@@ -298,7 +364,7 @@ class Interceptor(TorchFunctionMode):
         if func in BACKWARD_FUNCTIONS:
             return run_backward(self, func, args, kwargs)
         # the backward of some operator, not a layer that runs again
-        is_gradient = _in_backward() and len(self._path_stack) == 1 and not torch.is_grad_enabled()
+        is_gradient = in_backward() and len(self._path_stack) == 1 and not torch.is_grad_enabled()
         kind = None if is_gradient else _KIND_OF.get(func)
         if kind is None:
             chain = self._chain("other")
@@ -325,6 +391,19 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
     return False
 
 
+def _identify(path: str, tensors: list[Tensor], start: _Start) -> None:
+    """Give the arguments of a repeated module call their identity: hooks on what autograd saves make new tensors."""
+    for x, identity in zip(tensors, start.rows, strict=False):
+        if identity is None or rows_of(x) is not None:
+            continue
+        if (rows := identity()) is None:
+            raise RuntimeError(
+                f"{path or 'the model'} is recomputed in backward, and the identity of its input rows is lost. Mark "
+                "them inside the module, with nugnn.as_node_rows or nugnn.as_edge_rows."
+            )
+        tag(x, rows)
+
+
 def _address(x: Tensor) -> int:
     """Where the values of ``x`` lie; a sparse tensor has no storage of its own."""
     if x.layout is torch.strided:
@@ -332,5 +411,6 @@ def _address(x: Tensor) -> int:
     return x.values().data_ptr() if x.layout is torch.sparse_csr else id(x)
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass on this thread."""
     return torch._C._current_graph_task_id() != -1

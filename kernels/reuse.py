@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,10 @@ class ReuseHandler:
         self._known: dict[tuple[Any, ...], tuple[Any, Tensor, int]] = {}
         self.num_reused = 0
         """Calls answered from memory, for tests and reports."""
+
+    def kept(self) -> Iterator[Tensor]:
+        """The constant's aggregates so far."""
+        yield from (result for _, result, _ in self._known.values())
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
         if call.inputs[0] is not self._constant or call.inputs[1] is not None:

@@ -29,6 +29,7 @@ FREE_ON_RESUME = (
         "num_nodes",
         "recompute_inputs",
         "overlap",
+        "activations",
         "device",
         "cluster",
         "plan",
@@ -156,6 +157,13 @@ class TrainConfig:
         "Sum over edges inside a part while halo rows travel; auto: where each worker has a GPU of its own.",
         choices=("auto", "on", "off"),
     )
+    activations: str = option(
+        "keep",
+        str,
+        "What a step keeps for backward: everything (keep), or layers run a second time (recompute: less memory, about "
+        "a third more time), or it goes to the host's memory and back (offload: GPUs, as slow as their bus).",
+        choices=("keep", "recompute", "offload"),
+    )
     halo_wire: str = option(
         "fp32",
         str,
@@ -207,6 +215,9 @@ class TrainConfig:
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
+        if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:
+            allowed = "keep, recompute: with --device cpu everything is in the host's memory already"
+            raise ConfigError(refusal("--activations", "offload", allowed))
         for name, models in _ONLY_FOR.items():
             default = type(self).__dataclass_fields__[name].default
             if self.model in BUILT_IN_MODELS and self.model not in models and getattr(self, name) != default:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from nugnn import job
+from nugnn.activations import refuse_needless_offload
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
@@ -116,6 +117,7 @@ def fit(
     seen = visible_in_training(model, data) if inductive else data
     weights = checked_shares(shares, workers, seen, "training nodes" if inductive else "nodes")
     devices, said = devices_of(device, workers)
+    refuse_needless_offload(fit_options.activations, devices)
     note = on_note or _LOG.warning
     if said:
         note(said)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nugnn.activations import checked_activations
 from nugnn.comm.groups import Ranks
 from nugnn.comm.overlap import Overlap, overlaps
 from nugnn.datasets.graph_data import GraphData
@@ -51,6 +52,8 @@ class FitOptions:
             otherwise.
         overlap: ``auto``, ``on`` or ``off``: whether sums over edges begin while halo rows travel, see
             `nugnn.comm.overlap`; the result is the same to rounding.
+        activations: What a step keeps for backward: ``keep`` everything; ``recompute`` the insides of message-passing
+            layers, which run a second time; ``offload`` to the host's memory, from a GPU. Results are the same.
     """
 
     epochs: int = 200
@@ -69,6 +72,7 @@ class FitOptions:
     precision: str = "fp32"
     recompute_inputs: bool = False
     overlap: Overlap = "auto"
+    activations: str = "keep"
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's; or what ``make_optimizer`` returns."""
@@ -130,6 +134,7 @@ def _check_labels(options: FitOptions, data: GraphData) -> None:
         )
     Storage(options.precision)
     overlaps(options.overlap, Ranks())
+    checked_activations(options.activations)
     metric, is_multilabel = options.metric or data.metric, data.labels.dim() == 2
     if metric not in METRICS:
         raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")

@@ -156,6 +156,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "precision": config.precision,
         "recompute_inputs": config.recompute_inputs,
         "overlap": config.overlap,
+        "activations": config.activations,
         "inductive": config.inductive,
         "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
         "checkpoint_folder": config.out_dir / "checkpoint",

@@ -89,7 +89,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         )
         self._out_degrees = out_degrees
         self._num_nodes_global, self._num_edges_global = num_nodes, num_edges
-        self._exchanges: list[Tensor] = []
+        self._exchanges: list[tuple[int, Tensor]] = []
 
     def __copy__(self) -> ShardGraph:
         other = ShardGraph.__new__(ShardGraph)
@@ -139,6 +139,15 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             )
         return self._edge_ids
 
+    def own_tensors(self) -> Iterator[Tensor]:
+        """Structure, ids, degrees and data: what lives as long as the graph."""
+        index = self.index
+        made = vars(index.structure).get("transposed")
+        holders = [vars(index.structure), {} if made is None else vars(made), index.degree_factors]
+        yield from (x for holder in holders for x in holder.values() if isinstance(x, Tensor))
+        yield from (self.global_node_ids, index.plan.send_rows, self._out_degrees)
+        yield from (frame[key] for frame in (*self._node_frames, *self._edge_frames) for key in frame)
+
     def refuse(self, what: str, instead: str) -> NoReturn:
         raise NotImplementedError(
             f"{what} has no exact meaning on one part of a split graph (part {self.ranks.rank} of "
@@ -146,11 +155,13 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         )
 
     def remember_exchange(self, x_L: Tensor) -> None:
-        if x_L.requires_grad and not any(x_L is known for known in self._exchanges):
-            self._exchanges.append(x_L)
+        task = torch._C._current_graph_task_id()
+        if x_L.requires_grad and not any(x_L is known and task == when for when, known in self._exchanges):
+            self._exchanges.append((task, x_L))
 
     def take_exchanges(self) -> list[Tensor]:
-        taken = list(self._exchanges)
+        # a layer that runs again in backward may stop half-way: what it left is of that backward
+        taken = [x_L for task, x_L in self._exchanges if task == torch._C._current_graph_task_id()]
         self._exchanges.clear()
         return taken
 

@@ -69,6 +69,7 @@ def train_shard(
         precision=options.precision,
         recompute_inputs=options.recompute_inputs,
         overlap=options.overlap,
+        activations=options.activations,
         evaluate_on=other,
     )
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)

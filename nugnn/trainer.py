@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nugnn.activations import make_activations
 from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import sharded_parameters
@@ -99,6 +100,10 @@ class Trainer:
             made: inductive training sees the training nodes alone.
         recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
         overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
+        activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
+
+    Raises:
+        ValueError: An option is not known or does not fit the device.
     """
 
     def __init__(
@@ -118,12 +123,14 @@ class Trainer:
         evaluate_on: tuple[ShardGraph, Rows] | None = None,
         recompute_inputs: bool = False,
         overlap: Overlap = "auto",
+        activations: str = "keep",
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
         how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
         how |= {"overlap": overlap}
         self.net = self._evaluated = ModelOnShard(model, graph, **how)
+        self._activations = make_activations(activations, self.net)
         self._evaluated_rows = rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
@@ -152,8 +159,8 @@ class Trainer:
             The loss over all ranks.
         """
         self.model.train()
-        with self.net.step(self.num_steps):
-            logits_NC = self.net.forward()
+        with self.net.step(self.num_steps), self._activations.step():
+            logits_NC = self._activations.forward()
             loss = self.loss(logits_NC)
             if self._regularizer is not None and self.ranks.rank == 0:
                 loss = loss + self._regularizer(self.model)

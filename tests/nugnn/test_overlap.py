@@ -31,10 +31,10 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
 class Readers(nn.Module):
     """Each layer reads one tensor by a sum, a mean, a maximum and on edges."""
 
-    def __init__(self, *, sum_first: bool = True) -> None:
+    def __init__(self, *, sum_first: bool = True, num_features: int = NUM_FEATURES) -> None:
         super().__init__()
         self.sum_first = sum_first
-        self.first, self.second = nn.Linear(NUM_FEATURES, 6), nn.Linear(24, NUM_CLASSES)
+        self.first, self.second = nn.Linear(num_features, 6), nn.Linear(24, NUM_CLASSES)
         self.drop = nn.Dropout(0.3)
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
@@ -163,3 +163,29 @@ def test_choices(ranks: Any) -> None:
         overlaps("yes", Ranks())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="auto, on or off"):
         nugnn.fit(nn.Identity(), make_graph(), overlap="always")
+
+
+@pytest.mark.parametrize("name", ["gin", "sage", "two-readers"])
+def test_layers_that_run_again_find_what_they_found_first(ranks: Any, name: str) -> None:
+    data = make_graph()
+    parts = make_parts(data, 3, "metis_unequal")
+    torch.manual_seed(0)
+    two_readers = _Twice(Readers(), Readers(num_features=NUM_CLASSES)).double()
+    model = two_readers if name == "two-readers" else _model(name)
+    runs = [
+        ranks.run(3, run_steps, data, parts, model, _adam, overlap="on", activations=activations)
+        for activations in ("keep", "recompute")
+    ]
+    for kept, repeated in zip(*runs, strict=True):
+        assert kept.losses == repeated.losses
+        assert all(torch.equal(value, repeated.gradients[key]) for key, value in kept.gradients.items())
+        assert all(torch.equal(value, repeated.parameters[key]) for key, value in kept.parameters.items())
+
+
+class _Twice(nn.Module):
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.second(graph, self.first(graph, x))
