@@ -24,7 +24,7 @@ from nugnn import trainer as trainer_module
 from nugnn.activations import Offloaded
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloHandler
+from nugnn.comm.halo_handler import HaloHandler
 from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.module_state import ModuleState
