@@ -1,0 +1,71 @@
+"""What a kind of data brings to training; everything else is the same trainer for all.
+
+`nugnn.graph_family` trains on a split graph, one optimizer step an epoch; `nugnn.sample_family` on batches of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from nugnn.comm.groups import Ranks
+from nugnn.precision.storage import Storage
+
+Work = Any
+"""A part of an optimizer step: a batch, a micro-batch, or nothing more to be said than "the graph"."""
+
+
+class Family(Protocol):
+    """An adapter between data and `nugnn.trainer.Trainer`.
+
+    Attributes:
+        model: Trained in place; parameters of its own rows (`nugnn.NodeEmbedding`) are split already.
+        ranks: Who takes part.
+        storage: How numbers are stored.
+        row_ids: ``(n,)`` int64 global ids of the rows that this rank's own parameters belong to; none for samples.
+        num_rows_global: Of all ranks.
+        steps_per_epoch: Optimizer steps.
+    """
+
+    model: nn.Module
+    ranks: Ranks
+    storage: Storage
+
+    @property
+    def row_ids(self) -> Tensor: ...
+
+    @property
+    def num_rows_global(self) -> int: ...
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def steps(self, epoch: int) -> Iterator[Sequence[Work]]:
+        """The optimizer steps of an epoch (from 0), each in parts that run one after the other.
+
+        Every rank has as many steps, and as many parts in each, whatever its share of the rows.
+        """
+        ...
+
+    def around(self, step: int) -> AbstractContextManager[Any]:
+        """Open around the forward and backward pass of each part of a step, in training and evaluation."""
+        ...
+
+    def loss(self, work: Work) -> Tensor:
+        """This rank's share of the loss of the step, as far as ``work`` goes: shares and parts add up to the loss."""
+        ...
+
+    def weight(self, work: Work) -> float:
+        """What the loss of the step that ``work`` belongs to counts for in the mean over the epoch."""
+        ...
+
+    def evaluate(self, num_steps: int) -> dict[str, float]:
+        """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call."""
+        ...
+
+    def predict_all(self, num_steps: int) -> Tensor:
+        """Logits of all rows in their original order, on every rank; a collective call."""
+        ...

@@ -1,0 +1,111 @@
+"""Training on a split graph: the whole graph is one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from nugnn.activations import make_activations
+from nugnn.comm.overlap import Overlap
+from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
+from nugnn.metrics import evaluate_rows
+from nugnn.model_on_shard import ModelOnShard
+from nugnn.shard_graph import ShardGraph
+
+Rows = dict[str, Tensor]
+
+
+class GraphFamily:
+    """A model on this rank's part of a graph; see `nugnn.family.Family`.
+
+    Args:
+        model: Called as ``model(graph, features)``, or ``model(graph)`` when the graph has no features.
+        graph: From `nugnn.shard`; with ``ndata`` columns ``feat`` (dense or sparse CSR, optional) and ``label``.
+        rows: Local rows of the splits: ``train``, ``val``, ``test``.
+        loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
+        metric: See `nugnn.metrics.evaluate_rows`.
+        class_weights: ``(C,)``, for the loss.
+        seed: Of dropout masks.
+        precision: See `nugnn.precision.storage.Storage`.
+        evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
+            made: inductive training sees the training nodes alone.
+        recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
+        overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
+        activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
+
+    Raises:
+        ValueError: An option is not known or does not fit the device.
+    """
+
+    steps_per_epoch = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ShardGraph,
+        rows: Rows,
+        *,
+        loss: RowLoss | None = None,
+        metric: str = "accuracy",
+        class_weights: Tensor | None = None,
+        seed: int = 0,
+        precision: str = "fp32",
+        evaluate_on: tuple[ShardGraph, Rows] | None = None,
+        recompute_inputs: bool = False,
+        overlap: Overlap = "auto",
+        activations: str = "keep",
+    ) -> None:
+        self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
+        self.ranks = graph.ranks
+        how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
+        how |= {"overlap": overlap}
+        self.net = self._evaluated = ModelOnShard(model, graph, **how)
+        self._activations = make_activations(activations, self.net)
+        self._evaluated_rows = rows
+        if evaluate_on is not None:
+            evaluation_graph, self._evaluated_rows = evaluate_on
+            self._evaluated = ModelOnShard(model, evaluation_graph, **how)
+        self.storage = self.net.storage
+        labels_N = graph.ndata["label"]
+        default = binary_cross_entropy if labels_N.dim() == 2 else cross_entropy
+        self._mean = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
+
+    @property
+    def row_ids(self) -> Tensor:
+        return self.graph.global_node_ids
+
+    @property
+    def num_rows_global(self) -> int:
+        return self.graph.num_nodes_global()
+
+    def steps(self, epoch: int) -> Iterator[Sequence[None]]:
+        yield [None]
+
+    @contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        with self.net.step(step), self._activations.step():
+            yield
+
+    def loss(self, work: None) -> Tensor:
+        return self._mean(self._activations.forward())
+
+    def weight(self, work: None) -> float:
+        return 1.0
+
+    def predict(self, num_steps: int) -> Tensor:
+        """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
+        return self._evaluated.predict(num_steps)
+
+    def evaluate(self, num_steps: int) -> dict[str, float]:
+        logits_NC, labels_N = self.predict(num_steps), self._evaluated.graph.ndata["label"]
+        scores = {}
+        for split, rows in self._evaluated_rows.items():
+            logits_nC, labels_n = logits_NC.index_select(0, rows), labels_N.index_select(0, rows)
+            scores[split] = evaluate_rows(self.metric, logits_nC, labels_n, self.ranks)
+        return scores
+
+    def predict_all(self, num_steps: int) -> Tensor:
+        return self._evaluated.predict_all(num_steps)
