@@ -113,7 +113,8 @@ def intercept(
 ) -> Interceptor:
     """The interceptor that keeps ``model`` exact on ``graph``.
 
-    Run forward and backward inside ``with interceptor.step(number):``.
+    Run forward and backward inside ``with interceptor.step(number):``. There `torch.utils.checkpoint` repeats a module
+    exactly, see ``docs/gpu.md``.
 
     Args:
         model: Its module paths name the operators.
