@@ -78,7 +78,7 @@ def run_nugnn(holder: list[Any], model_name: str, epochs: int, order: Any, **set
     del data, assignment, part
     gc.collect()
     begin_peak()
-    trainer = nugnn.Trainer(model, graph, rows)
+    trainer = nugnn.Trainer(nugnn.GraphFamily(model, graph, rows))
     seconds, losses = [], []
     for _ in range(epochs):
         begin = time.perf_counter()

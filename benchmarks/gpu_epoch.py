@@ -245,21 +245,19 @@ def ours(
         kind, case.num_features, case.num_classes, layers=3, dropout=dropout, input_dropout=0.0, **settings
     )
     model.load_state_dict(state)
-    training = supported(nugnn.Trainer, "choice of precision", {} if precision == "fp32" else {"precision": precision})
+    training = supported(
+        nugnn.GraphFamily, "choice of precision", {} if precision == "fp32" else {"precision": precision}
+    )
     shard_graph = case.shard_graph(order)
     model.to(case.device)
     local_rows = torch.empty(case.num_nodes, dtype=torch.int64, device=case.device)
     local_rows[shard_graph.global_node_ids.to(case.device)] = torch.arange(case.num_nodes, device=case.device)
     everywhere = torch.arange(case.num_nodes, device=case.device)
     splits = {"train": rows, "val": case.val_nodes, "test": case.test_nodes}
-    trainer = nugnn.Trainer(
-        model,
-        shard_graph,
-        {name: everywhere if nodes is None else local_rows[nodes] for name, nodes in splits.items()},
-        make_optimizer=lambda model: adam(model.parameters(), case.device),
-        **training,
-    )
-    return Run(lambda: torch.as_tensor(trainer.train_epoch()), lambda: trainer.predict()[local_rows])
+    local_splits = {name: everywhere if nodes is None else local_rows[nodes] for name, nodes in splits.items()}
+    family = nugnn.GraphFamily(model, shard_graph, local_splits, **training)
+    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), case.device))
+    return Run(lambda: torch.as_tensor(trainer.train_epoch()), lambda: family.predict(trainer.num_steps)[local_rows])
 
 
 def supported(function: Callable[..., Any], what: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -55,13 +55,13 @@ def worker(arguments: argparse.Namespace) -> None:
     rows = torch.arange(graph.num_nodes(), device=device)
     options = {} if arguments.precision == "fp32" else {"precision": arguments.precision}
     options |= {} if arguments.overlap == "auto" else {"overlap": arguments.overlap}
-    trainer = nugnn.Trainer(
+    family = nugnn.GraphFamily(
         model,
         graph,
         {"train": rows, "val": rows[:0], "test": rows[:0]},
-        make_optimizer=lambda model: adam(model.parameters(), device),
-        **supported(nugnn.Trainer, "choice of precision and overlap", options),
+        **supported(nugnn.GraphFamily, "choice of precision and overlap", options),
     )
+    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), device))
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     losses, samples, halo_seconds = [], [], []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nugnn.fit import fit as fit
     from nugnn.fit_options import FitOptions as FitOptions
     from nugnn.fit_result import FitResult as FitResult
+    from nugnn.graph_family import GraphFamily as GraphFamily
     from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.models import GNN as GNN
     from nugnn.session import as_edge_rows as as_edge_rows
@@ -49,6 +50,7 @@ _EXPORTS = {
     "FitResult": "nugnn.fit_result",
     "GNN": "nugnn.models",
     "GraphData": "nugnn.datasets.graph_data",
+    "GraphFamily": "nugnn.graph_family",
     "Interrupted": "nugnn.interrupt",
     "ModelDiffers": "nugnn.check",
     "NodeEmbedding": "nugnn.embedding",
@@ -77,6 +79,7 @@ __all__ = [
     "FitOptions",
     "FitResult",
     "GraphData",
+    "GraphFamily",
     "Interrupted",
     "ModelDiffers",
     "NodeEmbedding",

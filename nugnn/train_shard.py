@@ -15,6 +15,7 @@ from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.embedding import NodeEmbedding
 from nugnn.fit_options import FitOptions
+from nugnn.graph_family import GraphFamily
 from nugnn.partition.shard import Shard
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, History, Trainer
@@ -55,22 +56,25 @@ def train_shard(
     graph, rows, metric = _graph_of(make_shard, ranks)
     model.to(ranks.device)
     other = None if make_evaluation_shard is None else _graph_of(make_evaluation_shard, ranks)[:2]
-    trainer = Trainer(
+    family = GraphFamily(
         model,
         graph,
         rows,
-        make_optimizer=options.optimizer,
-        make_scheduler=options.make_scheduler,
         loss=options.loss,
         metric=options.metric or metric,
         class_weights=options.class_weights,
-        regularizer=options.regularizer,
         seed=options.seed,
         precision=options.precision,
         recompute_inputs=options.recompute_inputs,
         overlap=options.overlap,
         activations=options.activations,
         evaluate_on=other,
+    )
+    trainer = Trainer(
+        family,
+        make_optimizer=options.optimizer,
+        make_scheduler=options.make_scheduler,
+        regularizer=options.regularizer,
     )
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)
     history = trainer.fit(

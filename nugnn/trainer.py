@@ -1,6 +1,6 @@
 """The training loop.
 
-Each rank trains on its part of the graph; losses, gradients and metrics are those of one device that has it all.
+Each rank trains on its part of the data; losses, gradients and metrics are those of one device that has it all.
 """
 
 from __future__ import annotations
@@ -8,25 +8,19 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nugnn.activations import make_activations
 from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
-from nugnn.comm.overlap import Overlap
 from nugnn.embedding import sharded_parameters
-from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
-from nugnn.metrics import evaluate_rows
-from nugnn.model_on_shard import ModelOnShard
+from nugnn.family import Family, Work
 from nugnn.precision.loss_scale import LossScale
-from nugnn.shard_graph import ShardGraph
 from nugnn.trainer_state import plain_groups
 
-Rows = dict[str, Tensor]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -80,119 +74,112 @@ class History:
 
 
 class Trainer:
-    """Trains a model on this rank's part of a graph.
+    """Trains the model of a family of data.
 
     Args:
-        model: Called as ``model(graph, features)``, or ``model(graph)`` when the graph has no features. Parameters
-            are made equal to rank 0's.
-        graph: From `nugnn.shard`; with ``ndata`` columns ``feat`` (dense or sparse CSR, optional) and ``label``.
-        rows: Local rows of the splits: ``train``, ``val``, ``test``.
+        family: `nugnn.graph_family.GraphFamily` or `nugnn.sample_family.SampleFamily`. Parameters of its model are made
+            equal to rank 0's.
         make_optimizer: Gets the model, after embeddings were split; Adam with lr 0.01 when None.
         make_scheduler: Gets the optimizer; its schedule steps once after each epoch (`ReduceLROnPlateau` on the
-            training loss).
-        loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
-        metric: See `nugnn.metrics.evaluate_rows`.
-        class_weights: ``(C,)``, for the loss.
+            training loss), or after each optimizer step.
+        schedule_steps: Step the schedule after each optimizer step.
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
-        seed: Of dropout masks.
-        precision: See `nugnn.precision.storage.Storage`.
-        evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
-            made: inductive training sees the training nodes alone.
-        recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
-        overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
-        activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
+        clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
 
     Raises:
-        ValueError: An option is not known or does not fit the device.
+        ValueError: ``clip_norm`` is not positive, or would have to clip a node embedding.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        graph: ShardGraph,
-        rows: Rows,
+        family: Family,
         *,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
         make_scheduler: MakeScheduler | None = None,
-        loss: RowLoss | None = None,
-        metric: str = "accuracy",
-        class_weights: Tensor | None = None,
+        schedule_steps: bool = False,
         regularizer: Callable[[nn.Module], Tensor] | None = None,
-        seed: int = 0,
-        precision: str = "fp32",
-        evaluate_on: tuple[ShardGraph, Rows] | None = None,
-        recompute_inputs: bool = False,
-        overlap: Overlap = "auto",
-        activations: str = "keep",
+        clip_norm: float | None = None,
     ) -> None:
-        self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
-        self.ranks = graph.ranks
-        how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
-        how |= {"overlap": overlap}
-        self.net = self._evaluated = ModelOnShard(model, graph, **how)
-        self._activations = make_activations(activations, self.net)
-        self._evaluated_rows = rows
-        if evaluate_on is not None:
-            evaluation_graph, self._evaluated_rows = evaluate_on
-            self._evaluated = ModelOnShard(model, evaluation_graph, **how)
-        own = {id(p) for p in sharded_parameters(model)}
-        self._replicated = [p for p in model.parameters() if id(p) not in own]
-        broadcast_state([*self._replicated, *model.buffers()], self.ranks)
+        self.family, self.model, self.ranks = family, family.model, family.ranks
+        own = {id(p) for p in sharded_parameters(self.model)}
+        self._replicated = [p for p in self.model.parameters() if id(p) not in own]
+        broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:
-            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         else:
-            self.optimizer = make_optimizer(model)
-        names = {id(p): name for name, p in model.named_parameters()}
+            self.optimizer = make_optimizer(self.model)
+        names = {id(p): name for name, p in self.model.named_parameters()}
         self.first_groups = plain_groups(self.optimizer, names)  # before a schedule changes them
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
-        labels_N = graph.ndata["label"]
-        default = binary_cross_entropy if labels_N.dim() == 2 else cross_entropy
-        self.loss = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
-        self.loss_scale = LossScale(is_on=self.net.storage.needs_loss_scale, largest=self.ranks.max_)
+        self._schedule_steps = schedule_steps
+        self.loss_scale = LossScale(is_on=family.storage.needs_loss_scale, largest=self.ranks.max_)
         self._regularizer = regularizer
+        if clip_norm is not None and (not clip_norm > 0 or own):
+            raise ValueError(
+                "clip_norm needs the norm over all parameters, which a node embedding's rows on other ranks are part of"
+                if own
+                else f"clip_norm is {clip_norm:g}, must be positive"
+            )
+        self._clip_norm = clip_norm
         self.num_steps = 0
+        self.num_epochs = 0
 
     def train_epoch(self) -> float:
-        """One full-graph step.
+        """All optimizer steps of an epoch.
 
         Returns:
-            The loss over all ranks.
+            The loss over all ranks, in the mean over steps by their weight.
         """
         self.model.train()
-        with self.net.step(self.num_steps), self._activations.step():
-            logits_NC = self._activations.forward()
-            loss = self.loss(logits_NC)
-            if self._regularizer is not None and self.ranks.rank == 0:
-                loss = loss + self._regularizer(self.model)
-            self.optimizer.zero_grad(set_to_none=True)
-            (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
-        sum_gradients(self._replicated, self.ranks)
-        if self.loss_scale.unscale_(self.model.parameters()):
-            self.optimizer.step()
-        self.num_steps += 1
-        global_loss = float(self.ranks.sum_(loss.detach().double().clone()))
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            self.scheduler.step(global_loss)
-        elif self.scheduler is not None:
-            self.scheduler.step()
+        total, mass = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0.0
+        for works in self.family.steps(self.num_epochs):
+            weight = self.family.weight(works[0])
+            total += self.step(works) * weight
+            mass += weight
+        self.num_epochs += 1
+        global_loss = float(self.ranks.sum_(total / mass))
+        if self.scheduler is not None and not self._schedule_steps:
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(global_loss)
+            else:
+                self.scheduler.step()
         return global_loss
 
-    def predict(self) -> Tensor:
-        """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
-        return self._evaluated.predict(self.num_steps)
+    def step(self, works: Sequence[Work]) -> Tensor:
+        """One optimizer step.
+
+        Args:
+            works: Its parts; their gradients add up.
+
+        Returns:
+            This rank's share of the loss, a float64 scalar without gradient.
+        """
+        share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        for part, work in enumerate(works):
+            with self.family.around(self.num_steps):
+                loss = self.family.loss(work)
+                if self._regularizer is not None and self.ranks.rank == 0 and part == 0:
+                    loss = loss + self._regularizer(self.model)
+                (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
+            share += loss.detach()
+        sum_gradients(self._replicated, self.ranks)
+        if self.loss_scale.unscale_(self.model.parameters()):
+            if self._clip_norm is not None:  # the same everywhere: gradients are
+                nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
+            self.optimizer.step()
+        self.num_steps += 1
+        if self.scheduler is not None and self._schedule_steps:
+            self.scheduler.step()
+        return share
 
     def evaluate(self) -> dict[str, float]:
         """Metric on each split over all ranks; a collective call."""
-        logits_NC, labels_N = self.predict(), self._evaluated.graph.ndata["label"]
-        scores = {}
-        for split, rows in self._evaluated_rows.items():
-            logits_nC, labels_n = logits_NC.index_select(0, rows), labels_N.index_select(0, rows)
-            scores[split] = evaluate_rows(self.metric, logits_nC, labels_n, self.ranks)
-        return scores
+        return self.family.evaluate(self.num_steps)
 
     def predict_all(self) -> Tensor:
-        """``(num_nodes_global, C)`` logits in the original node order, on every rank; a collective call."""
-        return self._evaluated.predict_all(self.num_steps)
+        """Logits of all rows in their original order, on every rank; a collective call."""
+        return self.family.predict_all(self.num_steps)
 
     def fit(
         self,

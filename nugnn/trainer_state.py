@@ -37,8 +37,9 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
     states = {names[id(p)]: dict(state) for p, state in optimizer.state.items()}
     epochs = history.epochs
     shared = {
-        "num_nodes": trainer.graph.num_nodes_global(),
+        "num_nodes": trainer.family.num_rows_global,
         "num_steps": trainer.num_steps,
+        "num_epochs": trainer.num_epochs,
         "loss_scale": trainer.loss_scale.state(),
         "model": {name: value for name, value in model.items() if name not in sharded},
         "best_model": {name: value for name, value in best.items() if name not in sharded},
@@ -54,7 +55,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "time_to_best_seconds": history.time_to_best_seconds,
     }
     own = {
-        "node_ids": trainer.graph.global_node_ids,
+        "node_ids": trainer.family.row_ids,
         "model": {name: value for name, value in model.items() if name in sharded},
         "best_model": {name: value for name, value in best.items() if name in sharded},
         "optimizer": {name: state for name, state in states.items() if name in sharded},
@@ -83,6 +84,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(shared["schedule"])
     trainer.num_steps = shared["num_steps"]
+    trainer.num_epochs = shared.get("num_epochs", trainer.num_steps)  # older checkpoints: a step was an epoch
     if "loss_scale" in shared:  # not in checkpoints written before there was one
         trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())
@@ -196,7 +198,7 @@ def _on(value: Tree, device: torch.device) -> Tree:
 
 def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
     """Whether the split is the checkpoint's, on every rank, and what this rank has to know."""
-    ranks, node_ids = trainer.ranks, trainer.graph.global_node_ids
+    ranks, node_ids = trainer.ranks, trainer.family.row_ids
     own = checkpoint.read_rank(ranks.rank) if ranks.rank < checkpoint.num_parts else None
     differs = ranks.world_size != checkpoint.num_parts or own is None or not torch.equal(own["node_ids"], node_ids)
     if not bool(ranks.max_(torch.tensor([float(differs)]))):

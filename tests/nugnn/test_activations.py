@@ -37,6 +37,7 @@ from nugnn.partition.shard import build_shard
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
+from trainers import graph_trainer
 
 NUM_STEPS = 4
 
@@ -53,7 +54,7 @@ def _shard(ranks: Ranks, data: GraphData) -> Any:
 def _trainer(ranks: Ranks, model: nn.Module, *, features: bool = True, **options: Any) -> Trainer:
     shard = _shard(ranks, make_graph(features=features))
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
-    return Trainer(copy.deepcopy(model), ShardGraph(shard, ranks), rows, seed=3, **options)
+    return graph_trainer(copy.deepcopy(model), ShardGraph(shard, ranks), rows, seed=3, **options)
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ def _trained(ranks: Ranks, model: nn.Module, **options: Any) -> dict[str, Any]:
         values["losses"].append(trainer.train_epoch())
         values |= {f"gradient {step} of {n}": p.grad.clone() for n, p in trainer.model.named_parameters()}
         if step == 1:
-            values["logits"] = trainer.predict()  # on the way, in evaluation mode
+            values["logits"] = trainer.family.predict(trainer.num_steps)  # on the way, in evaluation mode
     values |= {f"state {name}": value.clone() for name, value in trainer.model.state_dict().items()}
     values |= {f"calls of {name}": m.calls for name, m in trainer.model.named_modules() if isinstance(m, _Normed)}
     values["random numbers"] = torch.get_rng_state()
@@ -295,7 +296,7 @@ def test_other_precisions_change_no_bit(precision: str) -> None:
 def _exchanges(ranks: Ranks, model: nn.Module, activations: str) -> list[tuple[int, int]]:
     """Exchanges forward, and all with those of backward, in each step."""
     trainer = _trainer(ranks, model, activations=activations)
-    handler = trainer.net.interceptor.find(HaloHandler)
+    handler = trainer.family.net.interceptor.find(HaloHandler)
     counts = [(0, 0)]
     for _ in range(3):
         trainer.train_epoch()
@@ -481,7 +482,7 @@ def test_nothing_of_it_stays_on_the_model() -> None:
     trainer = _trainer(Ranks(), _model("layers in an encoder"), activations="recompute")
     trainer.train_epoch()
     assert _plain(trainer.model)
-    trainer.predict()
+    trainer.family.predict(trainer.num_steps)
 
     def interrupt(_: Any) -> Tensor:
         raise KeyboardInterrupt
@@ -586,7 +587,7 @@ def _deep_trainer(num_layers: int, activations: str) -> Trainer:
     model = _Deep(num_layers).double()
     sgd = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)  # noqa: E731
     rows = {"train": shard.train_rows}
-    return Trainer(model, ShardGraph(shard), rows, make_optimizer=sgd, activations=activations)
+    return graph_trainer(model, ShardGraph(shard), rows, make_optimizer=sgd, activations=activations)
 
 
 def _peak_bytes(num_layers: int, activations: str) -> int:
@@ -770,12 +771,12 @@ def test_small_and_resident_tensors_stay() -> None:
 def test_parameters_features_and_the_graph_never_move() -> None:
     trainer = _trainer(Ranks(), _gnn("gat", heads=2, attention_dropout=0.3).double())
     trainer.train_epoch()
-    activations = Offloaded(trainer.net, least_bytes=1)
+    activations = Offloaded(trainer.family.net, least_bytes=1)
     fixed = {
         x.untyped_storage()._cdata
-        for x in (*trainer.model.parameters(), *trainer.model.buffers(), trainer.net.features_ND)
+        for x in (*trainer.model.parameters(), *trainer.model.buffers(), trainer.family.net.features_ND)
     }
-    structure = trainer.graph.index.structure
+    structure = trainer.family.graph.index.structure
     fixed |= {x.untyped_storage()._cdata for x in (structure.indptr, structure.indices, structure.dst)}
     moved = set()
     plain = HostMemory._pack
@@ -788,7 +789,7 @@ def test_parameters_features_and_the_graph_never_move() -> None:
 
     HostMemory._pack = pack  # type: ignore[method-assign]
     try:
-        with trainer.net.step(1):
+        with trainer.family.net.step(1):
             loss = activations.forward().square().sum()
     finally:
         HostMemory._pack = plain  # type: ignore[method-assign]
@@ -799,8 +800,8 @@ def test_parameters_features_and_the_graph_never_move() -> None:
 def test_nothing_but_small_tensors_is_left_on_the_device() -> None:
     trainer = _deep_trainer(8, "keep")
     trainer.train_epoch()
-    activations = Offloaded(trainer.net, least_bytes=4096)
-    with _Peak() as peak, trainer.net.step(1):
+    activations = Offloaded(trainer.family.net, least_bytes=4096)
+    with _Peak() as peak, trainer.family.net.step(1):
         out = activations.forward()
         total = out.sum()
         del out

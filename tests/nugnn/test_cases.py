@@ -32,8 +32,8 @@ from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard, iter_shards
 from nugnn.partition.store import load_shard, write_shards
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import Trainer
 from rank_pool import RankError
+from trainers import graph_trainer
 
 
 def cut(ranks: Ranks, data: GraphData, parts: Tensor) -> tuple[ShardGraph, dict[str, Tensor]]:
@@ -103,7 +103,7 @@ def _loss_by_id(ranks: Ranks, parts: Tensor) -> tuple[float, int, float]:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         return ids.to(logits.dtype) + 0 * logits.sum(1)
 
-    trainer = Trainer(GraphConv(2, 2, allow_zero_in_degree=True), graph, rows, loss=loss)
+    trainer = graph_trainer(GraphConv(2, 2, allow_zero_in_degree=True), graph, rows, loss=loss)
     counted = int(ranks.sum_(torch.tensor(len(rows["train"]))))
     hits = torch.nn.functional.one_hot(graph.ndata["label"], 2).float()
     return trainer.train_epoch(), counted, evaluate_rows("accuracy", hits, graph.ndata["label"], ranks)
@@ -143,7 +143,7 @@ def _train(ranks: Ranks, data: GraphData, parts: Tensor, steps: int = 3) -> tupl
     torch.manual_seed(0)
     assert data.features is not None
     model = GNN("gcn", data.features.shape[1], data.num_classes, hidden=8, norm="batch", dropout=0.3)
-    trainer = Trainer(model.to(data.features.dtype), graph, rows, make_optimizer=_adam, seed=5)
+    trainer = graph_trainer(model.to(data.features.dtype), graph, rows, make_optimizer=_adam, seed=5)
     losses = [trainer.train_epoch() for _ in range(steps)]
     return losses, trainer.predict_all(), graph.index.plan.num_halo
 
@@ -206,7 +206,7 @@ class _SelfAndNeighbours(nn.Module):
 def _features_alone(ranks: Ranks, data: GraphData, parts: Tensor) -> tuple[list[float], int]:
     graph, rows = cut(ranks, data, parts)
     torch.manual_seed(0)
-    trainer = Trainer(
+    trainer = graph_trainer(
         _SelfAndNeighbours(5, 2).double(), graph, rows, make_optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1.0)
     )
     return [trainer.train_epoch() for _ in range(20)], graph.index.plan.num_halo
@@ -223,7 +223,7 @@ def _train_stored(ranks: Ranks, folder: str, idtype: torch.dtype) -> tuple[list[
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
     torch.manual_seed(0)
     model = GNN("gat", NUM_FEATURES, NUM_CLASSES, hidden=4, heads=2, dropout=0.3).double()
-    trainer = Trainer(model, graph, rows, seed=5)
+    trainer = graph_trainer(model, graph, rows, seed=5)
     return [trainer.train_epoch() for _ in range(3)], trainer.predict_all()
 
 
@@ -381,7 +381,7 @@ def _evaluate_alone(ranks: Ranks, data: GraphData, parts: Tensor, out: str, num_
     graph, rows = cut(ranks, data, parts)
     assert data.features is not None
     model = GNN("gcn", data.features.shape[1], data.num_classes, hidden=8).to(data.features.dtype)
-    trainer = Trainer(model, graph, rows)
+    trainer = graph_trainer(model, graph, rows)
     for _ in range(2):
         trainer.evaluate()
     if ranks.rank == 1:

@@ -52,6 +52,7 @@ from nugnn.shard_graph import ShardGraph
 from nugnn.train_shard import train_shard
 from nugnn.trainer import Epoch, History, Trainer
 from nugnn.weights import load_weights, read_weights
+from trainers import graph_trainer
 
 NUGNN = Path(sys.executable).with_name("nugnn")
 
@@ -602,7 +603,7 @@ def test_checkpoint_04_evaluation_changes_nothing_that_is_saved_or_trained(tmp_p
     def trainer() -> Trainer:
         shard = build_shard(data, parts, 0)
         rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
-        return Trainer(make_model(), ShardGraph(shard, Ranks()), rows, seed=3)
+        return graph_trainer(make_model(), ShardGraph(shard, Ranks()), rows, seed=3)
 
     def save(name: str) -> dict[str, bytes]:
         checkpointer = Checkpointer(one, CheckpointPlan(folder=tmp_path / name, identity={}), lambda: False)
@@ -682,7 +683,7 @@ def test_every_five_minutes_when_no_number_of_epochs_was_given(tmp_path: Path) -
     data = make_graph(dtype=torch.float32)
     shard = build_shard(data, partition_nodes(data.num_nodes, data.src, data.dst, [1.0]), 0)
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
-    trainer = Trainer(make_model(), ShardGraph(shard, Ranks()), rows)
+    trainer = graph_trainer(make_model(), ShardGraph(shard, Ranks()), rows)
 
     def clock() -> float:
         now[0] += 10.0  # between begin and end of a write: 10 s, so 200 s would be enough

@@ -17,8 +17,8 @@ from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.overlap import overlapped_sum, overlaps
 from nugnn.kernels.spmm import spmm_sum
 from nugnn.models import GNN
-from nugnn.trainer import Trainer
 from shard_calls import make_data, shard_of
+from trainers import graph_trainer
 
 # see test_exactness.py: the same sums, in two parts
 FLOAT64_BOUND = 1e-10
@@ -77,10 +77,10 @@ def _exchanges(ranks: Ranks, name: str, overlap: str) -> tuple[int, int, int]:
     data = make_graph()
     graph = shard_of(ranks, data)
     rows = torch.isin(graph.global_node_ids, data.train_nodes).nonzero().flatten()
-    trainer = Trainer(_model(name), graph, {"train": rows, "val": rows[:0], "test": rows[:0]}, overlap=overlap)
+    trainer = graph_trainer(_model(name), graph, {"train": rows, "val": rows[:0], "test": rows[:0]}, overlap=overlap)
     rounds = ranks.clock.halo_rounds
     trainer.train_epoch()
-    handler = trainer.net.interceptor.find(HaloHandler)
+    handler = trainer.family.net.interceptor.find(HaloHandler)
     return handler.num_exchanges, handler.num_overlapped, ranks.clock.halo_rounds - rounds
 
 

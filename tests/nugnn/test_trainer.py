@@ -24,6 +24,7 @@ from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, Trainer
+from trainers import graph_trainer
 
 
 def _trainer(ranks: Ranks, data: GraphData, model: nn.Module, parts: Tensor | None = None, **options: Any) -> Trainer:
@@ -32,7 +33,7 @@ def _trainer(ranks: Ranks, data: GraphData, model: nn.Module, parts: Tensor | No
     assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
     shard = build_shard(data, assignment, ranks.rank)
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
-    return Trainer(copy.deepcopy(model), ShardGraph(shard, ranks), rows, seed=3, **options)
+    return graph_trainer(copy.deepcopy(model), ShardGraph(shard, ranks), rows, seed=3, **options)
 
 
 def _gnn(kind: str = "sage") -> nn.Module:
@@ -46,8 +47,8 @@ def _gnn(kind: str = "sage") -> nn.Module:
 def _memory(ranks: Ranks) -> dict[str, Any]:
     data = make_graph()
     trainer = _trainer(ranks, data, _gnn())
-    frames = {key: value.clone() for key, value in trainer.graph.ndata.items()}
-    columns = (set(trainer.graph.ndata), set(trainer.graph.edata))
+    frames = {key: value.clone() for key, value in trainer.family.graph.ndata.items()}
+    columns = (set(trainer.family.graph.ndata), set(trainer.family.graph.edata))
     kept: list[Epoch] = []
     traced, resident = [], []
     process = psutil.Process()
@@ -64,8 +65,9 @@ def _memory(ranks: Ranks) -> dict[str, Any]:
     tracemalloc.stop()
     assert len(history.epochs) == len(kept) == 200
     assert all(isinstance(value, float) for epoch in kept for value in (epoch.loss, epoch.train, epoch.val, epoch.test))
-    assert columns == (set(trainer.graph.ndata), set(trainer.graph.edata)), "the user's graph is as it was"
-    assert all(torch.equal(frames[key], trainer.graph.ndata[key]) for key in frames)
+    graph = trainer.family.graph
+    assert columns == (set(graph.ndata), set(graph.edata)), "the user's graph is as it was"
+    assert all(torch.equal(frames[key], trainer.family.graph.ndata[key]) for key in frames)
     return {"traced": traced, "resident": resident}
 
 
@@ -102,9 +104,9 @@ def test_predict_leaves_mode_counters_and_state(training: bool) -> None:
     modes = [module.training for module in trainer.model.modules()]
     state = copy.deepcopy(trainer.model.state_dict())
     generator, steps = torch.get_rng_state(), trainer.num_steps
-    first = trainer.predict()
+    first = trainer.family.predict(trainer.num_steps)
     trainer.evaluate()
-    assert torch.equal(trainer.predict(), first) and not first.requires_grad
+    assert torch.equal(trainer.family.predict(trainer.num_steps), first) and not first.requires_grad
     assert [module.training for module in trainer.model.modules()] == modes and trainer.num_steps == steps
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(state[key], value) for key, value in trainer.model.state_dict().items())
@@ -116,7 +118,7 @@ def test_predict_keeps_parts_of_the_model_that_were_frozen_in_evaluation_mode() 
     trainer.model.train()
     frozen = next(m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm1d))
     frozen.eval()
-    trainer.predict()
+    trainer.family.predict(trainer.num_steps)
     assert not frozen.training and trainer.model.training
 
 
@@ -188,7 +190,7 @@ def test_a_model_with_other_rows_is_refused_in_words() -> None:
             return x[::2]
 
     with pytest.raises(ValueError, match=r"shape \(31, 6\).*one row for each of the 61 nodes"):
-        _trainer(Ranks(), make_graph(), nn.Sequential(Half())[0], make_optimizer=_no_weights).net.forward()
+        _trainer(Ranks(), make_graph(), nn.Sequential(Half())[0], make_optimizer=_no_weights).family.net.forward()
 
 
 def test_halo_05_features_of_width_0_are_refused() -> None:
@@ -221,12 +223,12 @@ class _Attention(nn.Module):
 
 def _exchanges(ranks: Ranks, model: nn.Module, **options: Any) -> tuple[int, int, int]:
     trainer = _trainer(ranks, make_graph(), model, **options)
-    handler = trainer.net.interceptor.find(HaloHandler)
+    handler = trainer.family.net.interceptor.find(HaloHandler)
     trainer.train_epoch()
     first, rounds = handler.num_exchanges, ranks.clock.halo_rounds
     trainer.train_epoch()
     second = handler.num_exchanges - first
-    trainer.predict()
+    trainer.family.predict(trainer.num_steps)
     return second, ranks.clock.halo_rounds - rounds, handler.num_exchanges - first - second
 
 

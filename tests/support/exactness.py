@@ -18,7 +18,7 @@ from nugnn.partition.assign import partition_nodes
 from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import build_shard
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import Trainer
+from trainers import graph_trainer
 
 NUM_FEATURES, NUM_CLASSES = 6, 4
 
@@ -109,7 +109,9 @@ def run_steps(
     graph = ShardGraph(shard, ranks)
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
     own = copy.deepcopy(model)
-    trainer = Trainer(own, graph, rows, make_optimizer=make_optimizer, metric=data.metric, seed=7, **trainer_options)
+    trainer = graph_trainer(
+        own, graph, rows, make_optimizer=make_optimizer, metric=data.metric, seed=7, **trainer_options
+    )
     losses = [trainer.train_epoch()]
     gradients = {name: _whole(own, graph, name, p.grad) for name, p in own.named_parameters() if p.grad is not None}
     losses += [trainer.train_epoch() for _ in range(num_steps - 1)]
