@@ -16,6 +16,8 @@ from nugnn import _dgl_compat
 
 if TYPE_CHECKING:
     from nugnn import datasets as datasets
+    from nugnn.batches import SplitBatchSampler as SplitBatchSampler
+    from nugnn.batches import batch_loader as batch_loader
     from nugnn.check import ModelDiffers as ModelDiffers
     from nugnn.check import check_model as check_model
     from nugnn.config import TrainConfig as TrainConfig
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from nugnn.graph_family import GraphFamily as GraphFamily
     from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.models import GNN as GNN
+    from nugnn.sample_family import SampleFamily as SampleFamily
+    from nugnn.samples import BatchMean as BatchMean
+    from nugnn.samples import as_samples as as_samples
+    from nugnn.samples import intercept_samples as intercept_samples
     from nugnn.session import as_edge_rows as as_edge_rows
     from nugnn.session import as_node_rows as as_node_rows
     from nugnn.session import as_replicated as as_replicated
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
 _dgl_compat.install()
 
 _EXPORTS = {
+    "BatchMean": "nugnn.samples",
     "Epoch": "nugnn.trainer",
     "FitOptions": "nugnn.fit_options",
     "FitResult": "nugnn.fit_result",
@@ -54,12 +61,16 @@ _EXPORTS = {
     "Interrupted": "nugnn.interrupt",
     "ModelDiffers": "nugnn.check",
     "NodeEmbedding": "nugnn.embedding",
+    "SampleFamily": "nugnn.sample_family",
     "ShardGraph": "nugnn.shard_graph",
+    "SplitBatchSampler": "nugnn.batches",
     "TrainConfig": "nugnn.config",
     "Trainer": "nugnn.trainer",
     "as_edge_rows": "nugnn.session",
     "as_node_rows": "nugnn.session",
     "as_replicated": "nugnn.session",
+    "as_samples": "nugnn.samples",
+    "batch_loader": "nugnn.batches",
     "check_model": "nugnn.check",
     "fit": "nugnn.fit",
     "global_mean": "nugnn.session",
@@ -67,6 +78,7 @@ _EXPORTS = {
     "halo": "nugnn.session",
     "init": "nugnn.session",
     "intercept": "nugnn.session",
+    "intercept_samples": "nugnn.samples",
     "load_weights": "nugnn.weights",
     "local_edges": "nugnn.session",
     "shard": "nugnn.session",
@@ -75,6 +87,7 @@ _EXPORTS = {
 
 __all__ = [
     "GNN",
+    "BatchMean",
     "Epoch",
     "FitOptions",
     "FitResult",
@@ -83,13 +96,17 @@ __all__ = [
     "Interrupted",
     "ModelDiffers",
     "NodeEmbedding",
+    "SampleFamily",
     "ShardGraph",
+    "SplitBatchSampler",
     "TrainConfig",
     "Trainer",
     "__version__",
     "as_edge_rows",
     "as_node_rows",
     "as_replicated",
+    "as_samples",
+    "batch_loader",
     "check_model",
     "datasets",
     "fit",
@@ -98,6 +115,7 @@ __all__ = [
     "halo",
     "init",
     "intercept",
+    "intercept_samples",
     "load_weights",
     "local_edges",
     "shard",

@@ -1,0 +1,198 @@
+"""Training on batches of samples, divided unevenly among ranks: an optimizer step for each global batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from nugnn.batches import Batch, SplitBatchSampler, batch_loader
+from nugnn.comm.groups import Ranks
+from nugnn.loss import RowLoss, binary_cross_entropy, cross_entropy
+from nugnn.metrics import evaluate_rows
+from nugnn.precision.storage import Storage
+from nugnn.samples import BatchMean, as_samples, intercept_samples
+from nugnn.session import model_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A micro-batch: samples of this rank, and what the losses of its optimizer step are divided by."""
+
+    x: Any
+    labels: Tensor
+    total: float
+
+
+class SampleFamily:
+    """A model on map-style data sets of ``(x, label)``; see `nugnn.family.Family`.
+
+    Args:
+        model: Called with ``x`` as the collate function joined it: ``model(x)``, ``model(*x)`` for a tuple or list,
+            ``model(**x)`` for a mapping; gives one row of logits for each sample.
+        train: Samples to train on.
+        ranks: Who takes part.
+        sizes: Samples of each rank in a full batch, one number for each rank; see `SplitBatchSampler`.
+        val: Samples that choose the best epoch; none when None.
+        test: Samples to measure on; none when None.
+        loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
+        metric: See `nugnn.metrics.evaluate_rows`.
+        class_weights: ``(C,)``, for the loss.
+        seed: Of the order of samples and of dropout masks.
+        precision: See `nugnn.precision.storage.Storage`.
+        micro_batches: Parts of each batch that run one after the other, for less memory; batch norm sees one at a time.
+        drop_last: Leave out the last batch of an epoch when it is smaller.
+        measure_train: Measure the metric on the training samples too, which takes a pass over them.
+        collate_fn: Joins samples; puts them on axis 0 of every tensor.
+        num_data_workers: Processes that read ahead on each rank.
+
+    Raises:
+        ValueError: An option is not known or does not fit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Dataset[Any],
+        ranks: Ranks,
+        *,
+        sizes: Sequence[int],
+        val: Dataset[Any] | None = None,
+        test: Dataset[Any] | None = None,
+        loss: RowLoss | None = None,
+        metric: str = "accuracy",
+        class_weights: Tensor | None = None,
+        seed: int = 0,
+        precision: str = "fp32",
+        micro_batches: int = 1,
+        drop_last: bool = False,
+        measure_train: bool = False,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        num_data_workers: int = 0,
+    ) -> None:
+        if len(sizes) != ranks.world_size:
+            raise ValueError(f"there are {len(sizes)} batch sizes for {ranks.world_size} workers; give one for each")
+        if micro_batches < 1:
+            raise ValueError(f"micro_batches is {micro_batches}, must be 1 or more")
+        self.model, self.ranks, self.metric = model, ranks, metric
+        self.storage = Storage(precision)
+        self.interceptor = intercept_samples(model, ranks, seed=seed)
+        self.sampler = SplitBatchSampler(_length(train), sizes, ranks.rank, seed=seed, drop_last=drop_last)
+        self._micro_batches = micro_batches
+        is_gpu = ranks.device.type == "cuda"
+        how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_data_workers, "pin_memory": is_gpu}
+        self._loader = batch_loader(train, self.sampler, **how)
+        self._measured = {}
+        for split, data in {"train": train if measure_train else None, "val": val, "test": test}.items():
+            if data is not None and _length(data) > 0:
+                sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
+                self._measured[split] = batch_loader(data, sampler, **how)
+        if loss is None:
+            label = default_collate([train[0][1]])
+            loss = binary_cross_entropy if label.dim() == 2 else cross_entropy
+        self._mean = BatchMean(loss, ranks, None if class_weights is None else class_weights.to(ranks.device))
+
+    @property
+    def row_ids(self) -> Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+    @property
+    def num_rows_global(self) -> int:
+        return self.sampler.num_samples
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampler.num_batches
+
+    def steps(self, epoch: int) -> Iterator[Sequence[_Part]]:
+        self.sampler.begin(epoch)
+        for number, batch in enumerate(self._loader):
+            whole = batch.to(self.ranks.device)
+            cuts = [len(whole.ids) * part // self._micro_batches for part in range(self._micro_batches + 1)]
+            parts = [self._prepared(_rows(whole, slice(*pair))) for pair in itertools.pairwise(cuts)]
+            total = self._mean.total(self.sampler.counts(number), [labels for _, labels in parts])
+            yield [_Part(x, labels, total) for x, labels in parts]
+
+    @contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        with self.storage.casts(self.model, self.ranks.device), self.interceptor.step(step):
+            yield
+
+    def loss(self, work: _Part) -> Tensor:
+        return self._mean(self._logits(work.x), work.labels, work.total)
+
+    def weight(self, work: _Part) -> float:
+        return work.total
+
+    def evaluate(self, num_steps: int) -> dict[str, float]:
+        scores = dict.fromkeys(("train", "val", "test"), float("nan"))
+        for split in self._measured:
+            logits, labels, _ = self._predicted(split, num_steps)
+            scores[split] = evaluate_rows(self.metric, logits, labels, self.ranks)
+        return scores
+
+    def predict_all(self, num_steps: int) -> Tensor:
+        """``(n, C)`` logits of the test samples in their order, on every rank; a collective call.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if "test" not in self._measured:
+            raise ValueError("there are no test samples to predict")
+        logits, _, ids = self._predicted("test", num_steps)
+        rows = torch.cat(self.ranks.gather_rows(logits.contiguous()))
+        return torch.empty_like(rows).index_copy_(0, torch.cat(self.ranks.gather_rows(ids)), rows)
+
+    @torch.no_grad()
+    def _predicted(self, split: str, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, labels and numbers of this rank's samples of a split."""
+        was_training = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        logits, labels, ids = [], [], []
+        try:
+            for batch in self._measured[split]:
+                whole = batch.to(self.ranks.device)
+                x, truth = self._prepared(whole)
+                with self.around(num_steps):
+                    out = self._logits(x)
+                logits.append(out.float() if out.dtype in (torch.bfloat16, torch.float16) else out)
+                labels.append(truth)
+                ids.append(whole.ids)
+        finally:
+            for module, training in was_training.items():
+                module.training = training
+        return torch.cat(logits), torch.cat(labels), torch.cat(ids)
+
+    def _prepared(self, batch: Batch) -> tuple[Any, Tensor]:
+        """``x`` in the type of the model, and the labels; both know whose rows they are."""
+        x, labels = batch.data
+        dtype = self.storage.dtype_of(model_dtype(self.model))
+        x = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, x)
+        as_samples(Batch(batch.ids, (x, labels)), self.ranks)
+        return x, labels
+
+    def _logits(self, x: Any) -> Tensor:
+        if isinstance(x, Mapping):
+            out = self.model(**x)
+        else:
+            out = self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
+        return out  # type: ignore[no-any-return]
+
+
+def _rows(batch: Batch, rows: slice) -> Batch:
+    return Batch(batch.ids[rows], torch.utils._pytree.tree_map_only(Tensor, lambda x: x[rows], batch.data))
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        raise ValueError(
+            f"{type(data).__name__} has no length: a map-style data set is needed, with len(data) and data[i]"
+        ) from None
