@@ -22,6 +22,7 @@ from nugnn.datasets.dgl_files import DglGraphFile, read_dgl_graph_file, read_dgl
 from nugnn.datasets.dgl_graphs import graph_from_columns
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.npz import read_arrays
+from nugnn.datasets.regular_file import require_file
 
 SIDECAR = "nugnn.npz"
 NODE_TYPE = "_N"
@@ -79,8 +80,7 @@ class _Layout:
 
     @classmethod
     def read(cls, path: Path) -> _Layout:
-        if not path.is_file():
-            raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+        require_file(path)
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ import torch
 
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.regular_file import no_file
 from nugnn.datasets.simple_graph import simple_undirected
 from nugnn.datasets.sparse import csr_matrix
 
@@ -261,10 +262,14 @@ def _load(path: Path) -> Any:
 
 
 def _read(path: Path) -> bytes:
+    if (problem := no_file(path)) is not None:
+        raise ValueError(
+            f"{path} is missing; the Planetoid files of one graph belong together in a folder"
+            if problem == "no such file"
+            else f"{path}: {problem}"
+        )
     try:
         return path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; the Planetoid files of one graph belong together in a folder") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
+from nugnn.datasets.regular_file import require_file
+from nugnn.datasets.unpacking import check_fits_memory, limited
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -20,6 +23,7 @@ _CONVERSION = re.compile(
 _WIDTH = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+): (.*)", re.S)
 _KINDS = {"int64": "a whole number", "double": "a number"}
 _LONGEST_HEADER = 16 * 2**20
+_CHUNK_BYTES = 1 << 23
 
 
 class CellTypeError(ValueError):
@@ -31,29 +35,30 @@ class CellTypeError(ValueError):
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """The file's bytes, decompressed where its name ends in ``.gz``.
+    """The file's bytes, decompressed where its name ends in ``.gz``, to be read into memory.
 
     Raises:
-        ValueError: no such file.
+        ValueError: no such file, or one that does not fit into memory; reading it raises `UnpacksTooFarError` as soon
+            as more has come out than `nugnn.datasets.unpacking` allows.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    require_file(path)
     if path.suffix != ".gz":
+        check_fits_memory(path, path.stat().st_size, is_text=True)
         return path.open("rb")
     from isal import igzip
 
-    return io.BufferedReader(igzip.open(path, "rb"), 2**20)  # type: ignore[arg-type]
+    return limited(path, igzip.open(path, "rb"), is_held=True)
 
 
 def read_bytes(path: Path) -> bytes:
     """All bytes of the file, decompressed where its name ends in ``.gz``.
 
     Raises:
-        ValueError: no such file, or the compressed file is damaged or cut off.
+        ValueError: no such file, or the compressed file is damaged, cut off or unpacks too far.
     """
     try:
         with open_binary(path) as file:
-            return file.read()
+            return b"".join(iter(lambda: file.read(_CHUNK_BYTES), b""))
     except _gzip_errors() as error:
         raise ValueError(_damaged(path, error)) from error
 
