@@ -256,7 +256,8 @@ def _first_bad_line(block: bytes, line: int, dtype: np.dtype[Any], num_columns: 
             if value in _MISSING:
                 if missing:
                     continue
-                return f"line {place}, value {column} is missing; expected a {wanted}"
+                found = f"{value!r}, which stands for a missing one" if value else "missing"
+                return f"line {place}, value {column} is {found}; expected a {wanted}"
             try:
                 parsed = number(value)
             except ValueError:

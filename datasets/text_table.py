@@ -23,6 +23,7 @@ _CONVERSION = re.compile(
 _WIDTH = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+): (.*)", re.S)
 _KINDS = {"int64": "a whole number", "double": "a number"}
 _LONGEST_HEADER = 16 * 2**20
+_OTHER_SEPARATORS = (";", "\t", "|")
 _CHUNK_BYTES = 1 << 23
 
 
@@ -67,7 +68,8 @@ def read_header(path: Path) -> list[str]:
     """The names in the first row of a comma-separated file, stripped of blanks and a byte-order mark.
 
     Raises:
-        ValueError: no such file, an empty one, not UTF-8, or a column that has no name or the name of another.
+        ValueError: no such file, an empty one, not UTF-8, parted by something else than commas, or a column that has
+            no name or the name of another.
     """
     try:
         with open_binary(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
@@ -78,6 +80,10 @@ def read_header(path: Path) -> list[str]:
         raise ValueError(f"{path}: the header cannot be read ({error}); save the file as UTF-8 CSV") from error
     if not any(names):
         raise ValueError(f"{path}: the first row is empty; it has to name the columns")
+    if len(names) == 1 and (other := next((mark for mark in _OTHER_SEPARATORS if mark in names[0]), None)):
+        raise ValueError(
+            f"{path}: the header is {names[0]!r:.200}: the separator looks like {other!r}; save the file with commas"
+        )
     if "" in names:
         raise ValueError(f"{path}: column {names.index('') + 1} has no name; the header is {', '.join(names)!r:.300}")
     repeated = (
