@@ -41,6 +41,12 @@ def read_planetoid(folder: Path, name: str) -> GraphData:
         ValueError: a file is missing, names a class or function other than those such files need, or does not fit the
             others; always with the file's name.
     """
+    missing = [f"ind.{name}.{part}" for part in PARTS if no_file(folder / f"ind.{name}.{part}") == "no such file"]
+    if missing:
+        raise ValueError(
+            f"{folder}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; the {len(PARTS)} files of "
+            "one graph belong together in a folder"
+        )
     x, tx, allx = (_matrix(folder / f"ind.{name}.{part}") for part in ("x", "tx", "allx"))
     y, ty, ally = (_one_hot(folder / f"ind.{name}.{part}") for part in ("y", "ty", "ally"))
     test_ids = _test_ids(folder / f"ind.{name}.test.index")
@@ -263,11 +269,7 @@ def _load(path: Path) -> Any:
 
 def _read(path: Path) -> bytes:
     if (problem := no_file(path)) is not None:
-        raise ValueError(
-            f"{path} is missing; the Planetoid files of one graph belong together in a folder"
-            if problem == "no such file"
-            else f"{path}: {problem}"
-        )
+        raise ValueError(f"{path}: {problem}")
     try:
         return path.read_bytes()
     except OSError as error:

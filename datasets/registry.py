@@ -14,7 +14,7 @@ from typing import Literal
 
 from nugnn.datasets.archive import ARCHIVE_SUFFIXES, extract
 from nugnn.datasets.digits import digits
-from nugnn.datasets.download import DownloadError, Progress, download, locked
+from nugnn.datasets.download import DownloadError, Progress, RemoteFile, download, locked
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.layouts import FILE_SUFFIXES, holds_ogb, holds_planetoid, read_any
 from nugnn.datasets.npz import is_graph_npz
@@ -166,8 +166,7 @@ def _fill(entry: Published, folder: Path, progress: Progress | None) -> Path:
     assert entry.source is not None, entry.name
     try:
         if entry.source.kind == "files":
-            for remote in entry.source.files:
-                download(remote, folder / remote.file_name, progress=progress, lock=False)
+            _download_files(entry.source.files, folder, progress)
         else:
             (remote,) = entry.source.files
             _check_space_twice(entry, folder.parent)
@@ -178,6 +177,20 @@ def _fill(entry: Published, folder: Path, progress: Progress | None) -> Path:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return folder
+
+
+def _download_files(files: tuple[RemoteFile, ...], folder: Path, progress: Progress | None) -> None:
+    """All the files; who has to fetch one by hand is told of all that are missing."""
+    try:
+        for remote in files:
+            download(remote, folder / remote.file_name, progress=progress, lock=False)
+    except DownloadError as error:
+        missing = [remote.file_name for remote in files if not (folder / remote.file_name).is_file()]
+        if len(missing) < 2:
+            raise
+        raise DownloadError(
+            f"{error}. {len(missing)} of the {len(files)} files are still missing in {folder}: {', '.join(missing)}"
+        ) from error
 
 
 def _check_space_twice(entry: Published, store: Path) -> None:
