@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from nugnn.datasets.regular_file import no_file
+from nugnn._regular_file import no_file
 from nugnn.datasets.unpacking import UnpacksTooFarError, check_unpacked, limited
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")

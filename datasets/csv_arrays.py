@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from nugnn.datasets.regular_file import no_file
+from nugnn._regular_file import no_file
 from nugnn.datasets.unpacking import UnpacksTooFarError, limited
 
 _BLOCK_BYTES = 1 << 20

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nugnn.datasets.regular_file import require_file
+from nugnn._regular_file import require_file
 from nugnn.datasets.unpacking import check_fits_memory
 
 _GRAPHS_MAGIC = 0xDD2E4FF046B4A13F

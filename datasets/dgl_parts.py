@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._regular_file import require_file
 from nugnn.datasets.dgl_files import DglGraphFile, read_dgl_graph_file, read_dgl_tensor_file
 from nugnn.datasets.dgl_graphs import graph_from_columns
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.npz import read_arrays
-from nugnn.datasets.regular_file import require_file
 
 SIDECAR = "nugnn.npz"
 NODE_TYPE = "_N"

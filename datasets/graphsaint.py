@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn._regular_file import no_file
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.archive import BrokenFileError
 from nugnn.datasets.graph_data import GraphData, graph_from
 from nugnn.datasets.npz_arrays import floats, integers, npz_arrays
-from nugnn.datasets.regular_file import no_file
 
 GRAPHSAINT_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 REDDIT_FILES = ("reddit_graph.npz", "reddit_data.npz")

@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._regular_file import require_file
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.graph_data import GraphData, Metric, Split, graph_from
-from nugnn.datasets.regular_file import require_file
 from nugnn.datasets.sparse import csr_matrix
 from nugnn.datasets.unpacking import UnpacksTooFarError, check_fits_memory, check_unpacked
 from nugnn.datasets.whole_file import write_whole

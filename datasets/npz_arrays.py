@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nugnn._regular_file import no_file
 from nugnn.datasets.archive import BrokenFileError, check_complete
-from nugnn.datasets.regular_file import no_file
 from nugnn.datasets.unpacking import UnpacksTooFarError, check_fits_memory, check_unpacked
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nugnn.datasets.regular_file import no_file
+from nugnn._regular_file import no_file
 from nugnn.datasets.unpacking import check_unpacked
 
 _BLOCK_BYTES = 1 << 23

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn._regular_file import no_file
 from nugnn.datasets.array_writers import ArrayWriter
 from nugnn.datasets.cache import cached_graph
 from nugnn.datasets.csv_arrays import CsvError, csv_blocks, csv_lines, read_csv_array
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.npz_stream import NpzMember, npz_members
-from nugnn.datasets.regular_file import no_file
 from nugnn.datasets.sources import PUBLISHED, normalised
 
 _log = logging.getLogger("nugnn.datasets")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn._regular_file import no_file
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.graph_data import GraphData
-from nugnn.datasets.regular_file import no_file
 from nugnn.datasets.simple_graph import simple_undirected
 from nugnn.datasets.sparse import csr_matrix
 

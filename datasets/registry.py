@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nugnn._regular_file import is_folder, no_file, shown
 from nugnn.datasets.archive import ARCHIVE_SUFFIXES, extract
 from nugnn.datasets.digits import digits
 from nugnn.datasets.download import DownloadError, Progress, RemoteFile, download, locked
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.layouts import FILE_SUFFIXES, holds_ogb, holds_planetoid, read_any
 from nugnn.datasets.npz import is_graph_npz
-from nugnn.datasets.regular_file import is_folder, no_file, shown
 from nugnn.datasets.sources import PUBLISHED, Published, normalised, source_of_file
 from nugnn.datasets.synthetic import FULL_NODES, mixed_like, products_like
 
@@ -252,7 +252,8 @@ def _data_folder(data_dir: str | os.PathLike[str] | None) -> Path | None:
         return None
     folder = Path(data_dir).expanduser()
     if not is_folder(folder):
-        problem = "is a file" if no_file(folder) is None else "does not exist"
+        found = no_file(folder) or "is a file"
+        problem = "does not exist" if found.startswith("no such file") else found.split(", not a file")[0]
         raise ValueError(
             f"the data folder {shown(folder)} {problem}; correct --data-dir or NUGNN_DATA, or leave it out"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from nugnn.datasets.regular_file import require_file
+from nugnn._regular_file import require_file
 from nugnn.datasets.unpacking import check_fits_memory, limited
 
 if TYPE_CHECKING:

@@ -16,7 +16,10 @@ from nugnn import _dgl_compat
 
 if TYPE_CHECKING:
     from nugnn import datasets as datasets
+    from nugnn.check import CheckReport as CheckReport
     from nugnn.check import ModelDiffers as ModelDiffers
+    from nugnn.check import ModelFails as ModelFails
+    from nugnn.check import check as check
     from nugnn.check import check_model as check_model
     from nugnn.config import TrainConfig as TrainConfig
     from nugnn.datasets.graph_data import GraphData as GraphData
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 _dgl_compat.install()
 
 _EXPORTS = {
+    "CheckReport": "nugnn.check",
     "Epoch": "nugnn.trainer",
     "FitOptions": "nugnn.fit_options",
     "FitResult": "nugnn.fit_result",
@@ -51,6 +55,7 @@ _EXPORTS = {
     "GraphData": "nugnn.datasets.graph_data",
     "Interrupted": "nugnn.interrupt",
     "ModelDiffers": "nugnn.check",
+    "ModelFails": "nugnn.check",
     "NodeEmbedding": "nugnn.embedding",
     "ShardGraph": "nugnn.shard_graph",
     "TrainConfig": "nugnn.config",
@@ -58,6 +63,7 @@ _EXPORTS = {
     "as_edge_rows": "nugnn.session",
     "as_node_rows": "nugnn.session",
     "as_replicated": "nugnn.session",
+    "check": "nugnn.check",
     "check_model": "nugnn.check",
     "fit": "nugnn.fit",
     "global_mean": "nugnn.session",
@@ -73,12 +79,14 @@ _EXPORTS = {
 
 __all__ = [
     "GNN",
+    "CheckReport",
     "Epoch",
     "FitOptions",
     "FitResult",
     "GraphData",
     "Interrupted",
     "ModelDiffers",
+    "ModelFails",
     "NodeEmbedding",
     "ShardGraph",
     "TrainConfig",
@@ -87,6 +95,7 @@ __all__ = [
     "as_edge_rows",
     "as_node_rows",
     "as_replicated",
+    "check",
     "check_model",
     "datasets",
     "fit",
