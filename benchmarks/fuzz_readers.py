@@ -414,7 +414,7 @@ def _ogb_targets() -> Iterator[Target]:
         return {f"raw/{name}.csv.gz": _gz(text) for name, text in tables.items()} | split
 
     seeds = (packed(counts | features), packed(counts | {"node-label": b"0,1\n1,0\n1,1\n0,0\n"}))
-    yield Target("OGB CSV", seeds, ".", read=lambda folder: read_ogb(folder, "ogbn-arxiv"))
+    yield Target("OGB CSV", seeds, ".", read=lambda folder: read_ogb(folder, "fuzzed"))
     arrays = {
         "edge_index": np.array([[0, 1, 2, 3], [1, 2, 3, 0]]),
         "num_nodes_list": np.array([4]),

@@ -16,12 +16,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from nugnn._regular_file import no_file
+from nugnn.datasets.unpacking import UnpacksTooFarError, check_unpacked, limited
+
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 
 _CHUNK = 1 << 20
 _MAX_MEMBERS = 100_000
-_ALWAYS_ALLOWED_BYTES = 1 << 30
-_MAX_EXPANSION = 100  # compressed numbers expand 2 to 10 times; deflate itself can reach 1,000
 _NOT_DATA = ("__MACOSX", ".DS_Store", "Thumbs.db")
 _DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError)
 
@@ -39,6 +40,7 @@ def check_complete(path: Path, name: str | None = None) -> None:
 
     Raises:
         BrokenFileError: with the file's name and what it is instead.
+        UnpacksTooFarError: it holds far more than files of its size do.
     """
     name = (name or path.name).lower()
     head = _head(path)
@@ -49,11 +51,16 @@ def check_complete(path: Path, name: str | None = None) -> None:
             _check_zip(path)
         elif name.endswith((".tar", ".tar.gz", ".tgz")):
             with tarfile.open(path) as archive:
+                num_bytes = 0
                 for info in archive:
+                    num_bytes += info.size
+                    check_unpacked(path, num_bytes, is_exact=False)
                     _read_to_end(archive.extractfile(info) if info.isfile() else None)
                 _check_tar_end(archive)
         elif name.endswith(".gz"):
             _check_gzip(path)
+    except UnpacksTooFarError:
+        raise
     except (OSError, ValueError, *_DAMAGE) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise BrokenFileError(f"{path} cannot be read: {error.strerror}; see to that first") from error
@@ -81,7 +88,8 @@ def extract(archive: Path, target: Path) -> None:
 
     Raises:
         BrokenFileError: the archive is incomplete or damaged; a member has an absolute path, climbs out with ``..``,
-            is a link, a device or encrypted, or appears twice; the whole is larger than an honest archive would be.
+            is a link, a device or encrypted, or appears twice.
+        UnpacksTooFarError: it holds far more than archives of its size do.
         ValueError: the disk is full, or ``target`` cannot be written.
     """
     if target.is_dir() and any(target.iterdir()):
@@ -165,8 +173,7 @@ def _safe_path(archive: Path, name: str) -> PurePosixPath:
 
 
 def _write_members(archive: Path, members: Iterator[Member], folder: Path) -> None:
-    allowed = max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * archive.stat().st_size)
-    written = 0
+    declared = written = 0
     seen: set[PurePosixPath] = set()
     for name, num_bytes, content in members:
         if any(part in _NOT_DATA for part in name.parts):
@@ -175,11 +182,8 @@ def _write_members(archive: Path, members: Iterator[Member], folder: Path) -> No
             reason = f"holds {str(name)!r} twice" if name in seen else f"holds more than {_MAX_MEMBERS:,} files"
             raise BrokenFileError(f"{archive} {reason}; archive refused")
         seen.add(name)
-        if written + num_bytes > allowed:
-            raise BrokenFileError(
-                f"{archive} would expand to more than {allowed:,} bytes from {archive.stat().st_size:,}, as a "
-                "decompression bomb does; extract it by hand if that is right"
-            )
+        declared += num_bytes
+        check_unpacked(archive, declared, is_exact=False)
         free = shutil.disk_usage(folder).free
         if num_bytes > free:
             raise ValueError(f"{archive}: {name} needs {num_bytes:,} bytes and {folder.parent} has {free:,} free")
@@ -188,7 +192,7 @@ def _write_members(archive: Path, members: Iterator[Member], folder: Path) -> No
         with place.open("xb") as file:
             while chunk := content.read(_CHUNK):
                 written += len(chunk)
-                if written > allowed:
+                if written > declared:
                     raise BrokenFileError(f"{archive} expands to more than it declares; archive refused")
                 file.write(chunk)
             file.flush()
@@ -211,6 +215,7 @@ def _drop_common_folder(folder: Path) -> None:
 def _check_zip(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         _check_member_count(path, archive)
+        check_unpacked(path, sum(info.file_size for info in archive.infolist()))
         damaged = archive.testzip()
         if damaged is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged!r} is wrong")
@@ -236,7 +241,7 @@ def _check_tar_end(archive: tarfile.TarFile) -> None:
 
 
 def _check_gzip(path: Path) -> None:
-    with gzip.open(path) as file:
+    with limited(path, gzip.open(path), is_held=False) as file:
         _read_to_end(file)
 
 
@@ -246,6 +251,8 @@ def _read_to_end(file: Any) -> None:
 
 
 def _head(path: Path) -> bytes:
+    if (problem := no_file(path)) is not None:
+        raise BrokenFileError(f"{path}: {problem}")
     try:
         with path.open("rb") as file:
             return file.read(512)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn.datasets.unpacking import available_memory_bytes
+
 _NAME = re.compile(r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*")
 _LARGEST_BYTES = 1 << 46
 
@@ -62,11 +64,11 @@ class MemoryArrays:
         self._arrays: dict[str, np.ndarray] = {}
 
     def create(self, name: str, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> Column:
-        _check(name, shape, dtype, self._arrays)
-        try:
-            self._arrays[name] = np.empty(shape, dtype)
-        except MemoryError:
-            raise ValueError(f"{name}: {shape} of {np.dtype(dtype)} do not fit into memory; use a cache") from None
+        num_bytes = _check(name, shape, dtype, self._arrays)
+        available = available_memory_bytes()
+        if available is not None and num_bytes > available:  # else the process would be killed while it fills them
+            raise ValueError(f"{name}: {shape} of {np.dtype(dtype)} do not fit into memory; use a cache")
+        self._arrays[name] = np.empty(shape, dtype)
         return _MemoryColumn(name, self._arrays[name])
 
     def add(self, name: str, array: np.ndarray) -> None:
@@ -133,10 +135,13 @@ class _NpyColumn(Column):
         self._record.update(dtype=self.dtype.str, shape=shape, file_bytes=num_bytes, crc32=self._crc)
 
 
-def _check(name: str, shape: tuple[int, ...], dtype: np.typing.DTypeLike, taken: dict[str, Any]) -> None:
+def _check(name: str, shape: tuple[int, ...], dtype: np.typing.DTypeLike, taken: dict[str, Any]) -> int:
+    """The size of the array, if it may be made."""
     if not _NAME.fullmatch(name) or len(name) > 100:
         raise ValueError(f"{name!r:.120} cannot be the name of an array: letters, digits, _ . and - only")
     if name in taken:
         raise ValueError(f"array {name!r} comes twice")
-    if int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize > _LARGEST_BYTES:
+    num_bytes = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+    if num_bytes > _LARGEST_BYTES:
         raise ValueError(f"{name}: shape {shape} is beyond any file this program reads")
+    return num_bytes

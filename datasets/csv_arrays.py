@@ -18,10 +18,14 @@ from typing import IO, Any
 
 import numpy as np
 
+from nugnn._regular_file import no_file
+from nugnn.datasets.unpacking import UnpacksTooFarError, limited
+
 _BLOCK_BYTES = 1 << 20
 _SMALL_FILE_BYTES = 1 << 16
 _MOST_THREADS = 4
 _LONGEST_LINE_BYTES = 1 << 28
+_MOST_COLUMNS = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _MISSING = ("", "nan", "NaN", "NAN", "NA", "null", "NULL")
@@ -56,6 +60,8 @@ def csv_blocks(
     if num_columns is None:
         first = next((block for block in blocks if block.strip(b"\r\n")), b"")
         num_columns = first.strip(b"\r\n").split(b"\n", 1)[0].count(b",") + 1
+        if num_columns > _MOST_COLUMNS:
+            raise CsvError(f"{path} has {num_columns} values in its first line, at most {_MOST_COLUMNS} are read")
         blocks = _whole_lines(path)
     parse = functools.partial(_parse, dtype=dtype, num_columns=num_columns, missing=missing)
     for number, rows in enumerate(_in_order(parse, blocks)):
@@ -70,11 +76,28 @@ def csv_blocks(
 
 
 def read_csv_array(
-    path: str | os.PathLike[str], dtype: np.typing.DTypeLike, num_columns: int | None = None, *, missing: bool = False
+    path: str | os.PathLike[str], dtype: np.typing.DTypeLike, num_columns: int, *, most_rows: int
 ) -> np.ndarray:
-    """The whole file as one ``(rows, num_columns)`` array; arguments and errors as ``csv_blocks``."""
-    blocks = list(csv_blocks(path, dtype, num_columns, missing=missing))
-    return np.concatenate(blocks) if blocks else np.empty((0, num_columns or 0), dtype)
+    """The whole file as one ``(rows, num_columns)`` array.
+
+    Args:
+        path: As for ``csv_blocks``.
+        dtype: As for ``csv_blocks``.
+        num_columns: As for ``csv_blocks``.
+        most_rows: How many the file can have; reading ends at more, so that a small file of very many lines, as a
+            compressed one can be, takes no memory.
+
+    Raises:
+        CsvError: as ``csv_blocks``, or the file has more rows.
+    """
+    blocks: list[np.ndarray] = []
+    num_rows = 0
+    for block in csv_blocks(path, dtype, num_columns):
+        num_rows += len(block)
+        if num_rows > most_rows:
+            raise CsvError(f"{path} has more than {most_rows} lines; get the file again")
+        blocks.append(block)
+    return np.concatenate(blocks) if blocks else np.empty((0, num_columns), dtype)
 
 
 def csv_lines(path: str | os.PathLike[str]) -> Iterator[list[str]]:
@@ -134,27 +157,28 @@ def _content(path: Path) -> Iterator[bytes]:
                     ahead = pool.submit(file.read, _BLOCK_BYTES)
                     yield block
                     block = ahead.result()
-    except FileNotFoundError:
-        raise CsvError(f"{path} is missing: the download or copy is incomplete; get the file again") from None
     except EOFError as error:
         size = path.stat().st_size
         raise CsvError(
             f"{path} is not a complete gzip file: it is cut off after {size} bytes; get the file again"
         ) from error
     except (OSError, zlib.error, igzip_lib.IsalError, ValueError) as error:  # type: ignore[misc]  # isal's stub
-        if isinstance(error, CsvError):
+        if isinstance(error, (CsvError, UnpacksTooFarError)):
             raise
         raise CsvError(f"{path} is damaged or cannot be read ({error}); get the file again") from error
 
 
 def _open(path: Path) -> IO[bytes]:
+    if (problem := no_file(path)) is not None:
+        if problem == "no such file":
+            problem = "is missing: the download or copy is incomplete; get the file again"
+        raise CsvError(f"{path} {problem}")
     with path.open("rb") as file:
         head = file.read(512)
     if head[:2] == _GZIP_MAGIC:
         from isal import igzip
 
-        opened: IO[bytes] = igzip.open(path, "rb")
-        return opened
+        return limited(path, igzip.open(path, "rb"), is_held=False)
     if not head and path.suffix == ".gz":
         raise CsvError(f"{path} is not a complete gzip file: it is empty; get the file again")
     if path.suffix == ".gz":
@@ -232,7 +256,8 @@ def _first_bad_line(block: bytes, line: int, dtype: np.dtype[Any], num_columns: 
             if value in _MISSING:
                 if missing:
                     continue
-                return f"line {place}, value {column} is missing; expected a {wanted}"
+                found = f"{value!r}, which stands for a missing one" if value else "missing"
+                return f"line {place}, value {column} is {found}; expected a {wanted}"
             try:
                 parsed = number(value)
             except ValueError:

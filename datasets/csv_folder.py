@@ -6,6 +6,7 @@ lines do not count. Shape suffixes: N nodes, E edges, F features, C classes.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -134,7 +135,10 @@ class _EdgeColumns:
     @classmethod
     def of(cls, where: str, names: list[str]) -> _EdgeColumns:
         src, dst = _needed(where, names, _SRC), _needed(where, names, _DST)
-        return cls(names, src, dst, [name for name in _data_names(names) if name not in (src, dst)])
+        data = [name for name in _data_names(names) if name not in (src, dst)]
+        if "weight" not in data:
+            _refuse_misspelt(where, data, ("weight",))
+        return cls(names, src, dst, data)
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,13 @@ class _NodeColumns:
         taken = {node_id, label, split, *matrix, *masks}
         features = _numbered(where, names, "feat")
         others = [name for name in _data_names(names) if name not in taken and name not in features]
+        if not (label or matrix):
+            _refuse_misspelt(where, others, ("label",))
+        if not (split or any(masks)):
+            _refuse_misspelt(where, others, ("split",))
+        elif any(masks):
+            lacking = (spellings for spellings, mask in zip(_MASKS, masks, strict=True) if mask is None)
+            _refuse_misspelt(where, others, tuple(spelling for spellings in lacking for spelling in spellings))
         data = others if features else []
         return cls(names, node_id, label, matrix, split, masks, features or others, data)
 
@@ -247,7 +258,9 @@ def _read(
     if kind == "int64":
         for name in ids:
             if table[name].null_count:
-                raise CellTypeError(f"{path}: row {_first_null(table, name) + 2}, column {name!r} is empty", name)
+                row = _first_null(table, name)
+                found = _text_of_null(str(path), name, row)
+                raise CellTypeError(f"{path}: row {row + 2}, column {name!r} is {found}", name)
     return table
 
 
@@ -381,7 +394,8 @@ def _numbers(where: str, table: pa.Table, name: str, dtype: torch.dtype | None =
     column = table[name]
     if column.null_count:
         row = _first_null(table, name)
-        raise ValueError(f"{where}: row {row + 2}, column {name!r} is empty; fill it, or drop the column")
+        found = _text_of_null(where, name, row)
+        raise ValueError(f"{where}: row {row + 2}, column {name!r} is {found}; fill it, or drop the column")
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)) and len(column):
         first = next((row for row, value in enumerate(column) if not _is_number(str(value))), 0)
@@ -407,11 +421,49 @@ def _first_null(table: pa.Table, name: str) -> int:
     return int(np.asarray(table[name].is_null()).argmax())
 
 
+def _text_of_null(path: str, name: str, row: int) -> str:
+    """What stands in a cell that Arrow took for a null: ``NA``, ``nan`` and others, or nothing."""
+    names = read_header(Path(path))
+    text = read_table(Path(path), path, names, types={name: "string"}, columns=[name])[name][row].as_py()
+    return f"{text!r:.80}, which is no number" if text else "empty"
+
+
+def _refuse_misspelt(where: str, others: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse a column that has all but the name of one that is not there; it would become a feature or be data."""
+    for word in wanted:
+        for name in others:
+            if _is_misspelt(name.lower(), word):
+                raise ValueError(
+                    f"{where}: the column {name!r} has no meaning of its own; did you mean {word!r}? Rename it, also "
+                    "where it is meant to be numbers of another kind, or begin its name with _ to leave it out"
+                )
+
+
+def _is_misspelt(found: str, word: str) -> bool:
+    """Whether one slip of the keyboard after the first letter parts ``found`` from a word of four letters or more.
+
+    The first letter has to be right: ``rain`` is a likely feature, and no slip for ``train``.
+
+    >>> [_is_misspelt(found, "label") for found in ("lable", "labels", "labl", "lavel", "label", "table", "level")]
+    [True, True, True, True, False, False, False]
+    """
+    if found == word or len(word) < 4 or found[:1] != word[0]:
+        return False
+    swapped = {word[:at] + word[at + 1] + word[at] + word[at + 2 :] for at in range(1, len(word) - 1)}
+    if len(found) == len(word):
+        return found in swapped or sum(a != b for a, b in zip(found, word, strict=True)) == 1
+    shorter, longer = sorted((found, word), key=len)
+    return any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+
+
 def _needed(where: str, names: Sequence[str], spellings: tuple[str, ...]) -> str:
     found = _optional(where, names, spellings)
     if found is None:
+        close = [match for name in spellings for match in difflib.get_close_matches(name, names, n=1, cutoff=0.65)]
+        hint = f"did you mean {close[0]!r} to be it? " if close else ""
         raise ValueError(
-            f"{where}: no column {' or '.join(map(repr, spellings))}; the columns found are {', '.join(names)!s:.300}"
+            f"{where}: no column {' or '.join(map(repr, spellings))}; {hint}the columns found are "
+            f"{', '.join(names)!s:.300}"
         )
     return found
 

@@ -19,6 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._regular_file import require_file
+from nugnn.datasets.unpacking import check_fits_memory
+
 _GRAPHS_MAGIC = 0xDD2E4FF046B4A13F
 _TENSORS_MAGIC = 0xDD5A9FBE3FA2443F
 _ARRAY_MAGIC = 0xDD5E40F096B4A13F
@@ -171,8 +174,8 @@ class _Cursor:
 
 
 def _open(path: Path) -> _Cursor:
-    if not path.is_file():
-        raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    require_file(path)
+    check_fits_memory(path, path.stat().st_size)
     return _Cursor(bytearray(path.read_bytes()))
 
 

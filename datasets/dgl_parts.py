@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._regular_file import require_file
 from nugnn.datasets.dgl_files import DglGraphFile, read_dgl_graph_file, read_dgl_tensor_file
 from nugnn.datasets.dgl_graphs import graph_from_columns
 from nugnn.datasets.graph_data import GraphData, Metric
@@ -79,8 +80,7 @@ class _Layout:
 
     @classmethod
     def read(cls, path: Path) -> _Layout:
-        if not path.is_file():
-            raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+        require_file(path)
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (UnicodeDecodeError, ValueError, RecursionError) as error:

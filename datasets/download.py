@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nugnn.datasets.archive import BrokenFileError, check_complete, looks_like_html
+from nugnn.datasets.unpacking import UnpacksTooFarError
 
 if TYPE_CHECKING:
     import requests
@@ -338,6 +339,9 @@ def _check_content(remote: RemoteFile, part: _Part) -> None:
         raise _LastingError(f"its sha256 is {found} where {remote.sha256} is known to be right")
     try:
         check_complete(part.path, remote.file_name)
+    except UnpacksTooFarError as error:
+        part.discard()
+        raise _LastingError(str(error).replace(str(part.path), "what arrived")) from error
     except BrokenFileError as error:
         reason = str(error).replace(str(part.path), "what arrived").removesuffix("; get the file again")
         part.discard()

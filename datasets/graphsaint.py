@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn._regular_file import no_file
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.archive import BrokenFileError
 from nugnn.datasets.graph_data import GraphData, graph_from
@@ -109,21 +110,26 @@ def _scipy_edges(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
     raise ValueError(f"{path}: a matrix of format {kind!r}; expected csr with indptr, indices or coo with row, col")
 
 
+def _require(path: Path) -> None:
+    if (problem := no_file(path)) is not None:
+        raise ValueError(
+            f"{path} is missing; get the file again" if problem == "no such file" else f"{path}: {problem}"
+        )
+
+
 def _npy(path: Path) -> np.ndarray:
+    _require(path)
     try:
         array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; get the file again") from None
     except Exception as error:  # damaged in any of many ways, or pickled objects
         raise BrokenFileError(f"{path} is no complete .npy file of numbers ({error}); get the file again") from error
     return floats(path, {"the array": array}, "the array", 2)
 
 
 def _json(path: Path) -> dict[str, Any]:
+    _require(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; get the file again") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenFileError(f"{path} is no complete JSON file ({error}); get the file again") from error
     if not isinstance(content, dict):

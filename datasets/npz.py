@@ -33,9 +33,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._regular_file import require_file
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.graph_data import GraphData, Metric, Split, graph_from
 from nugnn.datasets.sparse import csr_matrix
+from nugnn.datasets.unpacking import UnpacksTooFarError, check_fits_memory, check_unpacked
 from nugnn.datasets.whole_file import write_whole
 
 _GRAPH_KEYS = ("num_nodes", "adj_indptr", "adj_indices")
@@ -128,16 +130,24 @@ def is_graph_npz(path: Path) -> bool:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The plain arrays of any ``.npz``; a ValueError that names the file when it is missing, damaged or pickled."""
-    if not path.is_file():
-        raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    """The plain arrays of any ``.npz``.
+
+    Raises:
+        ValueError: It is missing, damaged or pickled, or unpacks further than `nugnn.datasets.unpacking` allows.
+    """
+    require_file(path)
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not a complete .npz archive: {_guess_content(path)}. Get the file again")
     try:
         with np.load(path, allow_pickle=False) as archive:
             _check_member_count(path, archive.zip)
+            num_bytes = sum(info.file_size for info in archive.zip.infolist())
+            check_unpacked(path, num_bytes)
+            check_fits_memory(path, num_bytes)
             _check_member_sizes(archive.zip)
             arrays = {key: archive[key] for key in archive.files}
+    except UnpacksTooFarError:
+        raise
     except Exception as error:  # one damaged byte can raise nearly anything in zipfile, zlib and numpy
         if "allow_pickle" in str(error):
             raise ValueError(

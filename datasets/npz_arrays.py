@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nugnn._regular_file import no_file
 from nugnn.datasets.archive import BrokenFileError, check_complete
+from nugnn.datasets.unpacking import UnpacksTooFarError, check_fits_memory, check_unpacked
 
 
 def npz_keys(path: Path) -> frozenset[str]:
@@ -30,10 +32,13 @@ def npz_arrays(path: Path, required: tuple[str, ...], optional: tuple[str, ...] 
 
     Raises:
         ValueError: the file is incomplete, lacks a key, an array asked for holds Python objects (pickled, so reading
-            would run code), or its header promises more than the file holds; names file and key.
+            would run code), or its header promises more than the file holds; names file and key. Or they unpack to
+            more than `nugnn.datasets.unpacking` allows.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; get the file again")
+    if (problem := no_file(path)) is not None:
+        raise ValueError(
+            f"{path} is missing; get the file again" if problem == "no such file" else f"{path}: {problem}"
+        )
     missing = sorted(set(required) - npz_keys(path))
     if missing:
         check_complete(path, f"{path.name}.npz")
@@ -43,8 +48,11 @@ def npz_arrays(path: Path, required: tuple[str, ...], optional: tuple[str, ...] 
     wanted = [*required, *(key for key in optional if key in npz_keys(path))]
     try:
         with zipfile.ZipFile(path) as archive:
+            num_bytes = sum(archive.getinfo(f"{key}.npy").file_size for key in wanted)
+            check_unpacked(path, num_bytes)
+            check_fits_memory(path, num_bytes)
             return {key: _array(path, archive, key) for key in wanted}
-    except BrokenFileError:
+    except (BrokenFileError, UnpacksTooFarError):
         raise
     except Exception as error:  # one damaged byte can raise nearly anything in zipfile, zlib and numpy
         raise BrokenFileError(f"{path} is damaged ({error}); get the file again") from error

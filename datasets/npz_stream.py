@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from nugnn._regular_file import no_file
+from nugnn.datasets.unpacking import check_unpacked
+
 _BLOCK_BYTES = 1 << 23
 _DEFLATE_RATIO = 1032  # no deflate stream inflates by more
 
@@ -80,9 +83,12 @@ def npz_members(path: Path) -> dict[str, NpzMember]:
 
     Raises:
         NpzError: no complete zip archive; a member is damaged, pickled, or its header promises more than is there.
+        UnpacksTooFarError: they are far more than archives of this size hold.
     """
-    if not path.is_file():
-        raise NpzError(f"{path} is missing: the download or copy is incomplete; get the file again")
+    if (problem := no_file(path)) is not None:
+        if problem == "no such file":
+            raise NpzError(f"{path} is missing: the download or copy is incomplete; get the file again")
+        raise NpzError(f"{path}: {problem}")
     try:
         archive = zipfile.ZipFile(path)
     except _DAMAGE as error:
@@ -91,6 +97,7 @@ def npz_members(path: Path) -> dict[str, NpzMember]:
         ) from error
     members: dict[str, NpzMember] = {}
     with archive:
+        check_unpacked(path, sum(info.file_size for info in archive.infolist()))
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             try:

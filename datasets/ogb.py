@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn._regular_file import no_file
 from nugnn.datasets.array_writers import ArrayWriter
 from nugnn.datasets.cache import cached_graph
 from nugnn.datasets.csv_arrays import CsvError, csv_blocks, csv_lines, read_csv_array
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.npz_stream import NpzMember, npz_members
-from nugnn.datasets.sources import normalised
+from nugnn.datasets.sources import PUBLISHED, normalised
 
 _log = logging.getLogger("nugnn.datasets")
 
 _SHORTEST_EDGE_LINE, _SHORTEST_LABEL_LINE, _GZIP_RATIO = 4, 2, 1032
+_MOST_GRAPHS = 100_000  # of a data set for predictions of graphs, which the error is going to count
 _SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 
 
@@ -56,6 +58,12 @@ SETTINGS: Mapping[str, OgbSettings] = {
     "ogbn-papers100m": OgbSettings(split="time"),
 }
 
+_WITH_EDGE_FEATURES = ("ogbn-proteins",)
+_LACKS = (
+    "{path} is missing: {name} has {what}, so the download or copy is incomplete; get the data set again. Another "
+    "graph in this layout needs a folder of another name"
+)
+
 
 class OgbError(ValueError):
     """A folder that holds no data set in OGB's layout, or a damaged one; names the file."""
@@ -83,7 +91,8 @@ def read_ogb(
         ``edge_data`` has ``feat`` and the files ``edge_*``.
 
     Raises:
-        ValueError: a file is missing, cut, damaged, or contradicts another; it names the file and the line.
+        ValueError: a file is missing, cut, damaged, or contradicts another; it names the file and the line. Missing are
+            also features that the data set of that name is known to have.
     """
     folder = Path(folder)
     name = normalised(folder.name if name is None else name)
@@ -95,12 +104,15 @@ def read_ogb(
         raise OgbError(f"{folder} has no folder raw/: it holds no data set in OGB's layout; see docs/formats/ogb.md")
     if name not in SETTINGS:
         _log.info("%s is no data set that OGB publishes: edges are taken as stored, in one direction", name)
+    features = (PUBLISHED[name].num_features, name in _WITH_EDGE_FEATURES) if name in SETTINGS else (0, False)
     build: Callable[[ArrayWriter], None]
     if (raw / "data.npz").exists():
         binary = _BinaryFiles(raw, _split_folder(folder, settings.split))
+        binary.check_features(name, *features)
         sources, num_nodes, build = binary.sources(), binary.num_nodes(), binary.write
     else:
         files = _csv_files(folder, name, settings)
+        files.check_features(name, *features)
         sources, num_nodes, build = files.sources(), files.num_nodes(), files.write
 
     def write(arrays: ArrayWriter) -> dict[str, Any]:
@@ -155,7 +167,7 @@ class _Files:
 
     def write_splits(self, arrays: ArrayWriter, num_nodes: int) -> None:
         for part, path in self.split_files().items():
-            ids = read_csv_array(path, np.int64, 1)[:, 0]
+            ids = read_csv_array(path, np.int64, 1, most_rows=num_nodes)[:, 0]
             bad = (ids < 0) | (ids >= num_nodes)
             if bad.any():
                 row = int(bad.argmax())
@@ -183,11 +195,14 @@ class _CsvFiles(_Files):
 
     def sources(self) -> list[Path]:
         needed = [self.edge, self.edge_count, self.counted_in, self.labels, *self.split_files().values()]
-        for path in needed:
-            if not path.is_file():
-                raise OgbError(f"{path} is missing: the download or copy is incomplete; get the data set again")
-        optional = [path for path in (self.feat, self.edge_feat) if path.exists()]
-        return [*needed, *optional, *self.node_files.values(), *self.edge_files.values()]
+        optional = [path for path in (self.feat, self.edge_feat) if path.exists() or path.is_symlink()]
+        return _all_there([*needed, *optional, *self.node_files.values(), *self.edge_files.values()])
+
+    def check_features(self, name: str, of_nodes: int, of_edges: bool) -> None:
+        if of_nodes and not self.feat.exists():
+            raise OgbError(_LACKS.format(path=self.feat, name=name, what=f"{of_nodes} features of each node"))
+        if of_edges and not self.edge_feat.exists():
+            raise OgbError(_LACKS.format(path=self.edge_feat, name=name, what="features of each edge"))
 
     def num_nodes(self) -> int:
         num_nodes = self.count()
@@ -228,11 +243,15 @@ class _BinaryFiles(_Files):
                 raise OgbError(f"{self.path}: unknown array {name!r}; names begin with node_ or edge_")
 
     def sources(self) -> list[Path]:
-        sources = [self.path, self.label_path, *self.split_files().values()]
-        for path in sources:
-            if not path.is_file():
-                raise OgbError(f"{path} is missing: the download or copy is incomplete; get the data set again")
-        return sources
+        return _all_there([self.path, self.label_path, *self.split_files().values()])
+
+    def check_features(self, name: str, of_nodes: int, of_edges: bool) -> None:
+        for array, wanted in (("node_feat", of_nodes), ("edge_feat", of_edges)):
+            if wanted and array not in self.members:
+                raise OgbError(
+                    f"{self.path} lacks {array}, which {name} has; get the file again. Another graph in this layout "
+                    "needs a folder of another name"
+                )
 
     def num_nodes(self) -> int:
         return self._single("num_nodes_list", "nodes", least=1)
@@ -339,6 +358,16 @@ def _csv_files(folder: Path, name: str, settings: OgbSettings) -> _CsvFiles:
     )
 
 
+def _all_there(paths: list[Path]) -> list[Path]:
+    """The paths, provided that each is a file."""
+    for path in paths:
+        if (problem := no_file(path)) == "no such file":
+            raise OgbError(f"{path} is missing: the download or copy is incomplete; get the data set again")
+        if problem is not None:
+            raise OgbError(f"{path}: {problem}")
+    return paths
+
+
 def _split_folder(folder: Path, wanted: str | None) -> Path:
     """The split to use; the only one there is when the name does not say which."""
     parent = folder / "split"
@@ -362,7 +391,7 @@ def _allowed(num_nodes: int) -> str:
 
 
 def _single_count(path: Path, what: str, least: int) -> int:
-    counts = read_csv_array(path, np.int64, 1)[:, 0]
+    counts = read_csv_array(path, np.int64, 1, most_rows=_MOST_GRAPHS)[:, 0]
     if len(counts) != 1:
         raise OgbError(f"{path} lists {len(counts)} graphs; a node data set has one")
     return _at_least(int(counts[0]), what, path, least)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn._regular_file import no_file
 from nugnn.datasets._checks import check_csr
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.simple_graph import simple_undirected
@@ -40,6 +41,12 @@ def read_planetoid(folder: Path, name: str) -> GraphData:
         ValueError: a file is missing, names a class or function other than those such files need, or does not fit the
             others; always with the file's name.
     """
+    missing = [f"ind.{name}.{part}" for part in PARTS if no_file(folder / f"ind.{name}.{part}") == "no such file"]
+    if missing:
+        raise ValueError(
+            f"{folder}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; the {len(PARTS)} files of "
+            "one graph belong together in a folder"
+        )
     x, tx, allx = (_matrix(folder / f"ind.{name}.{part}") for part in ("x", "tx", "allx"))
     y, ty, ally = (_one_hot(folder / f"ind.{name}.{part}") for part in ("y", "ty", "ally"))
     test_ids = _test_ids(folder / f"ind.{name}.test.index")
@@ -261,10 +268,10 @@ def _load(path: Path) -> Any:
 
 
 def _read(path: Path) -> bytes:
+    if (problem := no_file(path)) is not None:
+        raise ValueError(f"{path}: {problem}")
     try:
         return path.read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; the Planetoid files of one graph belong together in a folder") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 

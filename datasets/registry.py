@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nugnn._regular_file import is_folder, no_file, shown
 from nugnn.datasets.archive import ARCHIVE_SUFFIXES, extract
 from nugnn.datasets.digits import digits
-from nugnn.datasets.download import DownloadError, Progress, download, locked
+from nugnn.datasets.download import DownloadError, Progress, RemoteFile, download, locked
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.layouts import FILE_SUFFIXES, holds_ogb, holds_planetoid, read_any
 from nugnn.datasets.npz import is_graph_npz
@@ -165,8 +166,7 @@ def _fill(entry: Published, folder: Path, progress: Progress | None) -> Path:
     assert entry.source is not None, entry.name
     try:
         if entry.source.kind == "files":
-            for remote in entry.source.files:
-                download(remote, folder / remote.file_name, progress=progress, lock=False)
+            _download_files(entry.source.files, folder, progress)
         else:
             (remote,) = entry.source.files
             _check_space_twice(entry, folder.parent)
@@ -177,6 +177,20 @@ def _fill(entry: Published, folder: Path, progress: Progress | None) -> Path:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     return folder
+
+
+def _download_files(files: tuple[RemoteFile, ...], folder: Path, progress: Progress | None) -> None:
+    """All the files; who has to fetch one by hand is told of all that are missing."""
+    try:
+        for remote in files:
+            download(remote, folder / remote.file_name, progress=progress, lock=False)
+    except DownloadError as error:
+        missing = [remote.file_name for remote in files if not (folder / remote.file_name).is_file()]
+        if len(missing) < 2:
+            raise
+        raise DownloadError(
+            f"{error}. {len(missing)} of the {len(files)} files are still missing in {folder}: {', '.join(missing)}"
+        ) from error
 
 
 def _check_space_twice(entry: Published, store: Path) -> None:
@@ -237,9 +251,12 @@ def _data_folder(data_dir: str | os.PathLike[str] | None) -> Path | None:
     if data_dir is None:
         return None
     folder = Path(data_dir).expanduser()
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-        raise ValueError(f"the data folder {folder} {problem}; correct --data-dir or NUGNN_DATA, or leave it out")
+    if not is_folder(folder):
+        found = no_file(folder) or "is a file"
+        problem = "does not exist" if found.startswith("no such file") else found.split(", not a file")[0]
+        raise ValueError(
+            f"the data folder {shown(folder)} {problem}; correct --data-dir or NUGNN_DATA, or leave it out"
+        )
     return folder
 
 
@@ -256,15 +273,19 @@ def _entry(name: str, folder: Path | None, store: Path) -> DatasetEntry:
 
 
 def _existing_path(text: str) -> Path | None:
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # ~NOBODY
+        raise ValueError(f"{text}: no such file ({error})") from None
     looks_like_path = path.name != text or path.name.lower().endswith((*FILE_SUFFIXES, *ARCHIVE_SUFFIXES, ".json"))
     known = normalised(text) in {*_BUILT_IN, *PUBLISHED}
-    if path.is_file() and not known:
+    problem = no_file(path)
+    if problem is None and not known:
         return path
-    if path.is_dir() and looks_like_path:
-        return path
-    if looks_like_path:
-        raise ValueError(f"{text}: no such file")
+    if is_folder(path):
+        return path if looks_like_path else None
+    if problem is not None and (looks_like_path or not problem.startswith("no such file")):
+        raise ValueError(f"{shown(Path(text))}: {problem}")
     return None
 
 
@@ -447,10 +468,10 @@ def _unknown(text: str, name: str, folder: Path | None) -> str:
         looked = f"it is not in {folder}"
     close = difflib.get_close_matches(name, {*_BUILT_IN, *PUBLISHED, *in_folder}, n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(close)}? " if close else ""
-    if Path(text).is_dir():
+    if is_folder(Path(text)):
         hint += f"the folder of that name here is written ./{text}; "
     available = ", ".join([*_BUILT_IN, *in_folder])
     return (
-        f"unknown dataset {text!r}: {hint}{looked}. Available: {available}, and the published ones that "
+        f"unknown dataset {text!r:.200}: {hint}{looked}. Available: {available}, and the published ones that "
         "`nugnn datasets list` shows; or give the path of a file or folder"
     )

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import numpy as np
 
+from nugnn._regular_file import require_file
+from nugnn.datasets.unpacking import check_fits_memory, limited
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -20,6 +23,8 @@ _CONVERSION = re.compile(
 _WIDTH = re.compile(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+): (.*)", re.S)
 _KINDS = {"int64": "a whole number", "double": "a number"}
 _LONGEST_HEADER = 16 * 2**20
+_OTHER_SEPARATORS = (";", "\t", "|")
+_CHUNK_BYTES = 1 << 23
 
 
 class CellTypeError(ValueError):
@@ -31,29 +36,30 @@ class CellTypeError(ValueError):
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """The file's bytes, decompressed where its name ends in ``.gz``.
+    """The file's bytes, decompressed where its name ends in ``.gz``, to be read into memory.
 
     Raises:
-        ValueError: no such file.
+        ValueError: no such file, or one that does not fit into memory; reading it raises `UnpacksTooFarError` as soon
+            as more has come out than `nugnn.datasets.unpacking` allows.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    require_file(path)
     if path.suffix != ".gz":
+        check_fits_memory(path, path.stat().st_size, is_text=True)
         return path.open("rb")
     from isal import igzip
 
-    return io.BufferedReader(igzip.open(path, "rb"), 2**20)  # type: ignore[arg-type]
+    return limited(path, igzip.open(path, "rb"), is_held=True)
 
 
 def read_bytes(path: Path) -> bytes:
     """All bytes of the file, decompressed where its name ends in ``.gz``.
 
     Raises:
-        ValueError: no such file, or the compressed file is damaged or cut off.
+        ValueError: no such file, or the compressed file is damaged, cut off or unpacks too far.
     """
     try:
         with open_binary(path) as file:
-            return file.read()
+            return b"".join(iter(lambda: file.read(_CHUNK_BYTES), b""))
     except _gzip_errors() as error:
         raise ValueError(_damaged(path, error)) from error
 
@@ -62,7 +68,8 @@ def read_header(path: Path) -> list[str]:
     """The names in the first row of a comma-separated file, stripped of blanks and a byte-order mark.
 
     Raises:
-        ValueError: no such file, an empty one, not UTF-8, or a column that has no name or the name of another.
+        ValueError: no such file, an empty one, not UTF-8, parted by something else than commas, or a column that has
+            no name or the name of another.
     """
     try:
         with open_binary(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
@@ -73,6 +80,10 @@ def read_header(path: Path) -> list[str]:
         raise ValueError(f"{path}: the header cannot be read ({error}); save the file as UTF-8 CSV") from error
     if not any(names):
         raise ValueError(f"{path}: the first row is empty; it has to name the columns")
+    if len(names) == 1 and (other := next((mark for mark in _OTHER_SEPARATORS if mark in names[0]), None)):
+        raise ValueError(
+            f"{path}: the header is {names[0]!r:.200}: the separator looks like {other!r}; save the file with commas"
+        )
     if "" in names:
         raise ValueError(f"{path}: column {names.index('') + 1} has no name; the header is {', '.join(names)!r:.300}")
     repeated = (

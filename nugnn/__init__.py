@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from nugnn import datasets as datasets
     from nugnn.batches import SplitBatchSampler as SplitBatchSampler
     from nugnn.batches import batch_loader as batch_loader
+    from nugnn.check import CheckReport as CheckReport
     from nugnn.check import ModelDiffers as ModelDiffers
+    from nugnn.check import ModelFails as ModelFails
+    from nugnn.check import check as check
     from nugnn.check import check_model as check_model
     from nugnn.config import TrainConfig as TrainConfig
     from nugnn.datasets.graph_data import GraphData as GraphData
@@ -52,6 +55,7 @@ _dgl_compat.install()
 
 _EXPORTS = {
     "BatchMean": "nugnn.samples",
+    "CheckReport": "nugnn.check",
     "Epoch": "nugnn.trainer",
     "FitOptions": "nugnn.fit_options",
     "FitResult": "nugnn.fit_result",
@@ -60,6 +64,7 @@ _EXPORTS = {
     "GraphFamily": "nugnn.graph_family",
     "Interrupted": "nugnn.interrupt",
     "ModelDiffers": "nugnn.check",
+    "ModelFails": "nugnn.check",
     "NodeEmbedding": "nugnn.embedding",
     "SampleFamily": "nugnn.sample_family",
     "ShardGraph": "nugnn.shard_graph",
@@ -71,6 +76,7 @@ _EXPORTS = {
     "as_replicated": "nugnn.session",
     "as_samples": "nugnn.samples",
     "batch_loader": "nugnn.batches",
+    "check": "nugnn.check",
     "check_model": "nugnn.check",
     "fit": "nugnn.fit",
     "global_mean": "nugnn.session",
@@ -88,6 +94,7 @@ _EXPORTS = {
 __all__ = [
     "GNN",
     "BatchMean",
+    "CheckReport",
     "Epoch",
     "FitOptions",
     "FitResult",
@@ -95,6 +102,7 @@ __all__ = [
     "GraphFamily",
     "Interrupted",
     "ModelDiffers",
+    "ModelFails",
     "NodeEmbedding",
     "SampleFamily",
     "ShardGraph",
@@ -107,6 +115,7 @@ __all__ = [
     "as_replicated",
     "as_samples",
     "batch_loader",
+    "check",
     "check_model",
     "datasets",
     "fit",

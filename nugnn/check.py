@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from nugnn.call_inputs import checked_inputs
 from nugnn.check_graphs import random_graph, small_piece
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
@@ -29,6 +30,9 @@ from nugnn.seam import install
 from nugnn.session import intercept
 from nugnn.shard_graph import ShardGraph
 from nugnn.worker_process import is_user_error
+
+if TYPE_CHECKING:
+    import dgl
 
 _TOLERANCE = 1e-8
 """Relative, in float64: sums over a few hundred nodes in another order differ by about 1e-14, amplified by a few layers
@@ -117,6 +121,47 @@ class _Trace:
     @property
     def num_outputs(self) -> int:
         return sum(value.role == "output" for value in self.values)
+
+
+def check(
+    model: nn.Module,
+    data: GraphData | dgl.DGLGraph,
+    *,
+    loss: RowLoss | None = None,
+    regularizer: Callable[[nn.Module], Tensor] | None = None,
+    num_parts: int = 3,
+    max_nodes: int = 240,
+) -> CheckReport:
+    """Whether a model gives the same result however a graph is split: ``nugnn check`` from a script.
+
+    `nugnn.fit` does the same before it trains over several workers. Nothing is trained, and no process is started.
+
+    Args:
+        model: As for `nugnn.fit`. Not modified.
+        data: As for `nugnn.fit`; a small piece of it is used.
+        loss: As for `nugnn.fit`.
+        regularizer: As for `nugnn.fit`.
+        num_parts: Unequal parts to compare with, at least 2.
+        max_nodes: Size of the piece, at least one node for each part.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        TypeError: ``model`` or ``data`` is something else; says what was meant.
+        ValueError: The features have no columns, or there are fewer nodes than parts.
+        ModelFails: The model raises on one part.
+        ModelDiffers: Naming the first module whose output differs, or a gradient that does.
+    """
+    data = checked_inputs("nugnn.check", model, data)
+    if num_parts < 2:
+        raise ValueError(f"nugnn.check: num_parts is {num_parts}; one part is compared with at least 2")
+    if min(max_nodes, data.num_nodes) < num_parts:
+        raise ValueError(
+            f"nugnn.check: max_nodes is {max_nodes} and the graph has {data.num_nodes} nodes; {num_parts} parts need "
+            "at least one each"
+        )
+    return check_model(model, data, loss=loss, regularizer=regularizer, num_parts=num_parts, max_nodes=max_nodes)
 
 
 def check_model(

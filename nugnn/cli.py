@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nugnn import cli_datasets, cli_partition, cli_results
+from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.config import (
     BUILT_IN_MODELS,
@@ -159,8 +160,8 @@ def gather_settings(given: dict[str, Any], environment: Any) -> TrainConfig:
 
 
 def _check_model_file(model_file: tuple[Path, str] | None) -> None:
-    if model_file is not None and not model_file[0].is_file():
-        raise ConfigError(f"{model_file[0]}: no such file; a model of your own is named FILE.py:Class")
+    if model_file is not None and (problem := no_file(model_file[0])) is not None:
+        raise ConfigError(f"{shown(model_file[0])}: {problem}; a model of your own is named FILE.py:Class")
 
 
 def settings_text(config: TrainConfig) -> str:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn.cli_errors import errors_reported
+from nugnn.cli_errors import errors_reported, refuse_torchrun
 
 if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
@@ -36,6 +36,7 @@ def partition(
 ) -> None:
     """Split a graph into unequal parts once, for many runs of nugnn train."""
     with errors_reported():
+        refuse_torchrun("partition", "Run it once, without torchrun")
         from nugnn.config import TrainConfig
 
         config = TrainConfig(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn.cli_errors import errors_reported
+from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.options import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _RUN = typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of
 _DATASET = typer.Option(None, help="Another graph with the same features; the run's own otherwise.")
 _DATA_DIR = typer.Option(None, help="Folder to look for data sets in.")
 _NUM_NODES = typer.Option(None, help="Number of nodes, for --dataset as a path to a list of edges.")
+_ALONE = "Run it without torchrun: --workers N starts N processes on this host"
 _WORKERS = typer.Option(1, min=1, help="Number of worker processes.")
 _DEVICE = typer.Option("auto", help="Where to compute: auto, cpu, cuda, or one for each worker.")
 _SHARES = typer.Option("even", help="Part of the graph each worker gets: even, or fractions such as 0.6,0.4.")
@@ -42,6 +43,7 @@ def evaluate(
 ) -> None:
     """Measure a finished run's best model on the train, validation and test nodes."""
     with errors_reported():
+        refuse_torchrun("evaluate", _ALONE)
         data, logits = _logits(run, dataset, data_dir, num_nodes, split, workers, shares, device)
         from nugnn.finished_run import scores
 
@@ -71,6 +73,7 @@ def predict(
 ) -> None:
     """Write the class of every node of a graph, in its order, by a finished run's best model."""
     with errors_reported():
+        refuse_torchrun("predict", _ALONE)
         target = Path(run) / "predictions.npy" if out is None else out
         if target.suffix not in (".npy", ".csv"):
             raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from nugnn._regular_file import no_file, shown
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
@@ -306,6 +307,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, is not a mapping, or names an unknown option.
     """
+    if (problem := no_file(Path(path))) is not None:
+        raise ConfigError(f"{shown(Path(path))}: {problem}; --config takes a YAML file of options")
     try:
         text = Path(path).read_text(encoding="utf-8")
         loaded = yaml.safe_load(text)

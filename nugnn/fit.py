@@ -16,6 +16,7 @@ from torch import nn
 
 from nugnn import job
 from nugnn.activations import refuse_needless_offload
+from nugnn.call_inputs import checked_inputs
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
@@ -109,7 +110,8 @@ def fit(
         nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.
     """
     install()
-    data = _checked_inputs(model, data)
+    data = checked_inputs("nugnn.fit", model, data)
+    _refuse_torchrun()
     fit_options = checked_options(options, data, inspect.signature(fit).parameters)
     if data.features is not None:
         refuse_empty_features(data.features)
@@ -165,20 +167,13 @@ def fit(
     return result_of(model, outcomes, notes)
 
 
-def _checked_inputs(model: Any, data: Any) -> GraphData:
-    """The graph; refuses what is no model, no graph, or no place to train from."""
-    if not isinstance(model, nn.Module):
-        hint = f"; give one of its instances, {model.__name__}(...)" if isinstance(model, type) else ""
-        raise TypeError(f"nugnn.fit: the model is {model!r}, not a torch.nn.Module{hint}")
-    if isinstance(data, (str, Path)):
-        raise TypeError(f"nugnn.fit: the data is a name or path; give nugnn.datasets.load({str(data)!r})")
+def _refuse_torchrun() -> None:
     if member_from(os.environ) is not None:
         raise ValueError(
             "nugnn.fit starts its own workers, but this process is one of several that torchrun started, and each "
             "would train for itself. Run the script without torchrun; or use `torchrun -m nugnn train`; or write the "
             "loop with nugnn.init and nugnn.shard"
         )
-    return data if isinstance(data, GraphData) else GraphData.from_dgl(data)
 
 
 def _fit_here(

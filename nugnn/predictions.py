@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._regular_file import no_file
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.whole_file import write_whole
 
@@ -35,6 +36,9 @@ def write_predictions(path: Path, values: Tensor, data: GraphData) -> None:
     Raises:
         ValueError: The file cannot be written.
     """
+    for file in (path, path.with_suffix(".ids.npy")):
+        if file.exists() and (problem := no_file(file)) is not None:  # a device, even, would be replaced by the file
+            raise ValueError(f"{path} cannot be written: {file} {problem}")
     ids = getattr(data, "original_ids", None)
     try:
         if path.suffix == ".csv":

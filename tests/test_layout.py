@@ -21,8 +21,9 @@ MAY_IMPORT = {
 }
 """Folder -> the other folders it may know: kernels, datasets <- partition, comm, precision <- nugnn."""
 
-OPEN_TO_ALL = {"nugnn._dgl_compat"}
-"""Knows no other module of the project; ``require_dgl`` is wanted wherever DGL is used."""
+OPEN_TO_ALL = {"nugnn._dgl_compat", "nugnn._regular_file"}
+"""Know no other module of the project. ``require_dgl`` is wanted wherever DGL is used. Readers say what is no file, and
+so does the command line, before it loads torch and so before ``nugnn.datasets``."""
 
 
 def imported_modules(source: str, package: str) -> Iterator[tuple[int, str]]:

@@ -170,7 +170,7 @@ def _row_sum_kernel(  # type: ignore[no-untyped-def]
         begin, end = edges_of_row(indptr, row, is_piece, begin_of_piece, end_of_piece)
         total = tl.zeros((block_columns,), acc)
         for start in range(begin, end, block_edges):
-            positions = start + tl.arange(0, block_edges)
+            positions = (start + tl.arange(0, block_edges)).to(tl.int64)
             live = positions < end
             mask = live[:, None] & in_columns[None, :]
             edges = positions

@@ -208,6 +208,18 @@ def test_edges_alone_have_the_nodes_that_occur_and_keep_their_ids(tmp_path):
         ("id\n0\n1\n", "src,dst,w\n0,1,\n", r"edges\.csv: row 2, column 'w' is empty"),
         ("id\n0\n1\n", "src,dst,weight\n0,1,inf\n", r"edges\.csv: row 2, column 'weight' is inf; give a finite number"),
         ("id\n0\n1\n", "src,dst\n0,x\n", r"edges\.csv: row 2, column 'dst' is 'x', an id that nodes\.csv has not"),
+        ("id,lable\n0,1\n", "src,dst\n", r"nodes\.csv: the column 'lable' .*did you mean 'label'\?"),
+        ("id,Labels,x\n0,1,2\n", "src,dst\n", r"nodes\.csv: the column 'Labels' .*did you mean 'label'\?"),
+        ("id,label,spilt\n0,1,train\n", "src,dst\n", r"nodes\.csv: the column 'spilt' .*did you mean 'split'\?"),
+        ("id,train,tset\n0,1,0\n", "src,dst\n", r"nodes\.csv: the column 'tset' .*did you mean 'test'\?"),
+        ("idd,x\n0,1\n", "src,dst\n", r"no column 'id' or 'node_id'; did you mean 'idd' to be it\? the columns found"),
+        ("id\n0\n1\n", "scr,dst\n0,1\n", r"edges\.csv: no column 'src' or 'source'; did you mean 'scr' to be it\?"),
+        ("id\n0\n1\n", "src,dst,weigth\n0,1,1\n", r"edges\.csv: the column 'weigth' .*did you mean 'weight'\?"),
+        ("id;x\n0;1\n", "src,dst\n", r"nodes\.csv: the header is 'id;x': the separator looks like ';'; save"),
+        ("id\n0\n1\n", "src\tdst\n0\t1\n", r"edges\.csv: the header is .*: the separator looks like '\\t'"),
+        ("id,x\n0,1\n1,NA\n", "src,dst\n", r"nodes\.csv: row 3, column 'x' is 'NA', which is no number; fill it"),
+        ("id,x\n0,1\n1,nan\n", "src,dst\n", r"nodes\.csv: row 3, column 'x' is 'nan', which is no number; fill it"),
+        ("id\n0\n1\n", "src,dst,w\n0,1,N/A\n", r"edges\.csv: row 2, column 'w' is 'N/A', which is no number"),
         (f"id\n{'y' * 300}\n", "src,dst\n", r"has 300 characters, 256 are allowed"),
         ("id\n\xff\n".encode("latin-1"), "src,dst\n", r"nodes\.csv: .*UTF"),
     ],
@@ -228,11 +240,21 @@ def test_what_is_wrong_is_named(tmp_path, nodes, edges, message):
             "row 3, column 'dst' holds '1O', not a whole number; ids are all whole numbers or all",
         ),
         ("src,dst\na,\n", "row 2, column 'dst' is empty"),
+        ("src,dst\n1,2\n2,\n", "row 3, column 'dst' is empty; ids are all whole numbers or all text"),
+        ("src,dst\n1,2\n2,NA\n", "row 3, column 'dst' is 'NA', which is no number; ids are all whole numbers"),
+        ("src;dst\n1;2\n", "the header is 'src;dst': the separator looks like ';'"),
     ],
 )
 def test_edges_alone_that_cannot_be_read(tmp_path, text, message):
     with pytest.raises(ValueError, match=rf"e\.csv: {message}"):
         read_edges_csv(write(tmp_path / "e.csv", text))
+
+
+def test_names_that_are_no_slip_stay_what_they_are(tmp_path):
+    nodes = "id,label,labels,rain,tester\n0,0,1.5,2,3\n1,1,2.5,3,4\n"
+    data = read_csv_folder(folder(tmp_path, nodes, "src,dst,weigh_in\n0,1,7\n"))
+    assert data.features.tolist() == [[1.5, 2, 3], [2.5, 3, 4]]
+    assert data.edge_data["weigh_in"].tolist() == [7]
 
 
 def test_damaged_gzip_and_missing_files_are_named(tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import zipfile
 
 import numpy as np
@@ -253,3 +254,22 @@ def test_two_processes_at_once_download_once(tmp_path):
             process.stdin.flush()
         assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["300000"] * 2
         assert len(server.requests) == 1
+
+
+def test_a_client_that_leaves_early_is_no_traceback(capfd):
+    """The server of these tests: what it prints would stand among the failures of others."""
+    with serve(whole(bytes(64 << 20))) as server:
+        serving = set(threading.enumerate())
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            client.sendall(b"GET /x.bin HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(10)
+        for thread in set(threading.enumerate()) - serving:
+            thread.join(10)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_of_the_server_itself_is_shown(capfd):
+    with serve(lambda handler: 1 / 0) as server, socket.create_connection(("127.0.0.1", server.server_port)) as client:
+        client.sendall(b"GET /x.bin HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not client.recv(10)
+    assert "ZeroDivisionError" in capfd.readouterr().err

@@ -89,7 +89,7 @@ def test_integer_features_become_float32_and_further_files_keep_their_kind(tmp_p
 def test_proteins_have_edge_features_twice_a_label_matrix_and_their_species(tmp_path):
     labels = (np.arange(4 * 112).reshape(4, 112) % 3 == 0).astype(int)
     further = {"edge-feat": np.arange(32).reshape(4, 8) / 8, "species": np.array([9606, 3702, 9606, 511145])}
-    folder = write_csv_layout(tmp_path, EDGES, 4, labels=labels, split="species", further=further)
+    folder = write_csv_layout(tmp_path, EDGES, 4, feat="", labels=labels, split="species", further=further)
     data = read_ogb(folder, "ogbn_proteins")
     assert (data.metric, data.num_classes, data.features) == ("roc_auc", 112, None)
     assert torch.equal(data.labels, torch.from_numpy(labels).to(torch.uint8))
@@ -218,7 +218,8 @@ def test_datasets_01_a_cut_edge_file_is_named_each_time_and_nothing_is_kept(tmp_
         ("num-node-list", f"{10**15}\n", r"says 10+ nodes, more than .*node-label.csv.gz can hold"),
         ("num-edge-list", f"{10**15}\n", r"says 10+ edges, more than .*edge.csv.gz can hold"),
         ("node-feat", "1,2\n3,4\n5,6\n", r"node-feat.csv.gz has 3 lines, .*num-node-list.csv.gz says 4"),
-        ("node-feat", "1,2\n3,nan\n5,6\n7,8\n", r"node-feat.csv.gz, line 2, value 2 is missing"),
+        ("node-feat", "1,2\n3,nan\n5,6\n7,8\n", r"node-feat.csv.gz, line 2, value 2 is 'nan', which stands for"),
+        ("node-feat", "1,2\n3,\n5,6\n7,8\n", r"node-feat.csv.gz, line 2, value 2 is missing; expected a number"),
         ("node-feat", "1,2\n3,inf\n5,6\n7,8\n", r"node-feat.csv.gz: row 1, column 1 is inf"),
         ("node-label", "0\n1\n1.5\n0\n", r"node-label.csv.gz.*label row 2 is 1.5"),
         ("node-label", "0\n1\n", r"node-label.csv.gz has 2 lines"),
@@ -305,3 +306,35 @@ def test_a_header_that_is_no_tuple_is_refused_by_name(tmp_path, shape):
     with pytest.raises(ValueError, match=r"data\.npz: array 'node_feat' is damaged") as raised:
         read_ogb(folder, "ogbn-papers100M")
     assert "\n" not in str(raised.value)
+
+
+def test_features_that_a_data_set_of_that_name_has_may_not_be_missing(tmp_path):
+    """It would train on nothing, with a warning at most."""
+    folder = write_csv_layout(tmp_path / "ogbn_arxiv", EDGES, 4, feat="")
+    with pytest.raises(ValueError, match=r"raw/node-feat.csv.gz is missing: ogbn-arxiv has 128 features of each node"):
+        load("ogbn-arxiv", tmp_path)
+    with pytest.raises(ValueError, match=r"raw/node-feat.csv.gz is missing: ogbn-arxiv has .* folder of another name"):
+        read_ogb(folder)
+    assert read_ogb(folder, "mine").features is None
+    labels = np.ones((4, 112), int)
+    folder = write_csv_layout(tmp_path / "p", EDGES, 4, feat="", labels=labels, split="species")
+    with pytest.raises(ValueError, match=r"raw/edge-feat.csv.gz is missing: ogbn-proteins has features of each edge"):
+        read_ogb(folder, "ogbn_proteins")
+    folder = write_mag_layout(tmp_path / "ogbn_mag")
+    path = folder / "raw" / "node-feat" / "paper" / "node-feat.csv.gz"
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"{path} is missing: ogbn-mag has 128 features of each node"):
+        read_ogb(folder)
+    folder = write_binary_layout(tmp_path / "ogbn_papers100M", node_feat=None)
+    with pytest.raises(ValueError, match=r"data.npz lacks node_feat, which ogbn-papers100m has"):
+        read_ogb(folder)
+
+
+@pytest.mark.parametrize("name", ["node-feat", "edge-feat", "node_year", "edge", "node-label"])
+def test_a_pipe_among_the_files_is_named_and_not_waited_for(tmp_path, name):
+    folder = write_csv_layout(tmp_path / "mine", EDGES, 4)
+    path = folder / "raw" / f"{name}.csv.gz"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=rf"{path}: is a pipe, not a file"):
+        read_ogb(folder)

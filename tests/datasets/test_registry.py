@@ -241,7 +241,8 @@ def test_several_files_go_on_after_a_failure(tmp_path, monkeypatch, cache):
     answers = [whole(content) for content in contents]
     with serve(*answers[:3], status(404)) as server:
         offer(monkeypatch, "cora", server, *files)
-        with pytest.raises(ValueError, match="404 Not Found"):
+        said = f"404 Not Found.*5 of the 8 files are still missing in {cache / 'cora'}: {', '.join(files[3:])}$"
+        with pytest.raises(ValueError, match=said):
             load("cora")
     assert left_in(cache) == files[:3]
     with serve(*answers[3:]) as server:

@@ -24,16 +24,17 @@ DEVICE = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in ("cpu", "cuda") els
 NUM_SHARES = 8
 
 
-def run_checks(script: Path, device: str) -> None:
-    """From a test: fails with the output of the script unless all its laws hold."""
+def run_checks(script: Path, device: str, law: str | None = None) -> None:
+    """From a test: fails with the output of the script unless its law ``check_LAW`` holds, or all its laws."""
     result = subprocess.run(
-        [sys.executable, str(script), device],
+        [sys.executable, str(script), device, *(() if law is None else (f"check_{law}", "0"))],
         env={**os.environ, **({"TRITON_INTERPRET": "1"} if device == "cpu" else {})},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.stdout.rstrip().endswith("all hold"), result.stdout + result.stderr
+    held = f"check_{law} 0: " in result.stdout if law else result.stdout.rstrip().endswith("all hold")
+    assert held and result.returncode == 0, result.stdout + result.stderr
 
 
 def run_laws(namespace: dict[str, Any]) -> None:

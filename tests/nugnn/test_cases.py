@@ -21,6 +21,7 @@ from dgl import function as fn
 from dgl.nn import GraphConv
 from torch import Tensor, nn
 
+import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts
 from nugnn import intercept
 from nugnn.comm.groups import Ranks
@@ -462,3 +463,34 @@ def test_cli_03_only_a_download_uses_the_network_and_says_what_to_put_where(tmp_
     assert run.returncode == 2
     assert {line for line in tried if line.startswith("network ")} == {"network snap.stanford.edu"}
     assert "arxiv.zip" in run.stderr and "put it here" in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+class _MovesItsGraph(nn.Module):
+    """As much published code does; also a graph that is copied for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GraphConv(NUM_FEATURES, NUM_CLASSES, allow_zero_in_degree=True)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(graph.to(x.device), x)
+        return out
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_launch_02_the_graph_library_is_never_asked_for_a_device(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """DGL stays as built for CPUs: its graphs lie on the host, whatever the device of the tensors."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise dgl.DGLError("Device API cuda is not enabled. Please install the cuda version of dgl.")
+
+    monkeypatch.setattr(dgl.DGLGraph, "to", refuse)
+    monkeypatch.setattr(dgl.heterograph_index.HeteroGraphIndex, "copy_to", refuse)
+    data = make_graph(dtype=torch.float32)
+    with pytest.raises(dgl.DGLError, match="not enabled"):
+        dgl.graph((data.src, data.dst)).to("cpu")
+    if workers == 1:
+        result = nugnn.fit(_MovesItsGraph(), data, epochs=2, device="cpu")
+        assert len(result.history) == 2
+    report = nugnn.check(_MovesItsGraph(), data, num_parts=workers + 1)
+    assert report.largest_difference < 1e-8

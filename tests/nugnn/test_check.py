@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dgl
 import pytest
 import torch
 from dgl.nn import GraphConv
 from torch import nn
 
+import nugnn
 import user_models
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import cli
@@ -303,3 +308,76 @@ def test_halo_05_features_of_width_0_are_refused_before_the_model_runs() -> None
     for check_it in (lambda: check_model(net, data), lambda: run_check("gat", data), lambda: build_model(train, data)):
         with pytest.raises(ValueError, match=r"^features of shape \(120, 0\) hold no value; leave them out, or give"):
             check_it()
+
+
+def test_nugnn_check_takes_what_fit_takes() -> None:
+    data = random_graph()
+    graph = dgl.graph((data.src, data.dst), num_nodes=data.num_nodes)
+    graph.ndata.update(feat=data.features, label=data.labels, train_mask=torch.ones(data.num_nodes, dtype=torch.bool))
+    model = GNN("gcn", data.num_features, data.num_classes)
+    before = copy.deepcopy(model.state_dict())
+    for given in (data, graph):
+        report = nugnn.check(model, given, regularizer=lambda m: sum((p**2).sum() for p in m.parameters()))
+        assert isinstance(report, nugnn.CheckReport)
+        assert report.num_parts == 3 and report.num_modules > 0 and report.largest_difference < 1e-8
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert nugnn.check(model, data, num_parts=2, max_nodes=50).num_parts == 2
+
+
+def test_nugnn_check_raises_what_it_found() -> None:
+    data = random_graph()
+
+    class Centred(user_models.TwoLayers):
+        def forward(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(graph, x - x.mean(0))
+
+    with pytest.raises(nugnn.ModelDiffers, match="in its own code, before it calls"):
+        nugnn.check(Centred(data.num_features, data.num_classes), data)
+    with pytest.raises(nugnn.ModelFails, match="fails on one part already"):
+        nugnn.check(GNN("gcn", data.num_features + 1, data.num_classes), data)
+
+    def local_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return each * each.detach().mean()
+
+    with pytest.raises(nugnn.ModelDiffers, match="gradient of"):
+        nugnn.check(GNN("gcn", data.num_features, data.num_classes), data, loss=local_loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (
+            {"model": GNN},
+            TypeError,
+            r"nugnn.check: the model is .*not a torch.nn.Module; give one of its instances, GNN",
+        ),
+        ({"data": "cora"}, TypeError, r"nugnn.check: the data is a name or path; give nugnn.datasets.load\('cora'\)"),
+        ({"num_parts": 1}, ValueError, "num_parts is 1; one part is compared with at least 2"),
+        ({"max_nodes": 2}, ValueError, "max_nodes is 2 and the graph has .* nodes; 3 parts need at least one each"),
+    ],
+)
+def test_nugnn_check_refuses(change: dict[str, Any], kind: type[Exception], words: str) -> None:
+    data = random_graph()
+    arguments: dict[str, Any] = {"model": GNN("gcn", data.num_features, data.num_classes), "data": data} | change
+    with pytest.raises(kind, match=words):
+        nugnn.check(arguments.pop("model"), arguments.pop("data"), **arguments)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import nugnn.check",
+        "from nugnn.check import check_model",
+        "import nugnn.fit",
+        "nugnn.ModelDiffers",
+        "nugnn.check",
+    ],
+)
+def test_the_name_stays_callable_whatever_was_imported_before(first: str) -> None:
+    code = (
+        f"import nugnn, inspect\n{first}\n"
+        "assert list(inspect.signature(nugnn.check).parameters)[:2] == ['model', 'data']"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

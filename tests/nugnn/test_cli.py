@@ -176,7 +176,7 @@ def test_cli_01_other_values_of_a_flag_are_refused_with_the_right_spelling(
         (["train", "--dataset", "d", "--model", "none.py:Net"], "none.py: no such file"),
         (["train", "--dataset", "d", "--epoch", "3"], "--epoch"),
         (["train", "--recipe", "nothing"], "known: amazon-computers-gcn"),
-        (["train", "--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["train", "--config", "none.yaml"], "none.yaml: no such file"),
         (["train", "--dataset", "d", "stray"], "stray"),
         (["check", "mlp"], "FILE.py:Class"),
         (["check", "none.py:Net"], "none.py: no such file"),
@@ -312,3 +312,60 @@ def test_in_a_terminal_a_bar_that_leaves_nothing_behind() -> None:
     written = console.file.getvalue()  # type: ignore[attr-defined]
     assert "epoch 3/3" in written
     assert written.endswith("\x1b[2K")  # the bar's line is erased
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["datasets", "prepare", "pipe"], "pipe: is a pipe, not a file"),
+        (["datasets", "prepare", "pipe.txt"], "pipe.txt: is a pipe, not a file"),
+        (["datasets", "prepare", "pipe.npz"], "pipe.npz: is a pipe, not a file"),
+        (["datasets", "prepare", "/dev/zero"], "/dev/zero: is a device, not a file"),
+        (["datasets", "prepare", f"./{LONG}.txt"], "no such file: the path is longer than the system allows"),
+        (["datasets", "prepare", LONG], "unknown dataset"),
+        (["datasets", "prepare", "~nobody-of-that-name/g.txt"], "no such file"),
+        (["datasets", "prepare", "planetoid"], "ind.tiny.graph: is a pipe, not a file"),
+        (["datasets", "prepare", "zip.zip"], "zip.zip: is a pipe, not a file"),
+        (["datasets", "list", "--data-dir", "pipe"], "the data folder pipe is a pipe"),
+        (["datasets", "list", "--data-dir", LONG], "does not exist"),
+        (["train", "--config", "pipe"], "pipe: is a pipe, not a file"),
+        (["train", "--config", "folder"], "folder: is a folder, not a file; --config takes a YAML file"),
+        (["train", "--config", LONG], "no such file: the path is longer than the system allows"),
+        (["check", "pipe.py:Net"], "pipe.py: is a pipe, not a file"),
+        (["check", f"{LONG}.py:Net"], "no such file: the path is longer than the system allows"),
+        (["evaluate", "pipe"], "pipe: no such folder"),
+        (["evaluate", LONG], "File name too long"),
+        (["predict", "/dev/null"], "/dev/null: no such folder"),
+        (
+            ["train", "--dataset", "digits", "--epochs", "1", "--out", "pipe"],
+            "--out pipe cannot be written: File exists",
+        ),
+        (["train", "--dataset", "digits", "--epochs", "1", "--out", LONG], "File name too long"),
+        (["partition", "--dataset", "digits", "--workers", "2", "--out", "pipe"], "pipe cannot be made: File exists"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_what_is_no_file_ends_in_one_line_and_is_not_waited_for(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
+    for name in ("pipe", "pipe.txt", "pipe.npz", "pipe.py", "zip.zip"):
+        os.mkfifo(name)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "planetoid").mkdir()
+    for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
+        os.mkfifo(tmp_path / "planetoid" / f"ind.tiny.{part}")
+    if "planetoid" in arguments:
+        arguments = [*arguments[:-1], "./planetoid"]
+        words = "ind.tiny.x: is a pipe, not a file"
+    assert exit_code(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line and len(line) < 700

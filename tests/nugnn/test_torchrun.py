@@ -181,3 +181,25 @@ def test_torchrun_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> 
     assert (tmp_path / "out2" / "model.safetensors").read_bytes() == resumed
     code, _, errors, _ = train(tmp_path, "--hidden", "9", "--epochs", "7", "--resume")
     assert code != 0 and "hidden was 8, is 9" in errors
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "partition"])
+def test_commands_that_every_process_would_do_are_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
+    """Each of two processes would write ``predictions.npy``; and each would show the same table."""
+    code, _, errors, _ = train(tmp_path, "--epochs", "1", "--hidden", "4", num=1)
+    assert code == 0, errors
+    options = ["--dataset", "digits", "--workers", "2", "--out", "parts"] if command == "partition" else ["out1"]
+    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nugnn"]
+    done = subprocess.run(
+        [sys.executable, *starter, command, *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+    )
+    said = rf"nugnn: error: nugnn {command} is one of 2 processes that torchrun started, .* write the same files"
+    assert len(re.findall(said, done.stderr)) == 1, done.stderr
+    assert re.search(r"exitcode *: 2 ", done.stderr) and done.returncode == 1
+    assert not (tmp_path / "out1" / "predictions.npy").exists() and not (tmp_path / "parts").exists()

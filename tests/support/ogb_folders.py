@@ -28,10 +28,11 @@ def write_csv_layout(
     ids: tuple[list[int], list[int], list[int]] = ([0], [1], [2]),
     further: dict[str, np.ndarray | str] | None = None,
 ) -> Path:
-    """A homogeneous CSV data set; text is written as it is given."""
+    """A homogeneous CSV data set; text is written as it is given. Features are a column of halves, none for ``""``."""
     tables = {"edge": edges, "num-node-list": np.array([num_nodes]), "num-edge-list": np.array([len(edges)])}
     tables |= {"node-label": np.arange(num_nodes) % 2 if labels is None else labels}
-    tables |= {} if feat is None else {"node-feat": feat}
+    feat = np.full((num_nodes, 1), 0.5) if feat is None else feat
+    tables |= {} if isinstance(feat, str) and not feat else {"node-feat": feat}
     for name, table in (tables | (further or {})).items():
         write_gz(folder / "raw" / f"{name}.csv.gz", table if isinstance(table, str) else lines(table))
     for part, nodes in zip(("train", "valid", "test"), ids, strict=True):
