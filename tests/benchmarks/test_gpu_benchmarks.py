@@ -9,6 +9,7 @@ import math
 
 import baselines
 import cusparse
+import gpu_activations
 import gpu_epoch
 import gpu_kernels
 import harness
@@ -311,3 +312,17 @@ def test_ranks_that_fail_say_why():
     recorder = harness.Recorder(None, CPU)
     scaling.measure(recorder, scaling_options("--ranks", "1", "--nodes", "3"))
     assert "3 nodes; it takes 64" in recorder.rows[0]["error"]
+
+
+def test_activations_are_compared_by_their_losses(tmp_path):
+    gpu_activations.main(
+        [
+            *("--device", "cpu", "--nodes", "400", "--arcs", "4000", "--epochs", "1", "--layers", "3", "--hidden", "8"),
+            *("--precisions", "fp32", "--models", "blocks", "gat", "--out", str(tmp_path)),
+        ]
+    )
+    rows = harness.read_rows(tmp_path)
+    assert [row["system"] for row in rows] == ["keep", "recompute", "offload"] * 2
+    for kept, again, moved in (rows[:3], rows[3:]):
+        assert kept["losses"] == again["losses"] and kept["median_ms"] > 0 and again["median_ms"] > 0
+        assert "on the CPU" in moved["error"] and "median_ms" not in moved
