@@ -21,6 +21,8 @@ _FEWEST_BYTES = 32 << 20
 _AHEAD_BYTES = 16 << 10
 """Features between the edge that is added and the one that is prefetched: half of a first-level cache of 32 KiB."""
 _MOST_AHEAD = 256
+_CACHED_BYTES = 2 << 20
+"""Of an operand that is read without prefetches: it lies in the second-level cache."""
 _COLUMNS_PER_LINE = 16
 
 
@@ -127,6 +129,7 @@ class _VectorSum(torch.autograd.Function):
         lists = _lists_of(structure, is_reversed, e is not None)
         num_columns = math.prod(u.shape[1:])
         num_weights = 1 if e is None else math.prod(e.shape[1:])
+        ahead_bytes = _AHEAD_BYTES if u.numel() * u.element_size() > _CACHED_BYTES else 0
         out = empty_rows((len(lists.indptr) - 1, *u.shape[1:]), u.dtype)
         is_ragged = num_columns * u.element_size() % 64 != 0 or u.data_ptr() % 64 != 0
         vector_sums(
@@ -134,7 +137,7 @@ class _VectorSum(torch.autograd.Function):
             lists.indptr,
             lists.indices,
             _flat(u),
-            blocks_of(num_weights, num_columns // num_weights, u.element_size(), _pass_bytes()),
+            blocks_of(num_weights, num_columns // num_weights, u.element_size(), _pass_bytes(), ahead_bytes),
             int(is_ragged),
             None if e is None else _flat(e),
             num_weights,
@@ -174,7 +177,7 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 @functools.cache
-def blocks_of(num_heads: int, head_columns: int, itemsize: int, pass_bytes: int) -> np.ndarray:
+def blocks_of(num_heads: int, head_columns: int, itemsize: int, pass_bytes: int, ahead_bytes: int) -> np.ndarray:
     """The passes over the edges: of each, how its columns lie in two vectors.
 
     The vectors have a power of 2 of values and overlap where the columns are no multiple of it: those are added twice,
@@ -185,6 +188,7 @@ def blocks_of(num_heads: int, head_columns: int, itemsize: int, pass_bytes: int)
         head_columns: Of each, at least 1.
         itemsize: Bytes of a value, 4 or 8.
         pass_bytes: What a pass reads of a row at most.
+        ahead_bytes: What lies between the edge that is added and the one that is prefetched; 0 for no prefetches.
 
     Returns:
         ``(passes, 5)`` int64: lanes of a vector, first column of either, column of the weight, edges to look ahead.
@@ -200,7 +204,7 @@ def blocks_of(num_heads: int, head_columns: int, itemsize: int, pass_bytes: int)
             columns = min(width, head_columns - first)
             lanes = 1 << max(0, (columns - 1).bit_length() - 1)
             begin = head * head_columns + first
-            ahead = min(_MOST_AHEAD, _AHEAD_BYTES // (columns * itemsize))
+            ahead = min(_MOST_AHEAD, ahead_bytes // (columns * itemsize))
             rows.append((lanes, begin, begin + columns - lanes, head, ahead))
     return np.array(rows, np.int64)
 

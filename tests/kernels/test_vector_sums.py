@@ -27,6 +27,7 @@ def always() -> Iterator[None]:
     """Small sums take the kernel for large ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sums, "_FEWEST_BYTES", 0)
+        patch.setattr(sums, "_CACHED_BYTES", 0)
         yield
 
 
@@ -144,13 +145,16 @@ def test_out_lists_are_made_once_and_leave_with_the_structure(make_structure: Ma
     head_columns=st.integers(1, 1100),
     itemsize=st.sampled_from([4, 8]),
     pass_bytes=st.sampled_from([256, 512]),
+    ahead_bytes=st.sampled_from([0, 16 << 10]),
 )
 def test_blocks_cover_each_column_of_each_head(
-    num_heads: int, head_columns: int, itemsize: int, pass_bytes: int
+    num_heads: int, head_columns: int, itemsize: int, pass_bytes: int, ahead_bytes: int
 ) -> None:
     covered = np.zeros(num_heads * head_columns, bool)
-    for lanes, first, second, head, ahead in sums.blocks_of(num_heads, head_columns, itemsize, pass_bytes).tolist():
-        assert lanes in (1, 2, 4, 8, 16, 32, 64) and 2 * lanes * itemsize <= pass_bytes and ahead > 0
+    blocks = sums.blocks_of(num_heads, head_columns, itemsize, pass_bytes, ahead_bytes)
+    for lanes, first, second, head, ahead in blocks.tolist():
+        assert lanes in (1, 2, 4, 8, 16, 32, 64) and 2 * lanes * itemsize <= pass_bytes
+        assert (ahead > 0) == (ahead_bytes > 0)
         assert lanes <= MOST_LANES[itemsize]
         for begin in (first, second):
             assert head * head_columns <= begin and begin + lanes <= (head + 1) * head_columns
