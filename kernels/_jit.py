@@ -19,6 +19,7 @@ import logging
 import os
 import platform
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,13 @@ def row_tasks(indptr: np.ndarray, num_threads: int) -> np.ndarray:
     Returns:
         ``(tasks + 1,)`` int64 row bounds from 0 to n, ascending.
     """
-    num_rows = len(indptr) - 1
-    work = indptr.astype(np.int64) - int(indptr[0]) + np.arange(num_rows + 1, dtype=np.int64)
+    num_rows, first = len(indptr) - 1, int(indptr[0])
     num_tasks = _TASKS_PER_THREAD * num_threads
-    targets = np.array([int(work[-1]) * task // num_tasks for task in range(num_tasks + 1)], dtype=np.int64)
-    bounds = np.searchsorted(work, targets)
-    bounds[0], bounds[-1] = 0, num_rows
-    return bounds
+    total = int(indptr[-1]) - first + num_rows
+    targets = [total * task // num_tasks for task in range(1, num_tasks)]
+    # a search that asks for a few offsets: arithmetic on all of them would take a millisecond of a call
+    inner = [bisect_left(range(num_rows), target, key=lambda row: int(indptr[row]) - first + row) for target in targets]
+    return np.array([0, *inner, num_rows], dtype=np.int64)
 
 
 def cache_folder(function: Callable[..., Any]) -> Path:

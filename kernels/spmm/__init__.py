@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nugnn.kernels.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_features, check_pair, check_rows
+from nugnn.kernels.spmm import sums
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
@@ -110,6 +111,9 @@ def spmm_sum(
         scales = (None if scale is None else scale.contiguous() for scale in (src_scale, dst_scale))
         return aggregate(structure.to(u.device), op, "sum", u, e, *scales)
     wide = [operand if operand.dtype in _WIDE else operand.float() for operand in given]
+    if not _plain(structure, wide) and sums.serves(structure, wide[0], wide[1] if weights is not None else None):
+        same = [None if scale is None else scale.to(wide[0].dtype).contiguous() for scale in (src_scale, dst_scale)]
+        return sums.vector_sum(structure, wide[0], wide[1] if weights is not None else None, *same).to(u.dtype)
     if src_scale is not None:
         wide[0] = wide[0] * _per_row(src_scale, wide[0])
     out = spmm(structure, op, "sum", wide[0], wide[1] if weights is not None else None)
@@ -124,6 +128,8 @@ def _per_row(scale: Tensor, like: Tensor) -> Tensor:
 
 def _fast(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor | None) -> Tensor:
     if reduce == "sum":
+        if u is not None and op in ("copy_lhs", "mul") and sums.serves(structure, u, e):
+            return sums.vector_sum(structure, u, e)
         from dgl.backend.pytorch import sparse
 
         from nugnn.kernels.spmm.dgl_index import graph_index

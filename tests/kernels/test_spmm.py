@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,13 +12,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nugnn.kernels import spmm as spmm_module
-from nugnn.kernels.spmm import spmm
+from nugnn.kernels.spmm import spmm, sums
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
 from .conftest import MakeStructure
 
 INF = float("inf")
+
+
+@pytest.fixture(params=["small", "large"], autouse=True, scope="module")
+def sum_kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every law with the kernel that small sums get and with the one that large sums get."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "large":
+            patch.setattr(sums, "_FEWEST_BYTES", 0)
+        yield request.param
+
+
 OPS = ["add", "sub", "mul", "div", "copy_lhs", "copy_rhs"]
 FEATURES = [
     ((), ()),

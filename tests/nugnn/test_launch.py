@@ -19,7 +19,7 @@ import dgl
 import pytest
 
 from nugnn.job import private_job_folder, read_job, write_job
-from nugnn.launch import WorkerFailed, _EventReader, launch, num_cores, worker_environment
+from nugnn.launch import WorkerFailed, _EventReader, grants_huge_pages, launch, num_cores, worker_environment
 from nugnn.worker_process import classify
 
 HERE = Path(__file__).resolve().parent
@@ -291,6 +291,27 @@ def test_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment["MASTER_ADDR"] == "127.0.0.1" and environment["RANK"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert worker_environment(0, 2, 1234, 5.0)["OMP_NUM_THREADS"] == "7"
+
+
+def test_huge_pages_are_asked_for_where_they_are_granted_and_not_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    setting = tmp_path / "enabled"
+    for text, expected in (
+        ("always [madvise] never", True),
+        ("[always] madvise never", True),
+        ("always madvise [never]", False),
+    ):
+        setting.write_text(text)
+        assert grants_huge_pages(setting) is expected
+    assert not grants_huge_pages(tmp_path / "missing")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    monkeypatch.setattr("nugnn.launch.grants_huge_pages", lambda: False)
+    assert "THP_MEM_ALLOC_ENABLE" not in worker_environment(0, 2, 1234, 5.0)
+    monkeypatch.setattr("nugnn.launch.grants_huge_pages", lambda: True)
+    assert worker_environment(0, 2, 1234, 5.0)["THP_MEM_ALLOC_ENABLE"] == "1"
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    assert worker_environment(0, 2, 1234, 5.0)["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
 def test_job_folder_is_private_and_a_public_one_is_refused(tmp_path: Path) -> None:
