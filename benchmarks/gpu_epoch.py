@@ -88,6 +88,10 @@ class Case:
         self._graph = dataclasses.replace(self._graph, features=self._graph.features.to(dtype))
         return self._graph
 
+    def release(self) -> None:
+        """Hold the graph in no form: who trains on it does."""
+        self._graph = self._shard_graph = self._data = None
+
     def shard_graph(self, order: str) -> Any:
         """NuGNN's, of one part on the device, rows in the order of their ids (``none``) or one it finds (``auto``).
 
@@ -105,7 +109,11 @@ class Case:
             self._graph = self._shard_graph = None
             free_memory()
             self._shard_graph = (order, nugnn.shard(self._data, **options))
-        return self._shard_graph[1]
+        graph = self._shard_graph[1]
+        if graph.ndata["feat"].dtype != torch.float32:  # a run in 16 bits keeps the rounded features alone
+            own = self._data.features[graph.global_node_ids.cpu()].to(self.device)
+            graph.ndata["feat"] = nugnn.as_node_rows(own, graph)
+        return graph
 
 
 def precision_scope(precision: str, device: torch.device) -> AbstractContextManager[Any]:

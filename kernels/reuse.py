@@ -34,7 +34,7 @@ class ReuseHandler:
         """Calls answered from memory, for tests and reports."""
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        if call.inputs[0] is not self._constant or call.inputs[1] is not None:
+        if call.inputs[0] is not self._constant or call.inputs[1] is not None or call.attrs.get("add_to") is not None:
             return proceed(call)
         if self._constant._version != self._version:
             self._known.clear()

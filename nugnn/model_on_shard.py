@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from nugnn import recognition
 from nugnn.embedding import shard_embeddings
+from nugnn.kernels.padded import is_padded, padded_copy
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.precision.storage import Storage
 from nugnn.session import intercept, model_dtype
@@ -56,8 +58,13 @@ class ModelOnShard:
             return None
         feat = self.graph.ndata["feat"]
         refuse_empty_features(feat)
-        stored = tag(feat.to(self.storage.dtype_of(model_dtype(self.model))), rows_of(feat))
-        if self.storage.is_half:
+        dtype = self.storage.dtype_of(model_dtype(self.model))
+        if feat.layout is torch.strided and feat.dim() == 2 and feat.device.type in recognition.FUSED_DEVICES:
+            stored = feat.to(dtype) if is_padded(feat) or not self.storage.pads(dtype) else padded_copy(feat, dtype)
+        else:
+            stored = feat.to(dtype)
+        tag(stored, rows_of(feat))
+        if stored is not feat and (self.storage.is_half or is_padded(stored)):
             self.graph.ndata["feat"] = stored  # what the model reads by name is what it is given, and kept once
         return stored
 

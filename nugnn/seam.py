@@ -14,7 +14,7 @@ import dgl.transforms
 import torch
 from dgl.base import is_all
 
-from nugnn import adapters, fused_attention, fused_convolutions, readout
+from nugnn import adapters, fused_attention, fused_convolutions, readout, recognition
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.shard_graph import ShardGraph, check_ids, on_device
@@ -76,7 +76,8 @@ def _route_operators() -> None:
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
         if not (isinstance(g, ShardGraph) and reduce_op == "mean"):
             return plain_gspmm(g, op, reduce_op, lhs_data, rhs_data)
-        in_one_pass = op in ("copy_lhs", "mul") and g.device.type == "cuda" and not g.index.is_reversed
+        is_fused = g.device.type in recognition.FUSED_DEVICES and not g.index.is_reversed
+        in_one_pass = is_fused and op in ("copy_lhs", "mul")
         if in_one_pass and lhs_data.is_floating_point() and (op == "copy_lhs" or lhs_data.dim() == rhs_data.dim()):
             factors = g.degree_factors("in", -1.0, torch.promote_types(lhs_data.dtype, torch.float32))
             return g.index.scaled_sum(lhs_data, None if op == "copy_lhs" else rhs_data, dst_scale=factors)
