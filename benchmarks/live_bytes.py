@@ -7,7 +7,8 @@ The epochs of `gpu_epoch.py` (same widths, dropout, loss over all nodes) run on 
 layers of the GPU, in Triton's interpreter. Storages are seen when they are made, by torch's dispatch mode, and when
 they die, by a weak reference. They are counted in **blocks**: one block is ``(N, 256)`` bfloat16, 1.17 GiB at the full
 size of the benchmark. The number of nodes is a prime above all widths, so what has rows of nodes is told by its size;
-weights and the structure do not count. Times mean nothing here.
+weights and the structure do not count. Times mean nothing here, and where torch adds two gradients in place, here it
+makes a third, because a dispatch mode is on.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ __all__ = ["products", "sum_of_products"]
 def products(x_nI: Tensor, weights_OI: Sequence[Tensor], bias_O: Tensor | None = None) -> tuple[Tensor, ...]:
     """``x @ w.t()`` for each weight; the bias goes to the first.
 
-    Several products that together are no wider than the input are one, and share a buffer.
+    Several products that together are no wider than the input are one, and share a buffer. A step that is open gives no
+    name to a product: `nugnn.recognition.count_operators` does, for the layers whose work this is.
 
     Args:
         x_nI: Floating, any strides.
@@ -38,10 +39,11 @@ def products(x_nI: Tensor, weights_OI: Sequence[Tensor], bias_O: Tensor | None =
     Raises:
         RuntimeError: Shapes or dtypes do not fit, in torch's words.
     """
-    if torch.is_autocast_enabled(x_nI.device.type):
-        first, *others = weights_OI
-        return F.linear(x_nI, first, bias_O), *(F.linear(x_nI, w) for w in others)
-    result: tuple[Tensor, ...] = _Products.apply(x_nI, bias_O, *weights_OI)  # type: ignore[no-untyped-call]
+    with torch._C.DisableTorchFunction():  # one operator: the caller names it
+        if torch.is_autocast_enabled(x_nI.device.type):
+            first, *others = weights_OI
+            return F.linear(x_nI, first, bias_O), *(F.linear(x_nI, w) for w in others)
+        result: tuple[Tensor, ...] = _Products.apply(x_nI, bias_O, *weights_OI)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -59,12 +61,13 @@ def sum_of_products(xs_nI: Sequence[Tensor], weights_OI: Sequence[Tensor], bias_
     Raises:
         RuntimeError: Shapes or dtypes do not fit, in torch's words.
     """
-    if torch.is_autocast_enabled(xs_nI[0].device.type):
-        out = F.linear(xs_nI[0], weights_OI[0], bias_O)
-        for x, w in zip(xs_nI[1:], weights_OI[1:], strict=True):
-            out = torch.addmm(out, x, w.t())
-        return out
-    result: Tensor = _SumOfProducts.apply(bias_O, *xs_nI, *weights_OI)  # type: ignore[no-untyped-call]
+    with torch._C.DisableTorchFunction():
+        if torch.is_autocast_enabled(xs_nI[0].device.type):
+            out = F.linear(xs_nI[0], weights_OI[0], bias_O)
+            for x, w in zip(xs_nI[1:], weights_OI[1:], strict=True):
+                out = torch.addmm(out, x, w.t())
+            return out
+        result: Tensor = _SumOfProducts.apply(bias_O, *xs_nI, *weights_OI)  # type: ignore[no-untyped-call]
     return result
 
 

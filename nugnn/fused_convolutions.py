@@ -23,7 +23,7 @@ from nugnn import recognition
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.products import products, sum_of_products
 from nugnn.kernels.rows import rows_of, tag
-from nugnn.recognition import fingerprint, has_empty_rows, is_plain
+from nugnn.recognition import count_operators, fingerprint, has_empty_rows, is_plain
 from nugnn.shard_graph import ShardGraph
 
 KNOWN_FORWARDS = {"SAGEConv": "bb848421c5e8d8ae", "GraphConv": "6c3df0ee7bf0849a"}
@@ -79,6 +79,7 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     rows, index = graph.index.node_rows, graph.index
     h = module.feat_drop(feat)
     mean = graph.degree_factors("in", -1.0, torch.promote_types(h.dtype, torch.float32))
+    count_operators((module.fc_neigh, "linear"), (module.fc_self, "linear"))
     weights, bias = (module.fc_self.weight, module.fc_neigh.weight), module.fc_self.bias
     narrows, is_square = (module._in_src_feats > module._out_feats), module._in_src_feats == module._out_feats
     if narrows or (is_square and h.requires_grad):
@@ -98,6 +99,7 @@ def _is_our_gcn(module: Any, graph: ShardGraph) -> bool:
 
 def _gcn(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     rows, index, weight = graph.index.node_rows, graph.index, module.weight.t()
+    count_operators((None, "matmul"))
     power = -0.5 if module._norm == "both" else -1.0
     wide = torch.promote_types(feat.dtype, torch.float32)
     source = graph.degree_factors("out", power, wide) if module._norm in ("left", "both") else None
