@@ -83,6 +83,8 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     weights, bias = (module.fc_self.weight, module.fc_neigh.weight), module.fc_self.bias
     narrows, is_square = (module._in_src_feats > module._out_feats), module._in_src_feats == module._out_feats
     if narrows or (is_square and h.requires_grad):
+        if h.requires_grad:
+            _ = index.structure.transposed  # sorted once, with scratch, before the products are there as well
         out, messages = products(h, weights, bias)
         out = index.scaled_sum(tag(messages, rows), dst_scale=mean, add_to=out)
     else:

@@ -55,6 +55,35 @@ def test_an_epoch_holds_what_its_model_needs_and_nothing_else(model: str) -> Non
     assert sorted(held["blocks"] for held in found["kept"] if held["blocks"] > 1 / 32) == pytest.approx(kept)
 
 
+LOSSES = """
+import sys
+
+import torch
+from live_bytes import gpu_path_on_cpu
+
+import gpu_epoch
+from nugnn.kernels import products
+
+gpu_epoch._CHECK_NODES, gpu_epoch._CHECK_ARCS = 300, 2_000
+products.pays = lambda dtype: True
+with gpu_path_on_cpu():
+    assert gpu_epoch.problem_of("nugnn by id", sys.argv[1], torch.device("cpu")) is None
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("model", ["sage", "gcn", pytest.param("gat", marks=pytest.mark.slow)])
+def test_the_code_of_a_gpu_has_the_losses_of_a_plain_model_in_padded_rows(model: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LOSSES, model],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_storages_are_seen_when_they_come_and_go() -> None:
     changes = []
     with LiveBytes(7, lambda blocks, sign, held: changes.append((sign, held.shape, blocks))) as live:
