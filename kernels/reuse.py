@@ -33,6 +33,10 @@ class ReuseHandler:
         self.num_reused = 0
         """Calls answered from memory, for tests and reports."""
 
+    def is_constant(self, x: Tensor) -> bool:
+        """Whether ``x`` is the operand whose aggregates are kept."""
+        return x is self._constant
+
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
         if call.inputs[0] is not self._constant or call.inputs[1] is not None or call.attrs.get("add_to") is not None:
             return proceed(call)

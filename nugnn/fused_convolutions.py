@@ -2,8 +2,8 @@
 
 GCN's degree factors are applied by the aggregation, which for SAGE also adds the node's own product; where SAGE
 aggregates first, its second product is added to the first. SAGE multiplies first where that makes rows no wider: then
-the layer keeps its input for backward and no aggregate (DGL multiplies first where rows get narrower). A first layer of
-equal width aggregates first as DGL does, because features that never change are aggregated once.
+the layer keeps its input for backward and no aggregate (DGL multiplies first only where rows get narrower). Features
+whose aggregate is kept from step to step are aggregated first at equal width, as DGL does.
 
 Taken over only where DGL's own class runs a forward known here, on a shard graph on a GPU, with features of its nodes,
 no weights from outside, and no hooks on a layer that is no longer called. Aggregation and dropout keep their places.
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from nugnn import recognition
 from nugnn.kernels.epilogue import epilogue_rows
+from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.products import products, sum_of_products
+from nugnn.kernels.reuse import ReuseHandler
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.recognition import count_operators, fingerprint, has_empty_rows, is_plain
 from nugnn.shard_graph import ShardGraph
@@ -81,8 +83,7 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     mean = graph.degree_factors("in", -1.0, torch.promote_types(h.dtype, torch.float32))
     count_operators((module.fc_neigh, "linear"), (module.fc_self, "linear"))
     weights, bias = (module.fc_self.weight, module.fc_neigh.weight), module.fc_self.bias
-    narrows, is_square = (module._in_src_feats > module._out_feats), module._in_src_feats == module._out_feats
-    if narrows or (is_square and h.requires_grad):
+    if module._in_src_feats > module._out_feats or (module._in_src_feats == module._out_feats and not _is_kept(h)):
         if h.requires_grad:
             _ = index.structure.transposed  # sorted once, with scratch, before the products are there as well
         out, messages = products(h, weights, bias)
@@ -91,6 +92,15 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
         out = tag(sum_of_products((h, index.scaled_sum(h, dst_scale=mean)), weights, bias), rows)
     out = out if module.activation is None else module.activation(out)
     return out if module.norm is None else module.norm(out)  # type: ignore[no-any-return]
+
+
+def _is_kept(x: Tensor) -> bool:
+    """Whether the step that is open keeps what is aggregated from ``x``."""
+    interceptor = current_interceptor()
+    try:
+        return interceptor is not None and interceptor.find(ReuseHandler).is_constant(x)
+    except LookupError:
+        return False
 
 
 def _is_our_gcn(module: Any, graph: ShardGraph) -> bool:
@@ -109,7 +119,8 @@ def _gcn(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     if module._in_feats > module._out_feats:
         (h,) = products(feat, (weight,))
         h = index.scaled_sum(tag(h, rows), src_scale=source, dst_scale=target)
-        h = h if module.bias is None else epilogue_rows(h, bias=module.bias)
+        if module.bias is not None:
+            h = epilogue_rows(h, bias=module.bias) if module.bias.dtype == h.dtype else h + module.bias
     else:
         h = index.scaled_sum(feat, src_scale=source, dst_scale=target)
         h = sum_of_products((h,), (weight,), module.bias)

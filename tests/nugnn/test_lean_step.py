@@ -178,6 +178,23 @@ def test_the_installed_dgl_is_one_whose_layers_are_recognised() -> None:
         assert recognition.fingerprint(getattr(dgl_nn, name).forward.__wrapped__) == known
 
 
+def test_equal_widths_multiply_first_but_for_features_whose_aggregate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognition, "FUSED_DEVICES", {"cpu"})
+    graph = nugnn.shard(make_graph())
+    x = graph.ndata["feat"]
+    model = dgl_nn.SAGEConv(NUM_FEATURES, NUM_FEATURES, "mean").double()
+    aggregated = []
+    plain = ShardIndex.scaled_sum
+    monkeypatch.setattr(ShardIndex, "scaled_sum", lambda self, u, **how: aggregated.append(u) or plain(self, u, **how))
+    for constant, is_kept in ((x, True), (None, False)):
+        interceptor = nugnn.intercept(model, graph, constant=constant)
+        with interceptor.step(0), torch.no_grad():
+            model(graph, x)
+        assert (aggregated.pop() is x) == is_kept
+        names = {name for name, kind in interceptor._counters.calls if kind == "linear"}
+        assert names == {"fc_self", "fc_neigh"}
+
+
 def test_features_are_kept_once_in_the_type_they_are_stored_in() -> None:
     graph = nugnn.shard(make_graph())
     graph.ndata["feat"] = nugnn.as_node_rows(graph.ndata["feat"].float(), graph)
@@ -198,3 +215,6 @@ def test_where_layers_are_fused_features_are_kept_once_in_padded_rows(
     kept = graph.ndata["feat"]
     assert is_padded(kept) == pads and rows_of(kept) is graph.index.node_rows
     assert all(net.features_ND is kept for net in nets) and torch.equal(kept, given.to(kept.dtype))
+    whole = graph.ndata["feat"] = nugnn.as_node_rows(torch.ones(graph.num_nodes(), 16), graph)
+    net = ModelOnShard(GNN("gcn", 16, NUM_CLASSES, hidden=4), graph, precision=precision)
+    assert (net.features_ND is whole) == (precision in ("fp32", "tf32")) and not is_padded(net.features_ND)
