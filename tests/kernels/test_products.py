@@ -108,6 +108,21 @@ def test_a_graph_that_is_kept_gives_its_gradients_twice(padding: bool) -> None:
         torch.autograd.grad(loss, leaves)
 
 
+def test_inputs_may_come_back_in_another_layout(padding: bool) -> None:
+    """As from a host that they were moved to meanwhile."""
+    leaves = operands(10, (7, 7))
+    x, bias, *weights = leaves
+    results = []
+    for pack in (lambda t: t, lambda t: t.contiguous().clone()):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            h = padded_copy(x.detach()).requires_grad_()
+            loss = sum(y.square().sum() for y in products(h, weights, bias))
+            loss = loss + sum_of_products((h, h), weights, bias).square().sum()
+        results.append(torch.autograd.grad(loss, [h, bias, *weights]))
+    # the library may sum in another order in another layout: relative to the largest, 40 roundings at the most
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-14 * float(b.abs().max())) for a, b in zip(*results, strict=True))
+
+
 def test_autocast_decides_about_types() -> None:
     x, bias, w, v = (t.float() for t in operands(12, (12, 5)))
     with torch.autocast("cpu", torch.bfloat16):
