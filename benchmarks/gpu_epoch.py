@@ -1,6 +1,7 @@
 """Training epochs of 3-layer SAGE, GCN and GAT on the GPU: plain torch on cuSPARSE, PyG, and nuGNN.
 
     python benchmarks/gpu_epoch.py --out rows                       # full size, all models, systems and precisions
+    python benchmarks/gpu_epoch.py --kernels 20 --out rows           # and the kernels that take most of an epoch
     python benchmarks/gpu_epoch.py --curves --out rows              # accuracy over 80 epochs and 3 seeds, smaller
     python benchmarks/gpu_epoch.py --device cpu --nodes 2000 --arcs 20000 --epochs 3
 
@@ -88,6 +89,10 @@ class Case:
         self._graph = dataclasses.replace(self._graph, features=self._graph.features.to(dtype))
         return self._graph
 
+    def release(self) -> None:
+        """Hold the graph in no form: who trains on it does."""
+        self._graph = self._shard_graph = self._data = None
+
     def shard_graph(self, order: str) -> Any:
         """NuGNN's, of one part on the device, rows in the order of their ids (``none``) or one it finds (``auto``).
 
@@ -105,7 +110,11 @@ class Case:
             self._graph = self._shard_graph = None
             free_memory()
             self._shard_graph = (order, nugnn.shard(self._data, **options))
-        return self._shard_graph[1]
+        graph = self._shard_graph[1]
+        if graph.ndata["feat"].dtype != torch.float32:  # a run in 16 bits keeps the rounded features alone
+            own = self._data.features[graph.global_node_ids.cpu()].to(self.device)
+            graph.ndata["feat"] = nugnn.as_node_rows(own, graph)
+        return graph
 
 
 def precision_scope(precision: str, device: torch.device) -> AbstractContextManager[Any]:
@@ -339,6 +348,22 @@ def time_epochs(run: Run, epochs: int, device: torch.device) -> tuple[list[float
     return samples[2:], [float(loss) for loss in losses], most
 
 
+def kernels_of(run: Run, count: int, device: torch.device) -> list[dict[str, Any]]:
+    """The ``count`` kernels (operators on a CPU) that take most of one more epoch: name, calls, milliseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    is_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU], acc_events=True) as profiler:
+        run.step()
+        synchronize(device)
+
+    def milliseconds(event: Any) -> float:
+        return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total) / 1e3
+
+    events = sorted(profiler.key_averages(), key=milliseconds, reverse=True)[:count]
+    return [{"name": event.key, "calls": event.count, "ms": milliseconds(event)} for event in events]
+
+
 def described(kind: str, case: Case, system: str, model: str, precision: str) -> dict[str, Any]:
     """The columns of a row that both kinds of rows have."""
     row = {"kind": kind, "system": system, "model": model, "graph": case.name, "dtype": precision, "dropout": 0.5}
@@ -364,6 +389,8 @@ def measure(recorder: Recorder, case: Case, system: str, model: str, precision: 
             samples, losses, most = time_epochs(run, arguments.epochs, case.device)
             timing = timing_of(samples)
             row |= {"losses": losses, "peak_bytes": most, "samples_ms": samples}
+            if arguments.kernels:
+                row |= {"kernels": kernels_of(run, arguments.kernels, case.device)}
     except Exception as error:
         problem, timing = brief(error), None
     finally:
@@ -446,6 +473,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", "--system", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["fp32", "bf16"])
     parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
+    parser.add_argument("--kernels", type=int, default=0, help="so many kernels of one more epoch, by their time")
     parser.add_argument("--curves", action="store_true", help="accuracy over epochs instead of times")
     parser.add_argument("--curve-nodes", type=int, default=FULL_NODES // 10)
     parser.add_argument("--curve-arcs", type=int, default=FULL_ARCS // 20 * 2)

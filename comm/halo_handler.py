@@ -104,14 +104,15 @@ class HaloHandler:
             _: None,
             src_scale: Tensor | None = None,
             dst_scale: Tensor | None = None,
+            add_to: Tensor | None = None,
             **__: Any,
         ) -> Tensor:
             if (known := self._known(x_N, plan)) is not None:
                 if known.halo is None:
                     assert known.local is not None
                     known.halo = known.local[plan.num_inner :]
-                return staged_sum(structure, x_N, known.halo, src_scale, dst_scale)
-            out_N, halo_H = overlapped_sum(structure, x_N, plan, src_scale, dst_scale, label=label)
+                return staged_sum(structure, x_N, known.halo, src_scale, dst_scale, add_to)
+            out_N, halo_H = overlapped_sum(structure, x_N, plan, src_scale, dst_scale, add_to, label=label)
             self._remember(x_N, plan, halo_H, None)
             self.num_overlapped += 1
             return out_N

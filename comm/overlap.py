@@ -57,10 +57,11 @@ def overlapped_sum(
     plan: HaloPlan,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
+    add_to: Tensor | None = None,
     *,
     label: str = "halo rows",
 ) -> tuple[Tensor, Tensor]:
-    """``dst_scale[v] * sum of src_scale[u] * x[u]`` over v's in-edges, and the halo rows it fetched.
+    """``dst_scale[v] * sum of src_scale[u] * x[u] + add_to[v]`` over v's in-edges, and the halo rows it fetched.
 
     Args:
         structure: In-edges of the N inner nodes from L local rows.
@@ -68,6 +69,7 @@ def overlapped_sum(
         plan: Every rank of the plan has to call with the same trailing shape and dtype.
         src_scale: ``(L,)`` floating, without gradient; None for ones.
         dst_scale: ``(N,)`` likewise.
+        add_to: ``(N, ...)`` in the dtype of ``x_N``, each row contiguous; None for zeros. It stays as it is.
         label: What is fetched, for error messages.
 
     Returns:
@@ -77,7 +79,8 @@ def overlapped_sum(
     Raises:
         HaloExchangeError: A peer failed, or did not take part before the timeout.
     """
-    return _OverlappedSum.apply(x_N, structure.to(x_N.device), plan, src_scale, dst_scale, label)  # type: ignore[no-untyped-call, no-any-return]
+    structure = structure.to(x_N.device)
+    return _OverlappedSum.apply(x_N, add_to, structure, plan, src_scale, dst_scale, label)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def staged_sum(
@@ -86,9 +89,11 @@ def staged_sum(
     halo_H: Tensor,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
+    add_to: Tensor | None = None,
 ) -> Tensor:
     """:func:`overlapped_sum` of halo rows that are here already; their gradient goes to ``halo_H``."""
-    out: Tensor = _StagedSum.apply(x_N, halo_H, structure.to(x_N.device), src_scale, dst_scale)  # type: ignore[no-untyped-call]
+    structure = structure.to(x_N.device)
+    out: Tensor = _StagedSum.apply(x_N, halo_H, add_to, structure, src_scale, dst_scale)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -97,6 +102,7 @@ class _OverlappedSum(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_N: Tensor,
+        add_to: Tensor | None,
         structure: Structure,
         plan: HaloPlan,
         src_scale_L: Tensor | None,
@@ -104,9 +110,8 @@ class _OverlappedSum(torch.autograd.Function):
         label: str,
     ) -> tuple[Tensor, Tensor]:
         halo_H = x_N.new_empty((plan.num_halo, *x_N.shape[1:]))
-        x_N = x_N.contiguous()
         exchange = begin_fetch(x_N, halo_H, plan, label)
-        out_N = _sum(structure, x_N, exchange.finish, src_scale_L, dst_scale_N)
+        out_N = _sum(structure, x_N, exchange.finish, src_scale_L, dst_scale_N, add_to)
         ctx.structure, ctx.plan, ctx.label = structure, plan, label
         _save(ctx, x_N, src_scale_L, dst_scale_N)
         ctx.set_materialize_grads(False)
@@ -125,14 +130,15 @@ class _OverlappedSum(torch.autograd.Function):
             y_L = _sum_back(ctx.structure, grad_N, src_scale_L, dst_scale_N)
             if grad_H is not None:
                 y_L = torch.cat([y_L[: plan.num_inner], y_L[plan.num_inner :] + grad_H])
-            return add_home(y_L, plan, label), *[None] * 5
-        parts, grad_N = ctx.structure.split(plan.num_inner), grad_N.contiguous()
+            return add_home(y_L, plan, label), _if(ctx.needs_input_grad[1], grads[0]), *[None] * 5
+        parts = ctx.structure.split(plan.num_inner)
         src_scale_N, src_scale_H = _halves(src_scale_L, plan.num_inner)
-        initial = None if grad_H is None else grad_H.to(accumulator_dtype(grad_H.dtype), copy=True).contiguous()
-        y_H = add_sum(parts.rest_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_H, initial=initial)
+        grad_H = None if grad_H is None else grad_H.contiguous()
+        y_H = add_sum(parts.rest_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_H, add_to=grad_H)
         exchange = begin_return(y_H, plan, label)
         y_N = add_sum(parts.first_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_N)
-        return add_returned_(y_N, exchange.finish(), plan), *[None] * 5
+        grad_add = _if(ctx.needs_input_grad[1], grads[0])
+        return add_returned_(y_N, exchange.finish(), plan), grad_add, *[None] * 5
 
 
 class _StagedSum(torch.autograd.Function):
@@ -143,24 +149,26 @@ class _StagedSum(torch.autograd.Function):
         ctx: Any,
         x_N: Tensor,
         halo_H: Tensor,
+        add_to: Tensor | None,
         structure: Structure,
         src_scale_L: Tensor | None,
         dst_scale_N: Tensor | None,
     ) -> Tensor:
         ctx.structure, ctx.num_inner = structure, len(x_N)
         _save(ctx, x_N, src_scale_L, dst_scale_N)
-        return _sum(structure, x_N.contiguous(), lambda: halo_H, src_scale_L, dst_scale_N)
+        return _sum(structure, x_N, lambda: halo_H, src_scale_L, dst_scale_N, add_to)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, src_scale_L, dst_scale_N = ctx.saved_tensors
+        grad_add = _if(ctx.needs_input_grad[2], grads[0])
         if torch.is_grad_enabled():
             y_L = _sum_back(ctx.structure, grads[0], src_scale_L, dst_scale_N)
-            return y_L[: ctx.num_inner], y_L[ctx.num_inner :], None, None, None
-        parts, grad_N = ctx.structure.split(ctx.num_inner), grads[0].contiguous()
+            return y_L[: ctx.num_inner], y_L[ctx.num_inner :], grad_add, None, None, None
+        parts = ctx.structure.split(ctx.num_inner)
         halves = zip((parts.first_reversed, parts.rest_reversed), _halves(src_scale_L, ctx.num_inner), strict=True)
-        y_N, y_H = (add_sum(part, grad_N, src_scale=dst_scale_N, dst_scale=scale) for part, scale in halves)
-        return y_N, y_H, None, None, None
+        y_N, y_H = (add_sum(part, grads[0], src_scale=dst_scale_N, dst_scale=scale) for part, scale in halves)
+        return y_N, y_H, grad_add, None, None, None
 
 
 def _save(ctx: Any, x: Tensor, *scales: Tensor | None) -> None:
@@ -173,13 +181,19 @@ def _sum(
     halo: Callable[[], Tensor],
     src_scale_L: Tensor | None,
     dst_scale_N: Tensor | None,
+    add_to: Tensor | None,
 ) -> Tensor:
     """Both stages; ``halo`` is asked for its rows in between."""
     parts = structure.split(len(x_N))
     src_scale_N, src_scale_H = _halves(src_scale_L, len(x_N))
     wide = accumulator_dtype(x_N.dtype)
-    begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, dtype=wide)
-    return add_sum(parts.rest, halo(), src_scale=src_scale_H, dst_scale=dst_scale_N, initial=begun, dtype=x_N.dtype)
+    begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, add_to=add_to, dtype=wide)
+    rest = {"src_scale": src_scale_H, "dst_scale": dst_scale_N}
+    return add_sum(parts.rest, halo(), **rest, add_to=begun, in_place=True, dtype=x_N.dtype)
+
+
+def _if(wanted: bool, grad: Tensor | None) -> Tensor | None:
+    return grad if wanted else None
 
 
 def _sum_back(structure: Structure, grad_N: Tensor, src_scale_L: Tensor | None, dst_scale_N: Tensor | None) -> Tensor:

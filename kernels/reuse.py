@@ -37,8 +37,12 @@ class ReuseHandler:
         """The constant's aggregates so far."""
         yield from (result for _, result, _ in self._known.values())
 
+    def is_constant(self, x: Tensor) -> bool:
+        """Whether ``x`` is the operand whose aggregates are kept."""
+        return x is self._constant
+
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        if call.inputs[0] is not self._constant or call.inputs[1] is not None:
+        if call.inputs[0] is not self._constant or call.inputs[1] is not None or call.attrs.get("add_to") is not None:
             return proceed(call)
         if self._constant._version != self._version:
             self._known.clear()

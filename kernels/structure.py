@@ -5,6 +5,7 @@ Shape suffixes: N inner (destination) nodes, L local (source) nodes = inner + ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -97,19 +98,33 @@ class Structure:
         torch.cumsum(counts, 0, out=indptr[1:])
         if self.device.type == "cpu":
             order = torch.argsort(self.indices, stable=True)
-            return TransposedStructure(indptr, self.dst[order], order)
-        edges = edges_by_source(self.indices, indptr, _EDGES_PER_PASS)
+            return TransposedStructure(indptr, self.dst[order], lambda: order)
+
+        def edges() -> Tensor:
+            return edges_by_source(self.indices, indptr, _EDGES_PER_PASS)
+
         # the destination of an edge is the row whose range holds it: no E-sized int64 tensor, and `dst` stays unmade
-        return TransposedStructure(indptr, _rows_of_edges(self.indptr, edges), edges)
+        return TransposedStructure(indptr, _rows_of_edges(self.indptr, edges()), edges)
 
 
 @dataclass(frozen=True, eq=False)
 class TransposedStructure:
-    """Out-edges grouped by source row: ``indptr (L + 1,)``, ``dst (E,)`` and ``edges (E,)``, the edge row of each."""
+    """Out-edges grouped by source row.
+
+    Args:
+        indptr: ``(L + 1,)`` int64 offsets.
+        dst: ``(E,)`` destination of each.
+        make_edges: Finds `edges`.
+    """
 
     indptr: Tensor
     dst: Tensor
-    edges: Tensor
+    make_edges: Callable[[], Tensor] = field(repr=False)
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """``(E,)`` edge row of each; made again on first use on a GPU, since aggregation without weights never asks."""
+        return self.make_edges()
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,9 +26,10 @@ from nugnn import recognition
 from nugnn.kernels.attention import AttentionDropout, gat_attention, gatv2_attention
 from nugnn.kernels.handlers import DropoutHandler
 from nugnn.kernels.interceptor import Interceptor, current_interceptor
+from nugnn.kernels.products import products
 from nugnn.kernels.rows import tag
 from nugnn.kernels.structure import Structure
-from nugnn.recognition import fingerprint, has_empty_rows, is_plain
+from nugnn.recognition import count_operators, fingerprint, has_empty_rows, is_plain
 from nugnn.shard_graph import ShardGraph
 
 KNOWN_FORWARDS = {
@@ -98,22 +99,49 @@ def _gat_forward(layer: Any, graph: ShardGraph, feat: Any, interceptor: Intercep
     if isinstance(feat, tuple):
         h_src, h_dst = layer.feat_drop(feat[0]), layer.feat_drop(feat[1])
         fc_src, fc_dst = (layer.fc_src, layer.fc_dst) if hasattr(layer, "fc_src") else (layer.fc, layer.fc)
-        feat_src, feat_dst = fc_src(h_src).view(-1, heads, dim), fc_dst(h_dst).view(-1, heads, dim)
+        src, dst = _linear(fc_src, h_src), _linear(fc_dst, h_dst)
     else:
         h_dst = layer.feat_drop(feat)
-        feat_src = feat_dst = layer.fc(h_dst).view(-1, heads, dim)
-    er_NH = (feat_dst * layer.attn_r).sum(-1)
+        src = dst = _linear(layer.fc, h_dst)
+    feat_src, left, right = src.view(-1, heads, dim), _per_head(layer.attn_l), _per_head(layer.attn_r)
 
     def attend(structure: Structure, feat_src_L: Tensor, dropout: AttentionDropout | None) -> Tensor:
-        el_LH = (feat_src_L * layer.attn_l).sum(-1)
+        if feat_src_L is feat_src and src is dst:
+            el_LH, er_NH = products(src, (left, right))
+        else:
+            (el_LH,), (er_NH,) = products(feat_src_L.flatten(1), (left,)), products(dst, (right,))
         return gat_attention(structure, feat_src_L, el_LH, er_NH, layer.leaky_relu.negative_slope, dropout)
 
     out = _attention(layer, graph, interceptor, feat_src, attend)
     if layer.res_fc is not None:
-        out = out + layer.res_fc(h_dst).view(len(h_dst), -1, dim)
+        out = _add(out, layer.res_fc(h_dst).view(len(h_dst), -1, dim))
     if layer.has_explicit_bias:
-        out = out + layer.bias.view(1, heads, dim)
+        out = _add(out, layer.bias.view(1, heads, dim))
     return layer.activation(out) if layer.activation else out
+
+
+def _add(out: Tensor, more: Tensor) -> Tensor:
+    """Their sum, in place of ``out``, which nobody has seen and attention does not keep."""
+    return out.add_(more) if torch.result_type(out, more) == out.dtype else out + more
+
+
+def _linear(fc: Any, h: Tensor) -> Tensor:
+    """``fc(h)``, with the input gone before its gradient is made where nobody watches ``fc``."""
+    if not is_plain(fc, nn.Linear) or h.layout is not torch.strided:
+        return fc(h)  # type: ignore[no-any-return]
+    count_operators((fc, "linear"))
+    return products(h, (fc.weight,), fc.bias)[0]
+
+
+def _per_head(attn_1HD: Tensor) -> Tensor:
+    """``(H, H * D)``: what gives each head's score of ``(n, H * D)`` rows as a product, zero for the other heads.
+
+    A product reads the rows once; multiplied and summed step by step they would be written once more, and twice in
+    backward.
+    """
+    heads = attn_1HD.shape[1]
+    eye = torch.eye(heads, dtype=attn_1HD.dtype, device=attn_1HD.device)
+    return (eye[:, :, None] * attn_1HD).flatten(1)
 
 
 def _gatv2_forward(layer: Any, graph: ShardGraph, feat: Any, interceptor: Interceptor) -> Tensor:
@@ -123,11 +151,11 @@ def _gatv2_forward(layer: Any, graph: ShardGraph, feat: Any, interceptor: Interc
         h_src, h_dst = layer.feat_drop(feat[0]), layer.feat_drop(feat[1])
     else:
         h_src = h_dst = layer.feat_drop(feat)
-    feat_src = layer.fc_src(h_src).view(-1, heads, dim)
+    feat_src = _linear(layer.fc_src, h_src).view(-1, heads, dim)
     if layer.share_weights and not isinstance(feat, tuple):
         feat_dst = feat_src
     else:
-        feat_dst = layer.fc_dst(h_dst).view(-1, heads, dim)
+        feat_dst = _linear(layer.fc_dst, h_dst).view(-1, heads, dim)
 
     def attend(structure: Structure, feat_src_L: Tensor, dropout: AttentionDropout | None) -> Tensor:
         attn_HD = layer.attn[0]
@@ -135,7 +163,7 @@ def _gatv2_forward(layer: Any, graph: ShardGraph, feat: Any, interceptor: Interc
 
     out = _attention(layer, graph, interceptor, feat_src, attend)
     if layer.res_fc is not None:
-        out = out + layer.res_fc(h_dst).view(len(h_dst), -1, dim)
+        out = _add(out, layer.res_fc(h_dst).view(len(h_dst), -1, dim))
     return layer.activation(out) if layer.activation else out
 
 

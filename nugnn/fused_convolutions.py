@@ -1,8 +1,12 @@
 """`dgl.nn.SAGEConv` with a mean and `GraphConv` in fewer passes over the features.
 
-SAGE's two products are added by the second one; GCN's degree factors are applied by the aggregation. Taken over only
-where DGL's own class runs a forward known here, on a shard graph on a GPU, with features of its nodes, no weights from
-outside, and no hooks on a layer that is no longer called. Operators and dropout keep their places.
+GCN's degree factors are applied by the aggregation, which for SAGE also adds the node's own product; where SAGE
+aggregates first, its second product is added to the first. SAGE multiplies first where that makes rows no wider: then
+the layer keeps its input for backward and no aggregate (DGL multiplies first only where rows get narrower). Features
+whose aggregate is kept from step to step are aggregated first at equal width, as DGL does.
+
+Taken over only where DGL's own class runs a forward known here, on a shard graph on a GPU, with features of its nodes,
+no weights from outside, and no hooks on a layer that is no longer called. Aggregation and dropout keep their places.
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dgl import function as fn
 from dgl.nn.pytorch import conv
 from torch import Tensor, nn
 
 from nugnn import recognition
+from nugnn.kernels.epilogue import epilogue_rows
+from nugnn.kernels.interceptor import current_interceptor
+from nugnn.kernels.products import products, sum_of_products
+from nugnn.kernels.reuse import ReuseHandler
 from nugnn.kernels.rows import rows_of, tag
-from nugnn.recognition import fingerprint, has_empty_rows, is_plain
+from nugnn.recognition import count_operators, fingerprint, has_empty_rows, is_plain
 from nugnn.shard_graph import ShardGraph
 
 KNOWN_FORWARDS = {"SAGEConv": "bb848421c5e8d8ae", "GraphConv": "6c3df0ee7bf0849a"}
@@ -63,7 +70,7 @@ def _is_known_place(graph: Any, feat: Any) -> bool:
 def _is_our_sage(module: Any, graph: ShardGraph) -> bool:
     return (
         module._aggre_type == "mean"
-        and module._in_src_feats <= module._out_feats
+        and is_plain(module.fc_self, nn.Linear)
         and is_plain(module.fc_neigh, nn.Linear)
         and module.fc_neigh.bias is None
         and graph.num_edges() > 0
@@ -71,14 +78,29 @@ def _is_our_sage(module: Any, graph: ShardGraph) -> bool:
 
 
 def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
-    rows = graph.index.node_rows
-    with graph.local_scope():
-        h = module.feat_drop(feat)
-        graph.srcdata["h"] = h
-        graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "neigh"))
-        out = tag(torch.addmm(module.fc_self(h), graph.dstdata["neigh"], module.fc_neigh.weight.t()), rows)
-        out = out if module.activation is None else module.activation(out)
-        return out if module.norm is None else module.norm(out)  # type: ignore[no-any-return]
+    rows, index = graph.index.node_rows, graph.index
+    h = module.feat_drop(feat)
+    mean = graph.degree_factors("in", -1.0, torch.promote_types(h.dtype, torch.float32))
+    count_operators((module.fc_neigh, "linear"), (module.fc_self, "linear"))
+    weights, bias = (module.fc_self.weight, module.fc_neigh.weight), module.fc_self.bias
+    if module._in_src_feats > module._out_feats or (module._in_src_feats == module._out_feats and not _is_kept(h)):
+        if h.requires_grad:
+            _ = index.structure.transposed  # sorted once, with scratch, before the products are there as well
+        out, messages = products(h, weights, bias)
+        out = index.scaled_sum(tag(messages, rows), dst_scale=mean, add_to=out)
+    else:
+        out = tag(sum_of_products((h, index.scaled_sum(h, dst_scale=mean)), weights, bias), rows)
+    out = out if module.activation is None else module.activation(out)
+    return out if module.norm is None else module.norm(out)  # type: ignore[no-any-return]
+
+
+def _is_kept(x: Tensor) -> bool:
+    """Whether the step that is open keeps what is aggregated from ``x``."""
+    interceptor = current_interceptor()
+    try:
+        return interceptor is not None and interceptor.find(ReuseHandler).is_constant(x)
+    except LookupError:
+        return False
 
 
 def _is_our_gcn(module: Any, graph: ShardGraph) -> bool:
@@ -88,15 +110,19 @@ def _is_our_gcn(module: Any, graph: ShardGraph) -> bool:
 
 
 def _gcn(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
-    rows, index = graph.index.node_rows, graph.index
+    rows, index, weight = graph.index.node_rows, graph.index, module.weight.t()
+    count_operators((None, "matmul"))
     power = -0.5 if module._norm == "both" else -1.0
     wide = torch.promote_types(feat.dtype, torch.float32)
     source = graph.degree_factors("out", power, wide) if module._norm in ("left", "both") else None
     target = graph.degree_factors("in", power, wide) if module._norm in ("right", "both") else None
-    shrinks = module._in_feats > module._out_feats
-    h = tag(torch.matmul(feat, module.weight), rows) if shrinks else feat
-    h = index.scaled_sum(h, src_scale=source, dst_scale=target)
-    h = h if shrinks else tag(torch.matmul(h, module.weight), rows)
-    h = h if module.bias is None else h + module.bias
+    if module._in_feats > module._out_feats:
+        (h,) = products(feat, (weight,))
+        h = index.scaled_sum(tag(h, rows), src_scale=source, dst_scale=target)
+        if module.bias is not None:
+            h = epilogue_rows(h, bias=module.bias) if module.bias.dtype == h.dtype else h + module.bias
+    else:
+        h = index.scaled_sum(feat, src_scale=source, dst_scale=target)
+        h = sum_of_products((h,), (weight,), module.bias)
     h = tag(h, rows)
     return h if module._activation is None else module._activation(h)  # type: ignore[no-any-return]

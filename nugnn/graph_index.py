@@ -145,13 +145,16 @@ class ShardIndex:
         *,
         src_scale: Tensor | None = None,
         dst_scale: Tensor | None = None,
+        add_to: Tensor | None = None,
     ) -> Tensor:
-        """``dst_scale[v] * sum of e * src_scale[source] * u[source]`` over v's in-edges, rounded once: ``(N, ...)``.
+        """``dst_scale[v] * sum of e * src_scale[source] * u[source] + add_to[v]`` over v's in-edges: ``(N, ...)``.
 
-        ``src_scale`` has a factor for each of the L local rows: rows travel without it.
+        ``src_scale`` has a factor for each of the L local rows: rows travel without it. ``add_to`` may be added to in
+        place, so it has to be the caller's own.
         """
         op = "copy_lhs" if e is None else "mul"
         attrs = {"op": op, "reduce": "sum", "plan": self.plan, "src_scale": src_scale, "dst_scale": dst_scale}
+        attrs["add_to"] = add_to
         inputs = (_dense(u), _dense(e))
         return tag(self._interceptor().call("spmm", self.structure, inputs, attrs, _run_scaled), self.node_rows)
 
@@ -216,9 +219,10 @@ def _run_scaled(
     *,
     src_scale: Tensor | None,
     dst_scale: Tensor | None,
+    add_to: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    return spmm_sum(structure, u, e, src_scale=src_scale, dst_scale=dst_scale)
+    return spmm_sum(structure, u, e, src_scale=src_scale, dst_scale=dst_scale, add_to=add_to)
 
 
 def _run_sddmm(

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from nugnn import recognition
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
+from nugnn.kernels.padded import is_padded, padded_copy, padded_width
 from nugnn.kernels.rows import rows_of, tag
 from nugnn.precision.storage import Storage
 from nugnn.session import intercept, model_dtype
@@ -59,10 +61,22 @@ class ModelOnShard:
             return None
         feat = self.graph.ndata["feat"]
         refuse_empty_features(feat)
-        stored = tag(feat.to(self.storage.dtype_of(model_dtype(self.model))), rows_of(feat))
-        if self.storage.is_half:
+        dtype = self.storage.dtype_of(model_dtype(self.model))
+        pads = self._pads(feat, dtype) and not (is_padded(feat) and feat.dtype == dtype)
+        stored = tag(padded_copy(feat, dtype) if pads else feat.to(dtype), rows_of(feat))
+        if stored is not feat and (self.storage.is_half or is_padded(stored)):
             self.graph.ndata["feat"] = stored  # what the model reads by name is what it is given, and kept once
         return stored
+
+    def _pads(self, feat: Tensor, dtype: torch.dtype) -> bool:
+        """Whether products read ``feat`` faster from padded rows (`nugnn.kernels.padded`)."""
+        is_constant = feat.layout is torch.strided and feat.dim() == 2 and not feat.requires_grad
+        return (
+            is_constant
+            and feat.device.type in recognition.FUSED_DEVICES
+            and self.storage.pads(dtype)
+            and padded_width(feat.shape[1], dtype.itemsize) != feat.shape[1]
+        )
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

@@ -119,14 +119,18 @@ class GNN(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         """``(N, num_classes)`` logits from features ``(N, in_features)``."""
         h = self.input_dropout(x)
-        for layer, norm, residual in zip(self.layers[:-1], self.norms, self.residuals, strict=True):
-            out = layer(graph, h)
-            out = out.flatten(1) if out.dim() == 3 else out
-            out = norm(out)
-            added = residual(h)
-            h = self.dropout(out if added is None else out + added)
+        for step in zip(self.layers[:-1], self.norms, self.residuals, strict=True):
+            h = self.dropout(_before_activation(*step, graph, h))
         out = self.layers[-1](graph, h)
         return out.mean(1) if out.dim() == 3 else out  # type: ignore[no-any-return]
+
+
+def _before_activation(layer: nn.Module, norm: nn.Module, residual: nn.Module, graph: Any, h: Tensor) -> Tensor:
+    """Held by nobody but who asks: the rows are gone when their activation is there."""
+    out = layer(graph, h)
+    out = norm(out.flatten(1) if out.dim() == 3 else out)
+    added = residual(h)
+    return out if added is None else out + added  # type: ignore[no-any-return]
 
 
 class ActivationDropout(nn.Dropout):

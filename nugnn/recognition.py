@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.structure import Structure
 
 FUSED_DEVICES = {"cuda"}
@@ -40,3 +41,19 @@ def is_plain(module: Any, cls: type[nn.Module]) -> bool:
     """Whether ``module`` is of ``cls`` itself, without hooks or a forward of its own: its call may be left out."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return type(module) is cls and "forward" not in module.__dict__ and not any(getattr(module, h) for h in hooks)
+
+
+def count_operators(*operators: tuple[nn.Module | None, str]) -> None:
+    """Count operators that a fused layer does itself, so that names in the step that is open stay those of its parts.
+
+    Args:
+        *operators: Module that would call it, and its kind; None for the layer itself.
+    """
+    interceptor = current_interceptor()
+    if interceptor is None:
+        return
+    for module, kind in operators:
+        if module is None:
+            interceptor.skip(kind)
+        else:
+            interceptor.name_inside(module, kind)

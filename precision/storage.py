@@ -55,6 +55,10 @@ class Storage:
             raise ValueError(f"precision {self.precision} needs a float32 model, this one is {model_dtype}")
         return _HALF[self.precision]
 
+    def pads(self, dtype: torch.dtype) -> bool:
+        """Whether products of input features of ``dtype`` run where the alignment of rows decides about their speed."""
+        return dtype.is_floating_point and (self.is_half or (self.precision == "tf32" and dtype is torch.float32))
+
     @contextmanager
     def casts(self, model: nn.Module, device: torch.device) -> Iterator[None]:
         """While open, ``model`` works in this precision; open it around forward and backward together.

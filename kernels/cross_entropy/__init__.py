@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from nugnn.kernels.cross_entropy.reference import binary_cross_entropy_rows_reference, cross_entropy_rows_reference
 from nugnn.kernels.epilogue import runs_in_triton
+from nugnn.kernels.padded import whole_rows
 
 __all__ = ["binary_cross_entropy_rows", "cross_entropy_rows"]
 
@@ -89,7 +90,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Tensor | None, class_weights: Tensor | None) -> Tensor:
         from nugnn.kernels.cross_entropy import gpu
 
-        operands = [None if t is None else t.contiguous() for t in (logits, labels, rows, class_weights)]
+        others = (None if t is None else t.contiguous() for t in (labels, rows, class_weights))
+        operands = [whole_rows(logits), *others]
         loss, log_sum = gpu.cross_entropy(*operands)  # type: ignore[arg-type]
         ctx.save_for_backward(log_sum, *operands)
         return loss
@@ -107,7 +109,7 @@ class _BinaryCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, rows: Tensor | None) -> Tensor:
         from nugnn.kernels.cross_entropy import gpu
 
-        logits, targets = logits.contiguous(), targets.contiguous()
+        logits, targets = whole_rows(logits), targets.contiguous()
         targets = targets.view(torch.uint8) if targets.dtype == torch.bool else targets
         rows = None if rows is None else rows.contiguous()
         ctx.save_for_backward(logits, targets, rows)

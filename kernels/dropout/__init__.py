@@ -22,6 +22,7 @@ from nugnn.kernels.dropout.reference import (
     keep_scale,
     keep_threshold,
 )
+from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def relu_dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | ran
     from nugnn.kernels.epilogue import epilogue_rows, runs_in_triton
 
     if runs_in_triton(x) and x.numel() and p < 1 and mask_arguments(p, key, row_ids) is not None:
-        return epilogue_rows(x.reshape(len(x), -1), activation="relu", p=p, key=key, row_ids=row_ids).view(x.shape)
+        rows = x if x.dim() == 2 else x.reshape(len(x), -1)
+        out = epilogue_rows(rows, activation="relu", p=p, key=key, row_ids=row_ids)
+        return out if x.dim() == 2 else out.view(x.shape)
     result: Tensor = _ReluDropoutRows.apply(x, p, key, id_tensor(row_ids, x.device))
     return result
 
@@ -201,8 +204,9 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *,
         mask = mask_arguments(p, key, row_ids)
         if mask is None:
             return torch.zeros_like(x, memory_format=torch.contiguous_format)
-        rows = x.reshape(len(x), -1).contiguous()
-        return gpu.forward(rows, None, None, None, "none", 1.0, mask, remake=True)[0].view(x.shape)
+        rows = whole_rows(x if x.dim() == 2 else x.reshape(len(x), -1))
+        out = gpu.forward(rows, None, None, None, "none", 1.0, mask, remake=True)[0]
+        return out if x.dim() == 2 else out.view(x.shape)
     row_ids = id_tensor(row_ids, x.device)
     if x.device.type != "cpu":
         return dropout_rows_reference(x, p, key, row_ids)

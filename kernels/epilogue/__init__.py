@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from nugnn.kernels.dropout import check_dropout, dropout_rows, mask_arguments, relu_dropout_rows
 from nugnn.kernels.epilogue.reference import before_dropout
+from nugnn.kernels.padded import is_padded, whole_rows
 from nugnn.kernels.philox import RandomKey
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def epilogue_rows(
         row_ids: ``(n,)`` int64 global ids of the rows, or a range of ``n`` ids with step 1; needed for ``p > 0``.
 
     Returns:
-        ``(n, C)`` in the dtype of ``x``; differentiable in ``x``, ``bias``, ``norm_weight`` and ``norm_bias``.
+        ``(n, C)`` in the dtype of ``x``; differentiable in ``x``, ``bias``, ``norm_weight`` and ``norm_bias``. On a GPU
+        rows are padded (:mod:`nugnn.kernels.padded`) where those of ``x`` are.
 
     Raises:
         ValueError: Shapes, dtypes or options do not fit together.
@@ -117,13 +119,13 @@ class _Epilogue(torch.autograd.Function):
     ) -> Tensor:
         from nugnn.kernels.epilogue import gpu
 
-        x = x.contiguous()
+        x = whole_rows(x)
         operands = [None if t is None else t.contiguous() for t in (row_scale, bias, norm_weight, norm_bias)]
         layer_norm = gpu.Norm(operands[2], operands[3], norm[1]) if norm[0] else None
         out, kept = gpu.forward(x, operands[0], operands[1], layer_norm, activation, alpha, mask, remake=False)
         keeps_x = norm[0] or activation == "elu"
         ctx.save_for_backward(x if keeps_x else None, *operands, kept.bits, kept.stats)
-        ctx.norm, ctx.activation, ctx.alpha, ctx.mask = norm, activation, alpha, mask
+        ctx.norm, ctx.activation, ctx.alpha, ctx.mask, ctx.pads = norm, activation, alpha, mask, is_padded(x)
         return out
 
     @staticmethod
@@ -135,7 +137,7 @@ class _Epilogue(torch.autograd.Function):
         layer_norm = gpu.Norm(norm_weight, norm_bias, ctx.norm[1]) if ctx.norm[0] else None
         needs = ctx.needs_input_grad
         grad_x, sums = gpu.backward(
-            grad.contiguous(),
+            whole_rows(grad),
             gpu.Kept(bits, stats),
             x,
             row_scale,
@@ -145,6 +147,7 @@ class _Epilogue(torch.autograd.Function):
             ctx.alpha,
             ctx.mask,
             needs_sums=any(needs[2:5]),
+            pads=ctx.pads,
         )
         parameters = (bias, norm_weight, norm_bias)
         grads = [

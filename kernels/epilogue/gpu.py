@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.padded import empty_like_rows, empty_rows, with_padding
 from nugnn.kernels.philox.gpu import philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 
@@ -144,7 +145,8 @@ def _shifted(  # type: ignore[no-untyped-def]
 def _forward_kernel(  # type: ignore[no-untyped-def]
     out, bits, stats, x, row_scale, bias, norm_weight, norm_bias, row_ids,
     first_id, num_rows, threshold, scale_bits, k0, k1,
-    num_columns: tl.constexpr, has_row_scale: tl.constexpr, has_bias: tl.constexpr,
+    num_columns: tl.constexpr, x_stride: tl.constexpr, out_stride: tl.constexpr, zero_columns: tl.constexpr,
+    has_row_scale: tl.constexpr, has_bias: tl.constexpr,
     normalises: tl.constexpr, has_norm_weight: tl.constexpr, has_norm_bias: tl.constexpr, eps: tl.constexpr,
     activation: tl.constexpr, alpha: tl.constexpr, drops: tl.constexpr, has_ids: tl.constexpr,
     num_planes: tl.constexpr, acc: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
@@ -157,8 +159,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     inside = in_rows[:, None]
     if num_columns % block_columns != 0:
         inside = inside & in_columns[None, :]
-    places = rows[:, None] * num_columns + columns[None, :]
-    tile = tl.load(x + places, mask=inside, other=0.0)
+    tile = tl.load(x + rows[:, None] * x_stride + columns[None, :], mask=inside, other=0.0)
     z = _shifted(tile, row_scale, bias, rows, columns, in_rows, in_columns, has_row_scale, has_bias, acc)
     if normalises:
         mean = tl.sum(tl.where(in_columns[None, :], z, 0.0), axis=1) / num_columns
@@ -188,7 +189,10 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
             passes = passes & kept
         else:
             passes = kept
-    tl.store(out + places, y.to(out.dtype.element_ty), mask=inside)
+    if zero_columns > 0:
+        y = tl.where(in_columns[None, :], y, 0.0)
+        inside = in_rows[:, None] & (columns < num_columns + zero_columns)[None, :]
+    tl.store(out + rows[:, None] * out_stride + columns[None, :], y.to(out.dtype.element_ty), mask=inside)
     if num_planes > 0:
         _store_bits(bits, passes, rows, first_column, in_rows, num_columns, block_rows, block_columns)
     if num_planes > 1:
@@ -200,7 +204,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 def _backward_kernel(  # type: ignore[no-untyped-def]
     grad_x, partial, grad, bits, stats, x, row_scale, bias, norm_weight, norm_bias, row_ids,
     first_id, num_rows, rows_per_program, threshold, scale_bits, k0, k1,
-    num_columns: tl.constexpr, has_row_scale: tl.constexpr, has_bias: tl.constexpr,
+    num_columns: tl.constexpr, x_stride: tl.constexpr, grad_stride: tl.constexpr, grad_x_stride: tl.constexpr,
+    zero_columns: tl.constexpr, has_row_scale: tl.constexpr, has_bias: tl.constexpr,
     normalises: tl.constexpr, has_norm_weight: tl.constexpr, has_norm_bias: tl.constexpr,
     activation: tl.constexpr, alpha: tl.constexpr, drops: tl.constexpr, has_ids: tl.constexpr,
     num_planes: tl.constexpr, num_sums: tl.constexpr, acc: tl.constexpr,
@@ -221,8 +226,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         inside = in_rows[:, None]
         if num_columns % block_columns != 0:
             inside = inside & in_columns[None, :]
-        places = rows[:, None] * num_columns + columns[None, :]
-        g = tl.load(grad + places, mask=inside, other=0.0).to(acc)
+        g = tl.load(grad + rows[:, None] * grad_stride + columns[None, :], mask=inside, other=0.0).to(acc)
         if drops:
             g = g * scale_bits.to(acc, bitcast=True)
         if num_planes > 0 and (activation == "relu" or drops):
@@ -233,7 +237,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             kept = kept_tile(ids, first_column, threshold, k0, k1, block_rows, block_columns)
             g = tl.where(kept, g, 0.0)
         if normalises or activation == "elu":
-            tile = tl.load(x + places, mask=inside, other=0.0)
+            tile = tl.load(x + rows[:, None] * x_stride + columns[None, :], mask=inside, other=0.0)
             z = _shifted(tile, row_scale, bias, rows, columns, in_rows, in_columns, has_row_scale, has_bias, acc)
         if normalises:
             mean = tl.load(stats + 2 * rows, mask=in_rows, other=0.0)
@@ -263,7 +267,11 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             sum_z += tl.where(inside, g, 0.0)
         if has_row_scale:
             g = g * tl.load(row_scale + rows, mask=in_rows, other=0.0).to(acc)[:, None]
-        tl.store(grad_x + places, g.to(grad_x.dtype.element_ty), mask=inside)
+        written = inside
+        if zero_columns > 0:
+            g = tl.where(in_columns[None, :], g, 0.0)
+            written = in_rows[:, None] & (columns < num_columns + zero_columns)[None, :]
+        tl.store(grad_x + rows[:, None] * grad_x_stride + columns[None, :], g.to(grad_x.dtype.element_ty), mask=written)
     if num_sums > 0:
         at = partial + tl.program_id(0).to(tl.int64) * (num_sums * num_columns) + columns
         tl.store(at, tl.sum(sum_z, axis=0), mask=in_columns)
@@ -293,7 +301,7 @@ def forward(
     *,
     remake: bool,
 ) -> tuple[Tensor, Kept]:
-    """All steps on ``x (n, C)``, contiguous, ``n`` and ``C`` at least 1.
+    """All steps on ``x (n, C)``, each row contiguous, ``n`` and ``C`` at least 1; the result is padded if ``x`` is.
 
     Args:
         x: float32, float64, bfloat16 or float16.
@@ -308,7 +316,7 @@ def forward(
     num_rows, num_columns = x.shape
     acc = _accumulator(x.dtype)
     planes = num_planes(activation, mask is not None, remake=remake)
-    out = torch.empty_like(x)
+    out = empty_like_rows(x)
     bits = x.new_empty(planes, num_rows, -(-num_columns // 8), dtype=torch.uint8) if planes else None
     stats = None if norm is None else x.new_empty(num_rows, 2, dtype=_DTYPES[acc])
     block_rows, block_columns, num_warps = _tile(num_columns, norm is not None)
@@ -318,7 +326,8 @@ def forward(
     _forward_kernel[grid](
         out, _or(bits, x), _or(stats, x), x, _or(row_scale, x), _or(bias, x), _or(weight, x), _or(shift, x), ids,
         first_id, num_rows, *scalars,
-        num_columns, row_scale is not None, bias is not None,
+        num_columns, x.stride(0), out.stride(0), with_padding(out).shape[1] - num_columns,
+        row_scale is not None, bias is not None,
         norm is not None, weight is not None, shift is not None, 0.0 if norm is None else norm.eps,
         activation, alpha, mask is not None, mask is not None and isinstance(mask.row_ids, Tensor),
         planes, acc, block_rows, block_columns, num_warps=num_warps, enable_fp_fusion=False,
@@ -338,11 +347,12 @@ def backward(
     mask: Mask | None,
     *,
     needs_sums: bool,
+    pads: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradient of ``x``, and ``(1 or 3, C)`` sums over rows: of bias, norm weight and norm bias.
 
     Args:
-        grad: ``(n, C)``, contiguous.
+        grad: ``(n, C)``, each row contiguous.
         kept: What `forward` gave.
         x: Input of `forward`; needed for ``norm`` and ``elu``.
         row_scale: As in `forward`.
@@ -352,10 +362,12 @@ def backward(
         alpha: As in `forward`.
         mask: As in `forward`.
         needs_sums: Whether any of the sums is wanted.
+        pads: Whether the gradient's rows are padded.
     """
     num_rows, num_columns = grad.shape
     acc = _accumulator(grad.dtype)
-    grad_x = torch.empty_like(grad)
+    empty = empty_rows if pads else _contiguous_rows
+    grad_x = empty(num_rows, num_columns, grad.dtype, grad.device)
     block_rows, block_columns, num_warps = _tile(num_columns, norm is not None)
     num_sums = 0 if not needs_sums else 1 if norm is None else 3
     rows_per_program = block_rows
@@ -369,7 +381,8 @@ def backward(
         grad_x, partial, grad, _or(kept.bits, grad), _or(kept.stats, grad), _or(x, grad), _or(row_scale, grad),
         _or(bias, grad), _or(weight, grad), _or(shift, grad), ids,
         first_id, num_rows, rows_per_program, *scalars,
-        num_columns, row_scale is not None, bias is not None,
+        num_columns, 0 if x is None else x.stride(0), grad.stride(0), grad_x.stride(0),
+        with_padding(grad_x).shape[1] - num_columns, row_scale is not None, bias is not None,
         norm is not None, weight is not None, shift is not None,
         activation, alpha, mask is not None, mask is not None and isinstance(mask.row_ids, Tensor),
         0 if kept.bits is None else len(kept.bits), num_sums, acc, block_rows, block_columns,
@@ -383,6 +396,10 @@ _DTYPES = {tl.float32: torch.float32, tl.float64: torch.float64}
 
 def _accumulator(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def _contiguous_rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(num_rows, width, dtype=dtype, device=device)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

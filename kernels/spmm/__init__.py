@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nugnn.kernels.broadcast import BINARY_OPS, COPY_OPS, align, broadcast_features, check_pair, check_rows
+from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.spmm import sums
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
@@ -69,8 +70,11 @@ def spmm_sum(
     weights: Tensor | None = None,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
+    add_to: Tensor | None = None,
 ) -> Tensor:
-    """``y[v] = dst_scale[v] * sum over in-edges (u -> v) of weights[e] * src_scale[u] * x[u]``, rounded once.
+    """``y[v] = dst_scale[v] * sum over in-edges (u -> v) of weights[e] * src_scale[u] * x[u] + add_to[v]``.
+
+    On a GPU it is rounded once.
 
     A mean has ``dst_scale = 1 / in-degree``; symmetric normalisation has both scales. On a GPU they cost no pass of
     their own.
@@ -81,9 +85,11 @@ def spmm_sum(
         weights: ``(E, ...)`` in the dtype of ``x``, feature shapes broadcast as in :func:`spmm`; None for ones.
         src_scale: ``(L,)`` floating, no gradient goes to it; None for ones.
         dst_scale: ``(N,)`` floating, no gradient goes to it; None for ones.
+        add_to: ``(N, ...)`` of the shape and dtype of the result, each row contiguous; **a GPU adds to it in place**.
 
     Returns:
-        ``(N, ...)`` in the dtype of ``x``; differentiable in ``x`` and ``weights``.
+        ``(N, ...)`` in the dtype of ``x``; differentiable in ``x``, ``weights`` and ``add_to``. A matrix of padded rows
+        (:mod:`nugnn.kernels.padded`) gives padded rows on a GPU.
 
     Raises:
         ValueError: As :func:`spmm`; a scale has the wrong shape, lies on another device or requires a gradient; ``x``
@@ -104,22 +110,40 @@ def spmm_sum(
             )
         if scale.requires_grad:
             raise ValueError(f"spmm_sum: {name} requires a gradient, which is not computed; multiply outside instead")
+    _check_sum(structure, u, e, add_to)
     given = [operand for operand in (u, e) if operand is not None]
     if runs_triton(structure, *given):
         from nugnn.kernels.spmm.gpu import aggregate
 
-        scales = (None if scale is None else scale.contiguous() for scale in (src_scale, dst_scale))
-        return aggregate(structure.to(u.device), op, "sum", u, e, *scales)
+        source, target = (None if scale is None else scale.contiguous() for scale in (src_scale, dst_scale))
+        return aggregate(structure.to(u.device), op, "sum", u, e, source, target, add_to)
     wide = [operand if operand.dtype in _WIDE else operand.float() for operand in given]
     if not _plain(structure, wide) and sums.serves(structure, wide[0], wide[1] if weights is not None else None):
         same = [None if scale is None else scale.to(wide[0].dtype).contiguous() for scale in (src_scale, dst_scale)]
-        return sums.vector_sum(structure, wide[0], wide[1] if weights is not None else None, *same).to(u.dtype)
-    if src_scale is not None:
-        wide[0] = wide[0] * _per_row(src_scale, wide[0])
-    out = spmm(structure, op, "sum", wide[0], wide[1] if weights is not None else None)
-    if dst_scale is not None:
-        out = out * _per_row(dst_scale, out)
+        out = sums.vector_sum(structure, wide[0], wide[1] if weights is not None else None, *same)
+    else:
+        if src_scale is not None:
+            wide[0] = wide[0] * _per_row(src_scale, wide[0])
+        out = spmm(structure, op, "sum", wide[0], wide[1] if weights is not None else None)
+        if dst_scale is not None:
+            out = out * _per_row(dst_scale, out)
+    if add_to is not None:
+        out = out + add_to
     return out.to(u.dtype)
+
+
+def _check_sum(structure: Structure, u: Tensor, e: Tensor | None, add_to: Tensor | None) -> None:
+    """Raises ValueError unless ``add_to`` is None or like the result."""
+    if add_to is None:
+        return
+    features = u.shape[1:] if e is None else torch.broadcast_shapes(u.shape[1:], e.shape[1:])
+    shape, rows = (structure.num_dst, *features), add_to.stride()[1:]
+    dense = torch.empty(features, device="meta").stride()
+    if add_to.shape != shape or add_to.dtype != u.dtype or add_to.device != u.device or rows != dense:
+        raise ValueError(
+            f"spmm_sum: add_to is {add_to.dtype} {tuple(add_to.shape)} on {add_to.device} with strides "
+            f"{add_to.stride()}, must be {u.dtype} {shape} on {u.device}, each row contiguous"
+        )
 
 
 def _per_row(scale: Tensor, like: Tensor) -> Tensor:
@@ -166,7 +190,14 @@ def _checked(
         check_pair("spmm", op, u, e)
         u, e = align(u, e)
         broadcast_features("spmm", u, e)
-    return (None if u is None else u.contiguous()), (None if e is None else e.contiguous())
+    return _laid_out(u), _laid_out(e)
+
+
+def _laid_out(x: Tensor | None) -> Tensor | None:
+    """As kernels read it: those of a GPU take rows at any distance."""
+    if x is None:
+        return None
+    return whole_rows(x) if runs_in_triton(x) else x.contiguous()
 
 
 def _plain(structure: Structure, given: list[Tensor]) -> bool:
@@ -175,12 +206,17 @@ def _plain(structure: Structure, given: list[Tensor]) -> bool:
     empty = structure.num_dst == 0 or any(x.numel() == 0 for x in given)
     if empty or first.dtype not in _WIDE + _HALF:
         return True
-    return not (first.device.type == "cpu" or (first.is_cuda and _has_triton()))
+    return not (first.device.type == "cpu" or runs_in_triton(first))
+
+
+def runs_in_triton(x: Tensor) -> bool:
+    """Whether ``x`` is where our Triton kernels run."""
+    return x.is_cuda and _has_triton()
 
 
 def runs_triton(structure: Structure, *operands: Tensor) -> bool:
     """Whether the kernels for GPUs serve these operands."""
-    return operands[0].is_cuda and not _plain(structure, list(operands))
+    return runs_in_triton(operands[0]) and not _plain(structure, list(operands))
 
 
 def _float(x: Tensor | None) -> Tensor | None:

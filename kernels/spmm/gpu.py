@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges, out_edges
 from nugnn.kernels.spmm.gpu_gradients import BITS_FROM_WIDTH, edge_gradient, winner_gradient
 from nugnn.kernels.structure import Structure
@@ -32,11 +33,13 @@ def aggregate(
     e: Tensor | None,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
+    add_to: Tensor | None = None,
 ) -> Tensor:
     """:func:`nugnn.kernels.spmm.spmm` of checked, aligned operands on the device of ``structure``, nothing empty.
 
     float16, bfloat16, float32 or float64. ``src_scale (L,)`` and ``dst_scale (N,)`` multiply sums of ``copy_lhs`` and
-    ``mul`` before their one rounding; no gradient goes to them.
+    ``mul`` before their one rounding; no gradient goes to them. ``add_to (N, F)`` is added to in place before it, and
+    gets the gradient of the result.
     """
     dtype = next(x.dtype for x in (u, e) if x is not None)
     if reduce != "sum" and e is not None and op in ("sub", "div"):  # as on the CPU
@@ -55,13 +58,13 @@ def aggregate(
             num_heads, e = 1, e.expand(len(e), *features)
         e = e.reshape(len(e), -1).contiguous()
         x = u
-    x = x.reshape(len(x), -1).contiguous()
+    x = whole_rows(x if x.dim() == 2 else x.reshape(len(x), -1))
     w = e if u is not None else None
     if reduce == "sum":
-        out: Tensor = _Sum.apply(structure, op, num_heads, x, w, src_scale, dst_scale)
+        out: Tensor = _Sum.apply(structure, op, num_heads, x, w, src_scale, dst_scale, add_to)
     else:
         out = _Extreme.apply(structure, op, 1 if reduce == "max" else -1, num_heads, dtype, x, w)
-    return out.view(structure.num_dst, *features)
+    return out if len(features) == 1 else out.view(structure.num_dst, *features)
 
 
 def _shared_heads(shape: torch.Size, features: torch.Size) -> int:
@@ -88,11 +91,16 @@ class _Sum(torch.autograd.Function):
         w: Tensor | None,
         src_scale: Tensor | None,
         dst_scale: Tensor | None,
+        add_to: Tensor | None,
     ) -> Tensor:
+        if ctx.needs_input_grad[3] and op != "copy_rhs":
+            _ = structure.transposed  # sorted now: in backward, more is alive
         out, _ = aggregate_rows(
             in_edges(structure), x, num_heads, op=op, w=w, by_edge=op == "copy_rhs", src_scale=src_scale,
-            dst_scale=dst_scale,
+            dst_scale=dst_scale, add_to=add_to, in_place=add_to is not None,
         )  # fmt: skip
+        if add_to is not None:
+            ctx.mark_dirty(add_to)
         ctx.structure, ctx.op, ctx.num_heads, ctx.dtype = structure, op, num_heads, x.dtype
         ctx.w_shape, ctx.w_dtype = (None, None) if w is None else (w.shape, w.dtype)
         needs_w = op in ("mul", "div")
@@ -105,19 +113,21 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         structure: Structure = ctx.structure
         x, w, src_scale, dst_scale = ctx.saved_tensors
-        grad = grad.contiguous()
+        given, grad = grad, whole_rows(grad)
         grad_x = grad_w = None
         if ctx.needs_input_grad[3]:
             if ctx.op == "copy_rhs":
                 grad_x = grad.index_select(0, structure.dst)
             else:
                 grad_x, _ = aggregate_rows(
-                    out_edges(structure), grad, ctx.num_heads, op=ctx.op if w is not None else "copy_lhs", w=w,
-                    src_scale=dst_scale, dst_scale=src_scale,
+                    out_edges(structure, has_edge_rows=w is not None), grad, ctx.num_heads,
+                    op=ctx.op if w is not None else "copy_lhs", w=w, src_scale=dst_scale, dst_scale=src_scale,
                 )  # fmt: skip
         if ctx.needs_input_grad[4]:
-            grad_w = _weight_gradient(ctx, grad, x, w, src_scale, dst_scale)
-        return None, None, None, grad_x, grad_w, None, None
+            grad_w = _weight_gradient(
+                ctx, grad.contiguous(), None if x is None else x.contiguous(), w, src_scale, dst_scale
+            )
+        return None, None, None, grad_x, grad_w, None, None, given if ctx.needs_input_grad[7] else None
 
 
 def _weight_gradient(
@@ -172,8 +182,8 @@ class _Extreme(torch.autograd.Function):
                 grad_x = winner_gradient(structure, grad, winner)
             else:
                 grad_x, _ = aggregate_rows(
-                    out_edges(structure), grad, ctx.num_heads, op="copy_lhs" if w is None else "mul", w=w,
-                    winner=winner,
+                    out_edges(structure, has_edge_rows=True), grad, ctx.num_heads,
+                    op="copy_lhs" if w is None else "mul", w=w, winner=winner,
                 )  # fmt: skip
         if ctx.needs_input_grad[6]:
             is_full = ctx.w_shape[1] != ctx.num_heads

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.padded import empty_rows, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.row_schedule import RowSchedule, row_schedule
 from nugnn.kernels.spmm.tiles import Tile, cdiv, choose_tile, power_of_2
 from nugnn.kernels.structure import Structure
@@ -64,7 +65,7 @@ def _load(pointer, inside, in_row, other, masks_edges: tl.constexpr, masks_row: 
 @triton.jit
 def _take_edges(  # type: ignore[no-untyped-def]
     total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale, in_x, in_out, in_heads, sign,
-    num_heads: tl.constexpr, x_width: tl.constexpr, out_width: tl.constexpr, even_x: tl.constexpr,
+    num_heads: tl.constexpr, x_stride: tl.constexpr, out_width: tl.constexpr, even_x: tl.constexpr,
     even_out: tl.constexpr, op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, accumulator: tl.constexpr,
     sum_each_tile: tl.constexpr, masks_edges: tl.constexpr,
@@ -78,7 +79,7 @@ def _take_edges(  # type: ignore[no-untyped-def]
         else:
             edge_row = tl.load(edge_ids + edge, eviction_policy="evict_first")
     mask = inside[None, :, :, :, None]
-    x_row = index.to(tl.int64) * x_width
+    x_row = index.to(tl.int64) * x_stride
     message = _load(x_at + x_row[None, :, :, :, None], mask, in_x, 0.0, masks_edges, not even_x).to(accumulator)
     if weight == HEAD_WEIGHT:
         at = w_at + (edge_row.to(tl.int64) * num_heads)[None, :, :, :]
@@ -112,12 +113,14 @@ def _take_edges(  # type: ignore[no-untyped-def]
 # Widths are compile-time constants: an address is then one instruction, and whole blocks need no mask.
 @triton.jit(do_not_specialize=["num_pieces", "num_light", "sign"])
 def _aggregate_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, initial,
+    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add,
     indptr, indices, edge_ids, group_begin, group_end, lockstep_rows, piece_begin, piece_end,
     num_pieces, num_light, sign, num_heads: tl.constexpr, num_columns: tl.constexpr, x_columns: tl.constexpr,
+    x_stride: tl.constexpr, out_stride: tl.constexpr, add_stride: tl.constexpr, zero_columns: tl.constexpr,
+    adds: tl.constexpr,
     op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
-    has_initial: tl.constexpr, wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
+    wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
     rows_at_once: tl.constexpr, row_sets: tl.constexpr, unroll: tl.constexpr, block_edges: tl.constexpr,
     block_heads: tl.constexpr, block_columns: tl.constexpr, sum_each_tile: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +130,6 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
     other axes from the left, so that most of a sum over edges stays within a thread.
     """
     column_blocks: tl.constexpr = (num_columns + block_columns - 1) // block_columns
-    x_width: tl.constexpr = num_heads * x_columns
     out_width: tl.constexpr = num_heads * num_columns
     even_x: tl.constexpr = x_columns % block_columns == 0 and num_heads % block_heads == 0
     even_out: tl.constexpr = num_columns % block_columns == 0 and num_heads % block_heads == 0
@@ -204,7 +206,7 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                     next_index = tl.load(next_at, mask=inside, other=0, eviction_policy="evict_first")
                 total, best_edge = _take_edges(
                     total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale,
-                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_width, out_width, even_x, even_out,
+                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, out_width, even_x, even_out,
                     op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, False,
                 )  # fmt: skip
                 index = next_index
@@ -212,7 +214,7 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                 edge = (rest + step).to(edge_type)
                 total, best_edge = _take_edges(
                     total, best_edge, index, edge, edge < end, x_at, w_at, winner_at, edge_ids, src_scale,
-                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_width, out_width, even_x, even_out,
+                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, out_width, even_x, even_out,
                     op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, True,
                 )  # fmt: skip
             lowest = tl.where(end > begin, begin, -1).to(edge_type)
@@ -236,7 +238,7 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                     next_index = tl.load(indices + next_edge, mask=next_inside, other=0, eviction_policy="evict_first")
                 total, best_edge = _take_edges(
                     total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale,
-                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_width, out_width, even_x, even_out,
+                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, out_width, even_x, even_out,
                     op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, True,
                 )  # fmt: skip
                 edge = next_edge
@@ -265,15 +267,21 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                 tl.store(out_winner + at, won_edge, mask=store_mask)
             if has_dst_scale:
                 value = value * tl.load(dst_scale + row, mask=valid, other=0).to(accumulator)[None, :, None]
-            if has_initial:
-                value += tl.load(initial + at, mask=store_mask, other=0)
+            at = (row * out_stride)[None, :, None] + out_offset[:, None, :]
+            if adds:
+                add_at = (row * add_stride)[None, :, None] + out_offset[:, None, :]
+                value += tl.load(add + add_at, mask=store_mask, other=0).to(accumulator)
+            if zero_columns > 0:  # one head: zeros behind its columns
+                value = tl.where(in_out[:, None, :], value, 0.0)
+                store_mask = valid[None, :, None] & (column < num_columns + zero_columns)[None, None, :]
             tl.store(out + at, value.to(out.dtype.element_ty), mask=store_mask)
 
 
-@triton.jit(do_not_specialize=["width", "sign"])
+@triton.jit(do_not_specialize=["width", "out_stride", "add_stride", "zero_columns", "sign"])
 def _combine_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, dst_scale, initial, split_rows, split_ptr, width, sign,
-    is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, has_initial: tl.constexpr, accumulator: tl.constexpr,
+    out, out_winner, partial, partial_winner, dst_scale, add, split_rows, split_ptr,
+    width, out_stride, add_stride, zero_columns, sign,
+    is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, adds: tl.constexpr, accumulator: tl.constexpr,
     block_columns: tl.constexpr,
 ):  # fmt: skip
     """A heavy row from its pieces, in their order; of equal extremes the earlier piece wins."""
@@ -301,9 +309,10 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_winner + row * width + column, edge, mask=mask)
     if has_dst_scale:
         value = value * tl.load(dst_scale + row).to(accumulator)
-    if has_initial:
-        value += tl.load(initial + row * width + column, mask=mask, other=0)
-    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=mask)
+    at = row * out_stride.to(tl.int64) + column
+    if adds:
+        value += tl.load(add + row * add_stride.to(tl.int64) + column, mask=mask, other=0).to(accumulator)
+    tl.store(out + at, tl.where(mask, value, 0).to(out.dtype.element_ty), mask=column < width + zero_columns)
 
 
 def needs_wide_edges(num_edges: int) -> bool:
@@ -336,9 +345,10 @@ def in_edges(structure: Structure) -> Edges:
     return Edges(structure.indptr, structure.indices, None)
 
 
-def out_edges(structure: Structure) -> Edges:
+def out_edges(structure: Structure, *, has_edge_rows: bool) -> Edges:
+    """``has_edge_rows``: something is read for each edge, so that it has to be known which edge that is."""
     transposed = structure.transposed
-    return Edges(transposed.indptr, transposed.dst, transposed.edges)
+    return Edges(transposed.indptr, transposed.dst, transposed.edges if has_edge_rows else None)
 
 
 def aggregate_rows(
@@ -354,14 +364,15 @@ def aggregate_rows(
     winner: Tensor | None = None,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
-    initial: Tensor | None = None,
+    add_to: Tensor | None = None,
+    in_place: bool = False,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """One aggregation, with its heavy rows combined.
 
     Args:
         edges: Edges grouped by output row.
-        x: ``(rows, F)`` contiguous; rows of ``edges.indices``, or of the edge itself (``by_edge``).
+        x: ``(rows, F)``, each row contiguous; rows of ``edges.indices``, or of the edge itself (``by_edge``).
         num_heads: H.
         op: How ``x`` and ``w`` meet.
         w: ``(E, H)`` or ``(E, F)`` contiguous, by edge row; None for copies.
@@ -371,12 +382,13 @@ def aggregate_rows(
         winner: ``(rows, F)``: only messages of the edge named there count, in the row that ``edges.indices`` names.
         src_scale: ``(rows,)`` factor of each row of ``x``.
         dst_scale: ``(N,)`` factor of each row of the result.
-        initial: ``(N, F)`` contiguous, in the type sums are accumulated in: added to a sum before its one rounding, and
-            overwritten with the result where that has the same type.
+        add_to: ``(N, F)``, each row contiguous: what sums are added to before their one rounding.
+        in_place: Whether the result takes the place of ``add_to``, which then has its type.
         tile: Overrides :func:`choose_tile`.
 
     Returns:
-        ``(N, F)``, and the winning edges ``(N, F)`` of a maximum or minimum, -1 where a row has none.
+        ``(N, F)``, its rows padded if those of ``x`` are, or ``add_to``; and the winning edges ``(N, F)`` of a maximum
+        or minimum, -1 where a row has none.
     """
     num_rows, width, num_edges = edges.num_rows, x.shape[1], len(edges.indices)
     num_columns = width // num_heads
@@ -385,10 +397,14 @@ def aggregate_rows(
     is_extreme = sign != 0
     weight = 0 if w is None else 1 if w.shape[1] == num_heads else 2
     out_dtype = out_dtype or x.dtype
-    if initial is not None and initial.dtype == out_dtype:
-        out = initial
+    if add_to is not None and in_place:
+        assert not is_extreme and add_to.dtype == out_dtype
+        out = add_to
+    elif is_padded(x) and num_heads == 1 and not is_extreme:
+        out = empty_rows(num_rows, width, out_dtype, x.device)
     else:
         out = torch.empty(num_rows, width, dtype=out_dtype, device=x.device)
+    zero_columns = with_padding(out).shape[1] - width
     partial = torch.empty(schedule.num_pieces, width, dtype=accumulator, device=x.device)
     wide_edges = needs_wide_edges(num_edges)
     edge_dtype = torch.int64 if wide_edges else torch.int32
@@ -396,7 +412,7 @@ def aggregate_rows(
     partial_winner = torch.empty(schedule.num_pieces if is_extreme else 0, width, dtype=edge_dtype, device=x.device)
     if num_heads == 1 and not by_edge:
         x = aligned_rows(x, num_edges)
-    x_columns = x.shape[1] // num_heads
+    x_columns = x.shape[1] // num_heads  # padding included
     streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
         tile = choose_tile(num_heads, x_columns, x.element_size(), cdiv(num_edges, num_rows), streams)
@@ -409,22 +425,24 @@ def aggregate_rows(
     blocks = cdiv(num_heads, tile.heads) * cdiv(num_columns, tile.columns)
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
-            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, initial,
+            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add_to,
             edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
             schedule.num_pieces, num_light, sign,
             num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,
+            x_stride=x.stride(0), out_stride=out.stride(0), add_stride=0 if add_to is None else add_to.stride(0),
+            zero_columns=zero_columns, adds=add_to is not None,
             op=_CODES[op], weight=weight, is_extreme=is_extreme, by_edge=by_edge,
             has_edge_ids=edge_ids is not None,
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
-            has_initial=initial is not None, wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
+            wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
             no_edge=torch.iinfo(edge_dtype).max,
             rows_at_once=tile.rows, row_sets=tile.row_sets, unroll=tile.unroll, block_edges=tile.edges,
             block_heads=tile.heads, block_columns=tile.columns,
             sum_each_tile=tile.heads * tile.columns * x.element_size() >= 128,
             num_warps=tile.num_warps,
         )  # fmt: skip
-        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign, initial)
+        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign, add_to)
     return out, out_winner if is_extreme else None
 
 
@@ -436,26 +454,25 @@ def combine_pieces(
     dst_scale: Tensor | None,
     schedule: RowSchedule,
     sign: int,
-    initial: Tensor | None = None,
+    add_to: Tensor | None = None,
 ) -> None:
-    """Finish the heavy rows of ``out`` from their pieces."""
+    """Finish the heavy rows of ``out`` from their pieces; ``add_to`` as in `aggregate_rows`."""
     if schedule.num_split == 0:
         return
     width = out.shape[1]
+    zero_columns = with_padding(out).shape[1] - width
     block = min(1024, power_of_2(width))
     _combine_kernel[(schedule.num_split, cdiv(width, block))](
-        out, out_winner, partial, partial_winner, dst_scale, initial, schedule.split_rows, schedule.split_ptr, width,
-        sign, is_extreme=sign != 0, has_dst_scale=dst_scale is not None, has_initial=initial is not None,
+        out, out_winner, partial, partial_winner, dst_scale, add_to, schedule.split_rows, schedule.split_ptr,
+        width, out.stride(0), 0 if add_to is None else add_to.stride(0), zero_columns, sign,
+        is_extreme=sign != 0, has_dst_scale=dst_scale is not None, adds=add_to is not None,
         accumulator=TRITON_TYPES[partial.dtype], block_columns=block, num_warps=4 if block > 128 else 1,
     )  # fmt: skip
 
 
 def aligned_rows(x: Tensor, num_edges: int) -> Tensor:
-    """Rows padded with zeros to a multiple of 32 bytes where they are read often enough to pay for the copy."""
-    per_sector = 32 // x.element_size()
-    missing = -x.shape[1] % per_sector
-    if x.shape[1] * x.element_size() < 32:  # 1, 2, 4, 8 or 16 bytes: a row never straddles two sectors
-        missing = power_of_2(x.shape[1]) - x.shape[1]
-    if missing == 0 or num_edges < 4 * len(x):
+    """Rows padded with zeros to a multiple of 32 bytes; copied for it where they are read often enough to pay."""
+    x = with_padding(x)
+    if padded_width(x.shape[1], x.element_size()) == x.shape[1] or num_edges < 4 * len(x):
         return x
-    return torch.nn.functional.pad(x, (0, missing))
+    return with_padding(padded_copy(x))

@@ -252,7 +252,7 @@ def winner_gradient(structure: Structure, grad: Tensor, winner: Tensor) -> Tenso
     A source reads, of each destination, only what its edge won: one column in in-degree, found by bits that a first
     kernel packs destination by destination.
     """
-    edges, width, num_edges = out_edges(structure), grad.shape[1], structure.num_edges
+    edges, width, num_edges = out_edges(structure, has_edge_rows=True), grad.shape[1], structure.num_edges
     here, there = row_schedule(structure.indptr), edges.schedule
     accumulator = torch.float64 if grad.dtype == torch.float64 else torch.float32
     out = torch.empty(structure.num_src, width, dtype=grad.dtype, device=grad.device)

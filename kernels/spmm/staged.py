@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.spmm import runs_triton, spmm_sum
 from nugnn.kernels.structure import Structure
 
@@ -24,17 +25,19 @@ def add_sum(
     *,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
-    initial: Tensor | None = None,
+    add_to: Tensor | None = None,
+    in_place: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``initial[v] + dst_scale[v] * sum over in-edges (u -> v) of src_scale[u] * x[u]``, rounded once.
+    """``add_to[v] + dst_scale[v] * sum over in-edges (u -> v) of src_scale[u] * x[u]``, rounded once.
 
     Args:
         structure: In-edges grouped by destination, on the device of ``x``.
         x: ``(L, ...)`` source rows, floating.
         src_scale: ``(L,)``; None for ones.
         dst_scale: ``(N,)``; None for ones.
-        initial: ``(N, ...)`` contiguous, in :func:`accumulator_dtype`; may be overwritten. None for zeros.
+        add_to: ``(N, ...)`` with contiguous rows, in the type of ``x`` or of its sums; None for zeros.
+        in_place: Whether ``add_to`` may be overwritten, which saves memory where it has the type of the result.
         dtype: Of the result, that of ``x`` or its :func:`accumulator_dtype`; that of ``x`` when None.
 
     Returns:
@@ -42,13 +45,14 @@ def add_sum(
     """
     dtype = dtype or x.dtype
     if not runs_triton(structure, x):
-        wide = x.to(accumulator_dtype(x.dtype))
-        out = spmm_sum(structure, wide, src_scale=src_scale, dst_scale=dst_scale)
-        return (out if initial is None else initial.add_(out)).to(dtype)
+        out = spmm_sum(structure, x.to(accumulator_dtype(x.dtype)), src_scale=src_scale, dst_scale=dst_scale)
+        return (out if add_to is None else out.add_(add_to)).to(dtype)
     from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges
 
+    rows, base = (y if y is None or y.dim() == 2 else y.reshape(len(y), -1) for y in (x, add_to))
+    assert rows is not None
     out, _ = aggregate_rows(
-        in_edges(structure), x.reshape(len(x), -1).contiguous(), 1, out_dtype=dtype, src_scale=src_scale,
-        dst_scale=dst_scale, initial=None if initial is None else initial.view(len(initial), -1),
+        in_edges(structure), whole_rows(rows), 1, out_dtype=dtype, src_scale=src_scale, dst_scale=dst_scale,
+        add_to=base, in_place=in_place and base is not None and base.dtype == dtype,
     )  # fmt: skip
-    return out.view(structure.num_dst, *x.shape[1:])
+    return out if x.dim() == 2 else out.view(structure.num_dst, *x.shape[1:])

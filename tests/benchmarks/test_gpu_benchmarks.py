@@ -185,6 +185,24 @@ def test_what_does_not_fit_is_tried_on_half_the_graph_with_nugnn_beside_it(monke
     assert len([each for each in tried if each[0] == 800]) == len(tried) - 4 == 6
 
 
+def test_the_kernels_of_an_epoch_are_named_with_their_times():
+    recorder = harness.Recorder(None, CPU)
+    given = options("--models", "sage", "--systems", "nugnn by id", "--precisions", "fp32", "bf16", "--kernels", "5")
+    gpu_epoch.measure_all(recorder, given, CPU)
+    for row in recorder.rows:
+        times = [kernel["ms"] for kernel in row["kernels"]]
+        assert len(times) == 5 and times == sorted(times, reverse=True) and times[-1] > 0
+        assert all(kernel["calls"] >= 1 and kernel["name"] for kernel in row["kernels"])
+
+
+def test_features_rounded_by_one_run_are_whole_again_for_the_next():
+    case = gpu_epoch.Case("products-like", 400, 4000, 0, CPU)
+    before = case.shard_graph("none").ndata["feat"].clone()
+    gpu_epoch.ours("sage", case, "bf16", 0.0, None, gpu_epoch.first_weights("sage", case, 0), order="none")
+    assert case._shard_graph[1].ndata["feat"].dtype == torch.bfloat16
+    assert torch.equal(case.shard_graph("none").ndata["feat"], before)
+
+
 def test_scripts_run_to_their_end_and_the_page_is_made_of_their_rows(tmp_path):
     small = [
         "--device",

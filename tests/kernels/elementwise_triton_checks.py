@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton_laws import Copies
 
 from nugnn.kernels import cross_entropy as losses
 from nugnn.kernels import epilogue as epilogues
@@ -31,6 +32,7 @@ from nugnn.kernels.dropout import dropout_csr_values, dropout_rows, mask_argumen
 from nugnn.kernels.dropout.reference import dropout_csr_values_reference, dropout_rows_reference
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.epilogue.reference import before_dropout, epilogue_rows_reference
+from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.philox import RandomKey
 
 DEVICE = sys.argv[1]
@@ -318,6 +320,54 @@ def check_epilogue_keeps_bits_and_gives_no_gradient_that_is_not_asked_for() -> N
     frozen, trained = torch.randn(4, 6, device=DEVICE), torch.zeros(6, device=DEVICE, requires_grad=True)
     epilogue_rows(frozen, bias=trained).sum().backward()
     assert torch.equal(trained.grad.cpu(), torch.full((6,), 4.0))
+
+
+# -- padded rows ---------------------------------------------------------------------------------------------------
+
+
+def check_padded_rows_give_the_same_bits_in_padded_rows(dtype: torch.dtype) -> None:
+    num_rows, ids = 37, ids_of(37).to(DEVICE)
+    labels = (ids % 3).long()
+    for width in (3, 47, 100):
+        parameters = [randn(width, seed=seed).to(DEVICE, dtype) for seed in (1, 2, 3)]
+        bias, weight, shift = parameters
+        random = {"p": 0.3, "key": KEY, "row_ids": ids}
+        norm = {"layer_norm": True, "norm_weight": weight, "norm_bias": shift}
+        targets, rows = (randn(num_rows, width, seed=5) > 0).to(DEVICE), torch.arange(0, num_rows, 2, device=DEVICE)
+        steps: dict[str, Callable[[Tensor], Tensor]] = {
+            "dropout": lambda x: dropout_rows(x, 0.3, KEY, ids),
+            "relu dropout": lambda x: relu_dropout_rows(x, 0.3, KEY, ids),
+            "bias elu": lambda x, bias=bias: epilogue_rows(x, bias=bias, activation="elu"),
+            "norm": lambda x, norm=norm, random=random: epilogue_rows(x, activation="leaky_relu", **norm, **random),
+            "cross-entropy": lambda x: cross_entropy_rows(x, labels),
+            "of rows": lambda x, rows=rows: cross_entropy_rows(x, labels[rows], rows),
+            "binary": lambda x, rows=rows, y=targets: binary_cross_entropy_rows(x, y[rows], rows),
+        }
+        for name, step in steps.items():
+            x, grad = randn(num_rows, width).to(DEVICE, dtype), randn(num_rows, width, seed=4).to(DEVICE, dtype)
+            results = []
+            for lay_out in (Tensor.clone, padded_copy, beside_another):
+                leaf = lay_out(x).requires_grad_()
+                with Copies() as copies:
+                    y = step(leaf)
+                given = lay_out(grad) if y.dim() == 2 else grad[: len(y), 0].to(y.dtype)
+                with Copies() as more_copies:
+                    (g,) = torch.autograd.grad(y, leaf, given)
+                assert copies.count == more_copies.count == 0, (name, dtype, width)
+                results.append((y.detach(), g))
+            for padded in results[1:]:
+                for mine, plain in zip(padded, results[0], strict=True):
+                    assert torch.equal(mine, plain), (name, dtype, width)
+                    assert mine.dim() == 1 or (with_padding(mine)[:, width:] == 0).all()
+                if padded_width(width, dtype.itemsize) > width:
+                    assert is_padded(padded[1]) and (padded[0].dim() == 1 or is_padded(padded[0])), name
+
+
+def beside_another(x: Tensor) -> Tensor:
+    """In a buffer whose rows hold something else, too."""
+    padded = with_padding(padded_copy(x))
+    buffer = torch.cat([padded, torch.full_like(padded, 7.0)], 1)
+    return carve(buffer, [x.shape[1], padded.shape[1]], [padded.shape[1]] * 2)[0]
 
 
 # -- losses --------------------------------------------------------------------------------------------------------

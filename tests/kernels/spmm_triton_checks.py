@@ -14,9 +14,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from triton_laws import Copies
 
 from nugnn.kernels import row_schedule as schedules
 from nugnn.kernels.broadcast import align
+from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.row_schedule import make_row_schedule
 from nugnn.kernels.spmm import gpu, gpu_aggregate, gpu_gradients
 from nugnn.kernels.spmm.gpu import aggregate
@@ -333,7 +335,7 @@ def check_stages_are_one_sum_rounded_once() -> None:
                 )  # fmt: skip
                 out, _ = gpu_aggregate.aggregate_rows(
                     gpu_aggregate.in_edges(parts.rest), x[first:].contiguous(), 1,
-                    src_scale=src[first:].contiguous(), dst_scale=dst, initial=begun,
+                    src_scale=src[first:].contiguous(), dst_scale=dst, add_to=begun, in_place=dtype == wide,
                 )  # fmt: skip
             assert out.dtype == dtype and (out.data_ptr() == begun.data_ptr()) == (dtype == wide)
             scaled = x.double() * src.double()[:, None]
@@ -342,6 +344,53 @@ def check_stages_are_one_sum_rounded_once() -> None:
             assert (
                 (out.double() - exact).abs() <= allowed(structure.in_degrees[:, None] + 5, dtype, mass, exact)
             ).all()
+
+
+def check_padded_rows_give_the_same_bits_in_padded_rows_without_a_copy() -> None:
+    structure = a_structure(23, 9, max_degree=9)
+    scale = torch.rand(structure.num_dst, device=DEVICE)
+    for dtype, width in ((torch.bfloat16, 47), (torch.bfloat16, 100), (torch.float32, 5), (torch.float64, 3)):
+        x = torch.randn(structure.num_src, width, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+        grad = torch.randn(structure.num_dst, width, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+        results = []
+        for lay_out in (Tensor.clone, padded_copy):
+            leaf, given = lay_out(x).requires_grad_(), lay_out(grad)
+            with Copies() as copies:
+                out = aggregate(structure, "copy_lhs", "sum", leaf, None, None, scale)
+                (own,) = torch.autograd.grad(out, leaf, given)
+            results.append((out, own))
+        assert copies.count == 0
+        for plain, padded in zip(*results, strict=True):
+            assert torch.equal(plain, padded) and not is_padded(plain)
+            behind = with_padding(padded.detach())[:, width:]
+            assert behind.shape[1] > 0 and (behind == 0).all()
+
+
+def check_sums_are_added_in_place_and_rounded_once() -> None:
+    structure = a_structure(24, 9, max_degree=9)
+    scale = torch.rand(structure.num_dst, device=DEVICE)
+    for dtype, width in ((torch.bfloat16, 47), (torch.float32, 16), (torch.float64, 5)):
+        generator, padded = torch.Generator().manual_seed(0), padded_width(width, dtype.itemsize)
+        buffer = torch.randn(structure.num_src, 2 * padded, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+        buffer[:, width:padded] = buffer[:, padded + width :] = 0
+        to, x = carve(buffer, [width, width], [padded, padded])  # side by side, as two products of one input
+        to, before, others = to[: structure.num_dst], to[: structure.num_dst].double().clone(), x.clone()
+        out = aggregate(structure, "copy_lhs", "sum", x, None, None, scale, to)
+        assert out.data_ptr() == to.data_ptr() and torch.equal(x, others)
+        assert (with_padding(to)[:, width:] == 0).all()
+        sums, mass = (spmm_reference(structure, "copy_lhs", "sum", y, None) for y in (x.double(), x.double().abs()))
+        exact, mass = (s * scale.double()[:, None] + b for s, b in ((sums, before), (mass, before.abs())))
+        error = (out.double() - exact).abs()
+        assert (error <= allowed(structure.in_degrees[:, None] + 2, dtype, mass, exact)).all()
+
+        start = before.to(dtype).requires_grad_()
+        x = x.clone().requires_grad_()
+        grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+        added = aggregate(structure, "copy_lhs", "sum", x, None, None, scale, start * 1)
+        to_start, to_x = torch.autograd.grad(added, (start, x), grad)
+        alone = aggregate(structure, "copy_lhs", "sum", x, None, None, scale)
+        assert torch.equal(to_start, grad)
+        assert torch.equal(to_x, torch.autograd.grad(alone, x, grad)[0])
 
 
 def check_64_bit_edges_give_the_same() -> None:

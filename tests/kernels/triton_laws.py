@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] in ("cpu", "cuda") else "cpu"
 NUM_SHARES = 8
@@ -78,6 +79,20 @@ def is_rounded(half: Tensor, wide: Tensor) -> bool:
     """Whether ``half`` is ``wide`` rounded once; the interpreter cuts bfloat16 off where a GPU rounds to nearest."""
     cut = torch.finfo(half.dtype).eps if DEVICE == "cpu" and half.dtype == torch.bfloat16 else 0.0
     return torch.equal(half, wide.to(half.dtype)) or bool(((half.float() - wide).abs() <= cut * wide.abs()).all())
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies of floating matrices while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        is_matrix = isinstance(out, Tensor) and out.dim() > 1 and out.is_floating_point()
+        self.count += is_matrix and any(word in str(func) for word in ("clone", "copy", "pad", "cat"))
+        return out
 
 
 def _allow_loops_over_loaded_bounds() -> None:

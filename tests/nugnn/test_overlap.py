@@ -14,7 +14,7 @@ from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_g
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import fetch_halo
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.comm.overlap import overlapped_sum, overlaps
+from nugnn.comm.overlap import overlapped_sum, overlaps, staged_sum
 from nugnn.kernels.spmm import spmm_sum
 from nugnn.models import GNN
 from shard_calls import make_data, shard_of
@@ -114,6 +114,11 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     local = fetch_halo(x, plan)
     usual = spmm_sum(structure, local, src_scale=src, dst_scale=dst)
     pairs = [(out, usual), (halo, local[plan.num_inner :])]
+    base = torch.randn(out.shape, generator=generator).to(dtype).requires_grad_()
+    added, _ = overlapped_sum(structure, x, plan, src, dst, base)
+    expected = spmm_sum(structure, local.double(), src_scale=src.double(), dst_scale=dst.double()) + base.double()
+    pairs.append((added, expected.to(dtype)))
+    pairs.append((staged_sum(structure, x, halo, src, dst, base), added))
     if dtype == torch.float64:
         weights, halo_weights = torch.randn_like(out), torch.randn_like(halo)
         mine = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x, create_graph=True)[0]
@@ -126,6 +131,8 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         once = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x)[0]
         pairs.append((once, theirs))
         out, halo = overlapped_sum(structure, x, plan, src, dst)
+        added, _ = overlapped_sum(structure, x, plan, src, dst, base)
+        pairs += list(zip(torch.autograd.grad((added * weights).sum(), [x, base]), [None, weights], strict=True))[1:]
         of_halo = torch.autograd.grad(halo.sin().sum(), x)[0]
         pairs.append((of_halo, torch.autograd.grad(fetch_halo(x, plan)[plan.num_inner :].sin().sum(), x)[0]))
     return [(a.detach(), b.detach()) for a, b in pairs]
@@ -133,7 +140,7 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
 
 def test_values_and_gradients_of_all_outputs(ranks: Any) -> None:
     for pairs in ranks.run(3, _both_ways, torch.float64):
-        assert len(pairs) == 6
+        assert len(pairs) == 9
         for mine, usual in pairs:
             # fewer than 100 terms below 20, in another order; gradients pass through two such sums
             torch.testing.assert_close(mine, usual, rtol=0, atol=2 * 100 * 20 * 100 * torch.finfo(torch.float64).eps)
@@ -141,12 +148,13 @@ def test_values_and_gradients_of_all_outputs(ranks: Any) -> None:
 
 def test_16_bit_sums_are_rounded_once(ranks: Any) -> None:
     for pairs in ranks.run(3, _both_ways, torch.bfloat16):
-        (out, usual), (halo, expected) = pairs
-        assert torch.equal(halo, expected)
+        (out, usual), (halo, expected), added, again = pairs
+        assert torch.equal(halo, expected) and torch.equal(*again)
         # sums in float32 in another order round to the same number or, rarely, to its neighbour
         unit = torch.finfo(torch.bfloat16).eps
         assert ((out.double() - usual.double()).abs() <= unit * usual.double().abs() + 1e-5).all()
         assert (out == usual).double().mean() > 0.98
+        assert (added[0] == added[1]).double().mean() > 0.98  # rounded twice, a quarter would differ
 
 
 def _own_loop(ranks: Ranks, choice: str) -> bool:
