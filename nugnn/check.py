@@ -18,12 +18,13 @@ from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import RanksDisagree, run_local_ranks
 from nugnn.datasets.graph_data import GraphData
-from nugnn.embedding import NodeEmbedding, shard_embeddings, sharded_parameters
+from nugnn.embedding import NodeEmbedding, shard_embeddings
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.rows import rows_of
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.model_on_shard import refuse_empty_features
 from nugnn.models import describe_error, place_of_error
+from nugnn.own_rows import sharded_parameters
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.seam import install

@@ -35,7 +35,8 @@ class NodeEmbedding(nn.Module):
         self.num_nodes, self.dim, self.seed = num_nodes, dim, seed
         self.std = dim**-0.5 if std is None else std
         self.weight = nn.Parameter(self._initial(torch.arange(num_nodes)))
-        self._is_sharded = False
+        self.is_sharded = False
+        """Whether ``weight`` holds the rows of this rank's nodes alone."""
 
     def _initial(self, global_ids: Tensor) -> Tensor:
         """Normal values by Box-Muller from two 32-bit words each."""
@@ -46,7 +47,7 @@ class NodeEmbedding(nn.Module):
 
     def shard(self, graph: ShardGraph) -> None:
         """Keep only the rows of this rank's inner nodes; values learned so far stay with their node."""
-        if self._is_sharded:
+        if self.is_sharded:
             return
         if graph.num_nodes_global() != self.num_nodes:
             raise ValueError(
@@ -54,7 +55,7 @@ class NodeEmbedding(nn.Module):
             )
         with torch.no_grad():
             self.weight = nn.Parameter(self.weight[graph.global_node_ids].clone())
-        self._is_sharded = True
+        self.is_sharded = True
 
     def gather(self, graph: ShardGraph) -> Tensor:
         """``(num_nodes, dim)`` rows of all nodes, in global order, on every rank; without gradient."""
@@ -65,16 +66,11 @@ class NodeEmbedding(nn.Module):
     def forward(self, graph: ShardGraph) -> Tensor:
         """``(N, dim)`` rows of the graph's inner nodes."""
         if isinstance(graph, ShardGraph):
-            if not self._is_sharded and graph.is_split:
+            if not self.is_sharded and graph.is_split:
                 raise RuntimeError("NodeEmbedding on a split graph: call embedding.shard(graph) before the first step")
-            rows = self.weight if self._is_sharded else self.weight[graph.global_node_ids]
+            rows = self.weight if self.is_sharded else self.weight[graph.global_node_ids]
             return tag(rows.view_as(rows), graph.index.node_rows)
         return self.weight
-
-
-def sharded_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that differ from rank to rank."""
-    return [m.weight for m in model.modules() if isinstance(m, NodeEmbedding) and m._is_sharded]
 
 
 def shard_embeddings(model: nn.Module, graph: ShardGraph) -> None:

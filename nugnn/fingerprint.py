@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.checkpoint import Checkpoint, CheckpointError
-from nugnn.datasets.graph_data import GraphData
 from nugnn.weights import mismatches
 
 if TYPE_CHECKING:
+    from nugnn.datasets.graph_data import GraphData
     from nugnn.fit_options import FitOptions
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

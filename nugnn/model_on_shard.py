@@ -13,8 +13,8 @@ from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
 from nugnn.kernels.padded import is_padded, padded_copy, padded_width
 from nugnn.kernels.rows import rows_of, tag
-from nugnn.precision.storage import Storage
-from nugnn.session import intercept, model_dtype
+from nugnn.precision.storage import Storage, model_dtype
+from nugnn.session import intercept
 from nugnn.shard_graph import ShardGraph
 
 

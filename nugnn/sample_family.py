@@ -16,9 +16,8 @@ from nugnn.batches import Batch, SplitBatchSampler, batch_loader
 from nugnn.comm.groups import Ranks
 from nugnn.loss import RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.metrics import evaluate_rows
-from nugnn.precision.storage import Storage
+from nugnn.precision.storage import Storage, model_dtype
 from nugnn.samples import BatchMean, as_samples, intercept_samples
-from nugnn.session import model_dtype
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -190,8 +189,3 @@ def global_sum(x: Tensor, graph: ShardGraph) -> Tensor:
 def global_mean(x: Tensor, graph: ShardGraph) -> Tensor:
     """Mean of the rows of ``x (N, ...)`` over all nodes of the whole graph, ``(...)``, the same on every rank."""
     return tag(global_sum(x, graph) / graph.num_nodes_global(), REPLICATED)
-
-
-def model_dtype(model: nn.Module) -> torch.dtype:
-    """Type of the first floating parameter; float32 when there is none."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

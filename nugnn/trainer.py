@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
-from nugnn.embedding import sharded_parameters
 from nugnn.family import Family, Work
+from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
 from nugnn.trainer_state import plain_groups
 

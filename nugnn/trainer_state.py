@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.checkpoint import Checkpoint, CheckpointError, Tree
-from nugnn.embedding import sharded_parameters
 from nugnn.fingerprint import differences
+from nugnn.own_rows import sharded_parameters
 
 if TYPE_CHECKING:
     from nugnn.trainer import History, Trainer

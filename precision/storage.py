@@ -15,6 +15,11 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "amp")
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def model_dtype(model: nn.Module) -> torch.dtype:
+    """Type of the first floating parameter; float32 when there is none."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
 class Storage:
     """Types of features, activations and products of a model.
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
-from nugnn.embedding import NodeEmbedding, shard_embeddings, sharded_parameters
+from nugnn.embedding import NodeEmbedding, shard_embeddings
 from nugnn.kernels.rows import rows_of
+from nugnn.own_rows import sharded_parameters
 from shard_calls import NUM_NODES, make_data, shard_of
 
 
