@@ -161,8 +161,8 @@ class TrainConfig:
     activations: str = option(
         "keep",
         str,
-        "What a step keeps for backward: everything (keep), or layers run a second time (recompute: less memory, about "
-        "a third more time), or it goes to the host's memory and back (offload: GPUs, as slow as their bus).",
+        "What a step keeps for backward: keep all; recompute the insides of layers (less memory, a third to a half "
+        "more time); offload to the host's memory and back (GPUs, as slow as their bus).",
         choices=("keep", "recompute", "offload"),
     )
     halo_wire: str = option(

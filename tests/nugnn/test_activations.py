@@ -21,11 +21,11 @@ import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import cli, recognition
 from nugnn import trainer as trainer_module
-from nugnn.activations import Offloaded
+from nugnn.activations import ACTIVATIONS, Offloaded
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.config import TrainConfig
+from nugnn.config import TrainConfig, option_spec
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.module_state import ModuleState
 from nugnn.model_on_shard import ModelOnShard
@@ -189,6 +189,32 @@ class _Own(nn.Module):
         return F.dropout(self.norm(h), 0.3, self.training)
 
 
+class _Reversible(nn.Module):
+    """Layers of DGL's that save memory in a way of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(NUM_FEATURES, 8)
+        self.layers = nn.ModuleList(dgl_nn.GroupRevRes(_Inner(4), 2) for _ in range(2))
+        self.last = dgl_nn.GraphConv(8, NUM_CLASSES, allow_zero_in_degree=True)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for layer in self.layers:
+            h = layer(graph, h)
+        return self.last(graph, h)  # type: ignore[no-any-return]
+
+
+class _Inner(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = dgl_nn.GraphConv(width, width, allow_zero_in_degree=True)
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return F.dropout(self.norm(self.conv(graph, x)), 0.3, self.training)
+
+
 def _gnn(kind: str, **options: Any) -> nn.Module:
     return GNN(kind, NUM_FEATURES, NUM_CLASSES, hidden=8, layers=3, norm="batch", dropout=0.4, **options)
 
@@ -205,6 +231,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a layer called twice": _Shared,
     "data in the graph": _ThroughTheGraph,
     "a checkpoint of its own": _OwnCheckpoint,
+    "reversible layers": _Reversible,
 }
 
 
@@ -246,6 +273,7 @@ def _unequal(kept: dict[str, Any], other: dict[str, Any]) -> list[str]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")  # DGL's
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_layers_that_run_again_change_no_bit(ranks: Any, name: str, size: int) -> None:
@@ -613,6 +641,11 @@ def test_a_further_layer_adds_its_input_alone() -> None:
 # -- options -------------------------------------------------------------------------------------------------------
 
 
+def test_the_command_line_knows_the_same_choices() -> None:
+    field = TrainConfig.__dataclass_fields__["activations"]
+    assert option_spec(field).choices == ACTIVATIONS
+
+
 def test_unknown_choices_are_refused_with_a_hint() -> None:
     model, data = _model("gcn"), make_graph()
     with pytest.raises(ValueError, match=r"'recompte' is not known .did you mean 'recompute'..; choose one of keep"):
@@ -690,6 +723,7 @@ def _offloaded(ranks: Ranks, model: nn.Module, **options: Any) -> list[str]:
     return _unequal(kept, other)
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_tensors_that_wait_on_the_host_change_no_bit(ranks: Any, name: str, size: int) -> None:
