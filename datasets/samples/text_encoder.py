@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +71,7 @@ class TextEncoder:
             initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        with _one_thread():
-            tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(texts, trainer)
         if max_length is None:
             longest = max(map(len, _token_ids(tokenizer, texts)))
             max_length = min(_LONGEST_BY_DEFAULT, -(-max(longest, 1) // _LENGTH_STEP) * _LENGTH_STEP)
@@ -126,28 +123,8 @@ class TextEncoder:
 
 def _token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     for first in range(0, len(texts), _TEXTS_AT_ONCE):
-        with _one_thread():
-            encodings = tokenizer.encode_batch_fast(list(texts[first : first + _TEXTS_AT_ONCE]))
+        encodings = tokenizer.encode_batch_fast(list(texts[first : first + _TEXTS_AT_ONCE]))
         yield from (encoding.ids for encoding in encodings)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep the library from starting threads of its own.
-
-    Once it has, each process forked later, as those of a data loader are, warns about them on standard error. The
-    library takes this setting from the environment alone.
-    """
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _library() -> Any:
