@@ -41,7 +41,7 @@ def class_numbers(labels: Sequence[str], place: Callable[[int], str]) -> tuple[n
                 raise ValueError(
                     f"{place(first[other])}: the label {other!r} is the same number as {one!r}; write both alike"
                 )
-    elif any(_is_fraction(label) for label in first) and all(_is_number(label) for label in first):
+    elif any(_is_fraction(label) for label in first) and all(is_number_text(label) for label in first):
         wrong = next(label for label in first if _is_fraction(label))
         raise ValueError(
             f"{place(first[wrong])}: the label {wrong!r:.40} is a number with a fraction; labels are classes, whole "
@@ -79,13 +79,18 @@ def refuse_unseen(labels: np.ndarray, train: np.ndarray, names: Sequence[str], p
         )
 
 
-def _is_number(label: str) -> bool:
+def is_number_text(text: str) -> bool:
+    """Whether people would read it as a number: ``-1``, ``.5``, ``1e3``, ``inf``; Python's ``1_000`` is none.
+
+    >>> [is_number_text(text) for text in ("-1", "+.5", "1e3", "1_000", "one")]
+    [True, True, True, False, False]
+    """
     try:
-        float(label)
+        float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
 
 
 def _is_fraction(label: str) -> bool:
-    return "." in label and _is_number(label) and not float(label).is_integer()
+    return "." in label and is_number_text(label) and not float(label).is_integer()

@@ -64,28 +64,49 @@ def load_samples(
         ImportError: Pillow or ``tokenizers`` is not installed and needed; names the extra.
         ValueError: an unknown name, an option that does not belong to the data, missing or broken files.
     """
-    folder = _data_folder(data_dir)
+    options = {"image_size": image_size, "vocabulary_size": vocabulary_size, "max_length": max_length}
+    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+    store = cache_folder() if cache is None else Path(cache)
+    try:
+        return _load(spec, _data_folder(data_dir), store, seed, progress, options, fractions)
+    except OSError as error:  # of a file or folder that may not be read, or on a disk that is gone
+        where = error.filename or spec
+        raise ValueError(f"{where} cannot be read: {error.strerror or error}; see to that first") from error
+
+
+def _load(
+    spec: str,
+    folder: Path | None,
+    store: Path,
+    seed: int,
+    progress: Progress | None,
+    options: Mapping[str, int | None],
+    fractions: Mapping[str, float | None],
+) -> SampleData:
     kind, colon, rest = spec.partition(":")
     name = normalised(kind)
-    given = {"image_size": image_size, "vocabulary_size": vocabulary_size, "max_length": max_length}
-    fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     if (name in PATH_KINDS) != bool(colon) or name not in (BUILT_IN, *IMAGE_SETS, *PATH_KINDS):
         raise ValueError(_unknown(spec, name, bool(colon)))
-    _refuse_others_options(name, given)
+    _refuse_others_options(name, options)
     if name == "imagefolder":
-        path = _path(rest, spec, folder)
-        return load_image_folder(path, image_size=image_size, seed=seed, progress=progress, **fractions)
+        path, size = _path(rest, spec, folder), options["image_size"]
+        return load_image_folder(path, image_size=size, seed=seed, progress=progress, **fractions)
     if name == "text":
-        path = _path(rest, spec, folder)
-        return load_text(path, vocabulary_size=vocabulary_size, max_length=max_length, seed=seed, **fractions)
+        return load_text(
+            _path(rest, spec, folder),
+            vocabulary_size=options["vocabulary_size"],
+            max_length=options["max_length"],
+            seed=seed,
+            **fractions,
+        )
     if name == "csv":
         return load_table(_path(rest, spec, folder), seed=seed, **fractions)
+    val_fraction, test_fraction = fractions["val_fraction"], fractions["test_fraction"]
     val = VAL_FRACTION if val_fraction is None else val_fraction
     if name == BUILT_IN:
         return digits_images(seed, val, TEST_FRACTION if test_fraction is None else test_fraction)
     if test_fraction is not None:
         raise ValueError(f"{name} has test images of its own; leave --test-fraction out")
-    store = cache_folder() if cache is None else Path(cache)
     return load_image_set(IMAGE_SETS[name], folder, store, seed=seed, val_fraction=val, progress=progress)
 
 

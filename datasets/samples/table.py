@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nugnn.datasets.archive import looks_like_html
-from nugnn.datasets.samples.class_labels import class_numbers, refuse_unseen
+from nugnn.datasets.samples.class_labels import class_numbers, is_number_text, refuse_unseen
 from nugnn.datasets.samples.division import Division
 from nugnn.datasets.samples.parts import PART_NAMES, joined, part_files
 from nugnn.datasets.samples.sample_data import SampleData
@@ -199,21 +199,23 @@ def _values(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> 
             "leave it out"
         )
     try:
-        numbers = to_array(pc.cast(column, pa.float64()))
+        values = to_array(pc.cast(column, pa.float64()))
     except pa.ArrowInvalid:
-        return _words(name, column, place)
-    if not np.isfinite(numbers).all():
-        row = int(np.argmin(np.isfinite(numbers)))
+        values = _words_or_odd_numbers(name, column, place)
+    if values.dtype == np.float64 and not np.isfinite(values).all():
+        row = int(np.argmin(np.isfinite(values)))
         raise ValueError(f"{place(row)}, column {name!r} is {column[row].as_py()!r:.80}; give a finite number")
-    return numbers
+    return values
 
 
-def _words(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> np.ndarray:
-    """The cells of a column that is not all numbers."""
+def _words_or_odd_numbers(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> np.ndarray:
+    """The cells of a column that Arrow did not take for numbers; it does not know ``+1``, for one."""
     coded = column.combine_chunks().dictionary_encode()
     words = coded.dictionary.to_pylist()
     numbers = np.asarray(coded.indices)
-    is_number = np.array([_is_number(word) for word in words])[numbers]
+    is_number = np.array([is_number_text(word) for word in words])[numbers]
+    if is_number.all():
+        return np.array([float(word) for word in words])[numbers]
     if is_number.any():
         mostly_numbers = is_number.mean() >= 0.5
         row = int(np.argmin(is_number) if mostly_numbers else np.argmax(is_number))
@@ -227,11 +229,3 @@ def _words(name: str, column: pa.ChunkedArray, place: Callable[[int], str]) -> n
             "features. Begin the column's name with _ to leave it out, or join rare words"
         )
     return np.array(words, dtype=object)[numbers]
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -114,10 +114,10 @@ class TableEncoder:
 
 
 def _number_column(name: str, values: np.ndarray) -> NumberColumn:
-    """Mean and deviation without overflow: values are scaled by the largest first."""
-    largest = float(np.abs(values).max()) or 1.0
-    scaled = values / largest
-    return NumberColumn(name, float(scaled.mean()) * largest, float(scaled.std()) * largest)
+    """Mean and deviation, calculated on values scaled by a power of two, which is exact, so that no sum overflows."""
+    exponent = int(np.frexp(np.abs(values).max())[1])
+    scaled = np.ldexp(values, -exponent)
+    return NumberColumn(name, float(np.ldexp(scaled.mean(), exponent)), float(np.ldexp(scaled.std(), exponent)))
 
 
 def _column(

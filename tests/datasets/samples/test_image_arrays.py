@@ -259,6 +259,7 @@ def test_an_interrupted_download_goes_on(tmp_path, monkeypatch):
         ("mnist", {"vocabulary_size": 500}, "--vocabulary-size belongs to text:PATH"),
         ("text:x.tsv", {"image_size": 5}, "--image-size belongs to imagefolder:PATH"),
         ("digits-images", {"data_dir": "no/such/folder"}, "does not exist"),
+        ("text:" + "x" * 300, {}, "x cannot be read: File name too long|no such file"),
         ("", {}, "Known are digits-images"),
     ],
 )

@@ -122,6 +122,14 @@ def test_large_numbers_neither_overflow_nor_pass_unnoticed(tmp_path):
         load_samples(f"csv:{tmp_path}")
 
 
+@pytest.mark.parametrize("ways", [("+1", "2"), (".5", "1."), ("1e3", "-1E-3"), ("007", "8")])
+def test_numbers_in_any_writing(tmp_path, ways):
+    path = write(tmp_path / "a.csv", "a,label\n" + "".join(f"{ways[i % 2]},{i % 2}\n" for i in range(10)))
+    data = load_samples(f"csv:{path}", val_fraction=0, test_fraction=0)
+    (column,) = data.preparation.columns
+    assert column.mean == np.mean([float(ways[i % 2]) for i in range(10)])
+
+
 HEAD = "a,b,label\n"
 
 
@@ -140,6 +148,7 @@ HEAD = "a,b,label\n"
         (HEAD + "1,2,0\n1,nan,1\n", "line 3, column 'b' is 'nan'"),
         (HEAD + "1,2,0\n1,?,1\n", r"line 3, column 'b' is '\?'"),
         (HEAD + "1,2,0\n1,inf,1\n", "line 3, column 'b' is 'inf'; give a finite number"),
+        (HEAD + "1,2,0\n1,1e999,1\n", "line 3, column 'b' is '1e999'; give a finite number"),
         (HEAD + "1,2,0\n1,two,1\n1,3,1\n", "line 3, column 'b' is 'two', and other rows have numbers"),
         (HEAD + "1,x,0\n1,2,1\n1,z,1\n", "line 3, column 'b' is '2', and other rows have words"),
         (HEAD + "1,2,0\n1,2\n", "row 3 has 2 cells, the header has 3"),
