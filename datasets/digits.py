@@ -36,7 +36,7 @@ def digits(seed: int = 0) -> GraphData:
 
     Source: UCI "Optical Recognition of Handwritten Digits" test set, as in ``sklearn.datasets.load_digits``.
     """
-    pixels, labels = _images()
+    pixels, labels = images()
     src, dst = _neighbour_edges(pixels)
     train, val, test = _split(labels, seed)
     return GraphData(
@@ -53,7 +53,7 @@ def digits(seed: int = 0) -> GraphData:
     )
 
 
-def _images() -> tuple[np.ndarray, np.ndarray]:
+def images() -> tuple[np.ndarray, np.ndarray]:
     """Pixels ``(1797, 64)`` float64 integers from 0 to 16, labels ``(1797,)`` int64."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
