@@ -149,9 +149,11 @@ class ShardIndex:
     ) -> Tensor:
         """``dst_scale[v] * sum of e * src_scale[source] * u[source] + add_to[v]`` over v's in-edges: ``(N, ...)``.
 
-        ``src_scale`` has a factor for each of the L local rows: rows travel without it. ``add_to`` may be added to in
+        ``src_scale`` has a factor for each of the L local rows: rows travel without it. ``add_to`` is added to in
         place, so it has to be the caller's own.
         """
+        if add_to is not None and self.plan.ranks.is_split:  # how a sum is made between ranks is the exchange's matter
+            return tag(add_to.add_(self.scaled_sum(u, e, src_scale=src_scale, dst_scale=dst_scale)), self.node_rows)
         op = "copy_lhs" if e is None else "mul"
         attrs = {"op": op, "reduce": "sum", "plan": self.plan, "src_scale": src_scale, "dst_scale": dst_scale}
         attrs["add_to"] = add_to

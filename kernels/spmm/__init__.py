@@ -14,7 +14,7 @@ from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.structure import Structure
 
-__all__ = ["spmm", "spmm_sum"]
+__all__ = ["runs_triton", "spmm", "spmm_sum"]
 
 _WIDE = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
@@ -53,7 +53,7 @@ def spmm(structure: Structure, op: str, reduce: str, u: Tensor | None, e: Tensor
     dtype = given[0].dtype
     if _plain(structure, given):
         return spmm_reference(structure.to(given[0].device), op, reduce, u, e)
-    if runs_in_triton(given[0]):
+    if runs_triton(structure, *given):
         from nugnn.kernels.spmm.gpu import aggregate
 
         return aggregate(structure.to(given[0].device), op, reduce, u, e)
@@ -111,7 +111,7 @@ def spmm_sum(
             raise ValueError(f"spmm_sum: {name} requires a gradient, which is not computed; multiply outside instead")
     _check_sum(structure, u, e, add_to)
     given = [operand for operand in (u, e) if operand is not None]
-    if runs_in_triton(u) and not _plain(structure, given):
+    if runs_triton(structure, *given):
         from nugnn.kernels.spmm.gpu import aggregate
 
         source, target = (None if scale is None else scale.contiguous() for scale in (src_scale, dst_scale))
@@ -200,6 +200,11 @@ def _plain(structure: Structure, given: list[Tensor]) -> bool:
     if empty or first.dtype not in _WIDE + _HALF:
         return True
     return not (first.device.type == "cpu" or runs_in_triton(first))
+
+
+def runs_triton(structure: Structure, *operands: Tensor) -> bool:
+    """Whether the kernels for GPUs serve these operands."""
+    return runs_in_triton(operands[0]) and not _plain(structure, list(operands))
 
 
 def runs_in_triton(x: Tensor) -> bool:

@@ -113,13 +113,13 @@ def _take_edges(  # type: ignore[no-untyped-def]
 # Widths are compile-time constants: an address is then one instruction, and whole blocks need no mask.
 @triton.jit(do_not_specialize=["num_pieces", "num_light", "sign"])
 def _aggregate_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add,
+    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, initial,
     indptr, indices, edge_ids, group_begin, group_end, lockstep_rows, piece_begin, piece_end,
     num_pieces, num_light, sign, num_heads: tl.constexpr, num_columns: tl.constexpr, x_columns: tl.constexpr,
-    x_stride: tl.constexpr, out_stride: tl.constexpr, zero_columns: tl.constexpr, adds: tl.constexpr,
+    x_stride: tl.constexpr, out_stride: tl.constexpr, initial_stride: tl.constexpr, zero_columns: tl.constexpr,
     op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
-    wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
+    has_initial: tl.constexpr, wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
     rows_at_once: tl.constexpr, row_sets: tl.constexpr, unroll: tl.constexpr, block_edges: tl.constexpr,
     block_heads: tl.constexpr, block_columns: tl.constexpr, sum_each_tile: tl.constexpr,
 ):  # fmt: skip
@@ -267,19 +267,20 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
             if has_dst_scale:
                 value = value * tl.load(dst_scale + row, mask=valid, other=0).to(accumulator)[None, :, None]
             at = (row * out_stride)[None, :, None] + out_offset[:, None, :]
-            if adds:
-                value += tl.load(add + at, mask=store_mask, other=0).to(accumulator)
+            if has_initial:
+                initial_at = (row * initial_stride)[None, :, None] + out_offset[:, None, :]
+                value += tl.load(initial + initial_at, mask=store_mask, other=0).to(accumulator)
             if zero_columns > 0:  # one head: zeros behind its columns
                 value = tl.where(in_out[:, None, :], value, 0.0)
                 store_mask = valid[None, :, None] & (column < num_columns + zero_columns)[None, None, :]
             tl.store(out + at, value.to(out.dtype.element_ty), mask=store_mask)
 
 
-@triton.jit(do_not_specialize=["width", "out_stride", "zero_columns", "sign"])
+@triton.jit(do_not_specialize=["width", "out_stride", "initial_stride", "zero_columns", "sign"])
 def _combine_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, dst_scale, add, split_rows, split_ptr,
-    width, out_stride, zero_columns, sign,
-    is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, adds: tl.constexpr, accumulator: tl.constexpr,
+    out, out_winner, partial, partial_winner, dst_scale, initial, split_rows, split_ptr,
+    width, out_stride, initial_stride, zero_columns, sign,
+    is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, has_initial: tl.constexpr, accumulator: tl.constexpr,
     block_columns: tl.constexpr,
 ):  # fmt: skip
     """A heavy row from its pieces, in their order; of equal extremes the earlier piece wins."""
@@ -307,9 +308,10 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_winner + row * width + column, edge, mask=mask)
     if has_dst_scale:
         value = value * tl.load(dst_scale + row).to(accumulator)
+    if has_initial:
+        initial_at = row * initial_stride.to(tl.int64) + column
+        value += tl.load(initial + initial_at, mask=mask, other=0).to(accumulator)
     at = row * out_stride.to(tl.int64) + column
-    if adds:
-        value += tl.load(add + at, mask=mask, other=0).to(accumulator)
     tl.store(out + at, tl.where(mask, value, 0).to(out.dtype.element_ty), mask=column < width + zero_columns)
 
 
@@ -362,7 +364,7 @@ def aggregate_rows(
     winner: Tensor | None = None,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
-    add_to: Tensor | None = None,
+    initial: Tensor | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """One aggregation, with its heavy rows combined.
@@ -379,11 +381,12 @@ def aggregate_rows(
         winner: ``(rows, F)``: only messages of the edge named there count, in the row that ``edges.indices`` names.
         src_scale: ``(rows,)`` factor of each row of ``x``.
         dst_scale: ``(N,)`` factor of each row of the result.
-        add_to: ``(N, F)``, each row contiguous: sums are added to it, in place, and rounded once.
+        initial: ``(N, F)``, each row contiguous: added to a sum before its one rounding, and overwritten with the
+            result where that has the same type.
         tile: Overrides :func:`choose_tile`.
 
     Returns:
-        ``(N, F)``, its rows padded if those of ``x`` are, or ``add_to``; and the winning edges ``(N, F)`` of a maximum
+        ``(N, F)``, its rows padded if those of ``x`` are, or ``initial``; and the winning edges ``(N, F)`` of a maximum
         or minimum, -1 where a row has none.
     """
     num_rows, width, num_edges = edges.num_rows, x.shape[1], len(edges.indices)
@@ -392,13 +395,14 @@ def aggregate_rows(
     schedule = edges.schedule
     is_extreme = sign != 0
     weight = 0 if w is None else 1 if w.shape[1] == num_heads else 2
-    if add_to is not None:
-        assert not is_extreme
-        out = add_to
+    out_dtype = out_dtype or x.dtype
+    assert initial is None or not is_extreme
+    if initial is not None and initial.dtype == out_dtype:
+        out = initial
     elif is_padded(x) and num_heads == 1 and not is_extreme:
-        out = empty_rows(num_rows, width, out_dtype or x.dtype, x.device)
+        out = empty_rows(num_rows, width, out_dtype, x.device)
     else:
-        out = torch.empty(num_rows, width, dtype=out_dtype or x.dtype, device=x.device)
+        out = torch.empty(num_rows, width, dtype=out_dtype, device=x.device)
     zero_columns = with_padding(out).shape[1] - width
     partial = torch.empty(schedule.num_pieces, width, dtype=accumulator, device=x.device)
     wide_edges = needs_wide_edges(num_edges)
@@ -420,23 +424,24 @@ def aggregate_rows(
     blocks = cdiv(num_heads, tile.heads) * cdiv(num_columns, tile.columns)
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
-            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add_to,
+            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, initial,
             edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
             schedule.num_pieces, num_light, sign,
             num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,
-            x_stride=x.stride(0), out_stride=out.stride(0), zero_columns=zero_columns, adds=add_to is not None,
+            x_stride=x.stride(0), out_stride=out.stride(0), zero_columns=zero_columns,
+            initial_stride=0 if initial is None else initial.stride(0),
             op=_CODES[op], weight=weight, is_extreme=is_extreme, by_edge=by_edge,
             has_edge_ids=edge_ids is not None,
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
-            wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
+            has_initial=initial is not None, wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
             no_edge=torch.iinfo(edge_dtype).max,
             rows_at_once=tile.rows, row_sets=tile.row_sets, unroll=tile.unroll, block_edges=tile.edges,
             block_heads=tile.heads, block_columns=tile.columns,
             sum_each_tile=tile.heads * tile.columns * x.element_size() >= 128,
             num_warps=tile.num_warps,
         )  # fmt: skip
-        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign, add_to)
+        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign, initial)
     return out, out_winner if is_extreme else None
 
 
@@ -448,18 +453,18 @@ def combine_pieces(
     dst_scale: Tensor | None,
     schedule: RowSchedule,
     sign: int,
-    add_to: Tensor | None = None,
+    initial: Tensor | None = None,
 ) -> None:
-    """Finish the heavy rows of ``out`` from their pieces; ``add_to`` as in `aggregate_rows`."""
+    """Finish the heavy rows of ``out`` from their pieces; ``initial`` as in `aggregate_rows`."""
     if schedule.num_split == 0:
         return
     width = out.shape[1]
     zero_columns = with_padding(out).shape[1] - width
     block = min(1024, power_of_2(width))
     _combine_kernel[(schedule.num_split, cdiv(width, block))](
-        out, out_winner, partial, partial_winner, dst_scale, add_to, schedule.split_rows, schedule.split_ptr,
-        width, out.stride(0), zero_columns, sign,
-        is_extreme=sign != 0, has_dst_scale=dst_scale is not None, adds=add_to is not None,
+        out, out_winner, partial, partial_winner, dst_scale, initial, schedule.split_rows, schedule.split_ptr,
+        width, out.stride(0), 0 if initial is None else initial.stride(0), zero_columns, sign,
+        is_extreme=sign != 0, has_dst_scale=dst_scale is not None, has_initial=initial is not None,
         accumulator=TRITON_TYPES[partial.dtype], block_columns=block, num_warps=4 if block > 128 else 1,
     )  # fmt: skip
 
