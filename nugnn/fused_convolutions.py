@@ -84,7 +84,7 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     count_operators((module.fc_neigh, "linear"), (module.fc_self, "linear"))
     weights, bias = (module.fc_self.weight, module.fc_neigh.weight), module.fc_self.bias
     if module._in_src_feats > module._out_feats or (module._in_src_feats == module._out_feats and not _is_kept(h)):
-        if h.requires_grad:
+        if h.requires_grad and not graph.is_split:
             _ = index.structure.transposed  # sorted once, with scratch, before the products are there as well
         out, messages = products(h, weights, bias)
         out = index.scaled_sum(tag(messages, rows), dst_scale=mean, add_to=out)

@@ -22,6 +22,7 @@ from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, wi
 from nugnn.kernels.row_schedule import make_row_schedule
 from nugnn.kernels.spmm import gpu, gpu_aggregate, gpu_gradients
 from nugnn.kernels.spmm.gpu import aggregate
+from nugnn.kernels.spmm.gpu_aggregate import in_edges
 from nugnn.kernels.spmm.reference import spmm_reference
 from nugnn.kernels.spmm.tiles import Tile, choose_tile
 from nugnn.kernels.structure import Structure
@@ -382,6 +383,11 @@ def check_sums_are_added_in_place_and_rounded_once() -> None:
         exact, mass = (s * scale.double()[:, None] + b for s, b in ((sums, before), (mass, before.abs())))
         error = (out.double() - exact).abs()
         assert (error <= allowed(structure.in_degrees[:, None] + 2, dtype, mass, exact)).all()
+
+        wide = before.to(torch.float64 if dtype == torch.float64 else torch.float32)  # another type and other strides
+        new, _ = gpu_aggregate.aggregate_rows(in_edges(structure), x, 1, dst_scale=scale, add_to=wide)
+        assert new.dtype == dtype and new.data_ptr() != wide.data_ptr()
+        assert torch.equal(new, out) and (with_padding(new)[:, width:] == 0).all()
 
         start = before.to(dtype).requires_grad_()
         x = x.clone().requires_grad_()
