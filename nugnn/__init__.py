@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nugnn.fit_result import FitResult as FitResult
     from nugnn.graph_family import GraphFamily as GraphFamily
     from nugnn.interrupt import Interrupted as Interrupted
+    from nugnn.join import init as init
     from nugnn.models import GNN as GNN
     from nugnn.sample_family import SampleFamily as SampleFamily
     from nugnn.samples import BatchMean as BatchMean
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from nugnn.session import global_mean as global_mean
     from nugnn.session import global_sum as global_sum
     from nugnn.session import halo as halo
-    from nugnn.session import init as init
     from nugnn.session import intercept as intercept
     from nugnn.session import local_edges as local_edges
     from nugnn.session import shard as shard
@@ -82,7 +82,7 @@ _EXPORTS = {
     "global_mean": "nugnn.session",
     "global_sum": "nugnn.session",
     "halo": "nugnn.session",
-    "init": "nugnn.session",
+    "init": "nugnn.join",
     "intercept": "nugnn.session",
     "intercept_samples": "nugnn.samples",
     "load_weights": "nugnn.weights",

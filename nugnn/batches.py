@@ -6,13 +6,14 @@ none. Each rank knows the counts of all, so a mean over the batch needs no excha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 
 class SplitBatchSampler(Sampler[list[int]]):
@@ -118,26 +119,53 @@ def batch_loader(
     dataset: Dataset[Any],
     sampler: SplitBatchSampler,
     *,
-    collate_fn: Callable[[list[Any]], Any] = default_collate,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Any]:
     """A loader of `Batch`, in the order of ``sampler``.
 
     Args:
-        dataset: Map-style: ``len(dataset)`` and ``dataset[i]``.
+        dataset: Map-style: ``len(dataset)`` and ``dataset[i]``. A `TensorDataset`, or one with ``take(ids)`` that
+            gives a whole batch, is asked for batches instead of samples unless there is a collate function.
         sampler: Which samples.
-        collate_fn: Joins a list of samples; puts samples on axis 0 of every tensor.
+        collate_fn: Joins a list of samples; puts samples on axis 0 of every tensor. torch's own when None.
         num_workers: Processes that read ahead; 0 reads in this one.
         pin_memory: Put batches where copies to a GPU need not wait.
     """
+    take = _taking(dataset) if collate_fn is None else None
+    collate: Any = _Collate(dataset, collate_fn or default_collate) if take is None else _as_it_is
     return DataLoader(
-        _Numbered(dataset),
+        _Numbered(dataset) if take is None else _Taken(take),
         batch_sampler=sampler,
-        collate_fn=_Collate(dataset, collate_fn),
+        collate_fn=collate,
         num_workers=num_workers,
         pin_memory=pin_memory,
     )
+
+
+def _taking(dataset: Dataset[Any]) -> Callable[[Tensor], Any] | None:
+    """What gives the samples of some ids as one batch; None where they come one by one."""
+    if isinstance(dataset, TensorDataset):
+        return functools.partial(_rows_of_all, dataset.tensors)
+    return getattr(dataset, "take", None)
+
+
+def _rows_of_all(tensors: tuple[Tensor, ...], ids: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x[ids] for x in tensors)
+
+
+class _Taken(Dataset[Any]):
+    def __init__(self, take: Callable[[Tensor], Any]) -> None:
+        self._take = take
+
+    def __getitems__(self, numbers: list[int]) -> Batch:
+        ids = torch.tensor(numbers, dtype=torch.int64)
+        return Batch(ids, self._take(ids))
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 class _Numbered(Dataset[Any]):

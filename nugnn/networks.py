@@ -149,6 +149,10 @@ class TransformerClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.classify = nn.LayerNorm(width), nn.Linear(width, num_classes)
+        for table in (self.tokens, self.places):  # torch's own spread of 1 would drown what the blocks add
+            nn.init.normal_(table.weight, std=0.02)
+        with torch.no_grad():
+            self.tokens.weight[0] = 0
 
     def forward(self, ids: Tensor) -> Tensor:
         """``(n, num_classes)`` logits of token numbers ``ids (n, length)``, 0 behind the end of a sample."""

@@ -48,7 +48,7 @@ class SampleFamily:
         micro_batches: Parts of each batch that run one after the other, for less memory; batch norm sees one at a time.
         drop_last: Leave out the last batch of an epoch when it is smaller.
         measure_train: Measure the metric on the training samples too, which takes a pass over them.
-        collate_fn: Joins samples; puts them on axis 0 of every tensor.
+        collate_fn: See `nugnn.batches.batch_loader`.
         num_data_workers: Processes that read ahead on each rank.
 
     Raises:
@@ -72,7 +72,7 @@ class SampleFamily:
         micro_batches: int = 1,
         drop_last: bool = False,
         measure_train: bool = False,
-        collate_fn: Callable[[list[Any]], Any] = default_collate,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         num_data_workers: int = 0,
     ) -> None:
         if len(sizes) != ranks.world_size:

@@ -115,6 +115,34 @@ class _TwoInputs(nn.Module):
         return self.linear(torch.cat([left, right], 1).flatten(1))  # type: ignore[no-any-return]
 
 
+class _ByTake(Dataset[Any]):
+    """Gives batches, not samples."""
+
+    def __init__(self, x: Tensor, labels: Tensor) -> None:
+        self.x, self.labels = x, labels
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i], self.labels[i]
+
+
+class _Taking(_ByTake):
+    def take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[ids], self.labels[ids]
+
+
+@pytest.mark.parametrize("num_data_workers", [0, 2])
+def test_batches_at_once_are_batches_of_samples(num_data_workers: int) -> None:
+    tensors = make_data("images", 21).tensors
+    losses = []
+    for data in (_ByTake(*tensors), _Taking(*tensors), TensorDataset(*tensors)):
+        family = SampleFamily(make_model("cnn").double(), data, Ranks(), sizes=(6,), num_data_workers=num_data_workers)
+        losses.append(Trainer(family, make_optimizer=_adamw).train_epoch())
+    assert losses[0] == losses[1] == losses[2]
+
+
 @pytest.mark.parametrize("as_tuple", [True, False])
 @pytest.mark.parametrize("num_data_workers", [0, 1])
 def test_inputs_with_places_or_names(as_tuple: bool, num_data_workers: int) -> None:

@@ -1,0 +1,47 @@
+"""Join the ranks that were started together; leave them in good order."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from nugnn.addresses import advertised_interface
+from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.devices import own_device
+from nugnn.member import member_from
+
+
+def init(timeout_seconds: float = 600.0, *, device: str = "cpu") -> Ranks:
+    """Join the ranks that ``torchrun`` (or `nugnn.fit`) started; a single rank when nothing was started.
+
+    Args:
+        timeout_seconds: How long a rank waits for its peers in a collective before it gives up.
+        device: ``cpu``, ``cuda`` (the GPU of this process's number on its host) or ``auto``: a GPU if there is one.
+
+    Raises:
+        ValueError: No network interface leads to the other hosts; says which variable to set. Or there is no GPU.
+    """
+    if not dist.is_initialized() and (member := member_from(os.environ)) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = advertised_interface(
+            member.address, is_one_host=member.is_one_host, given=os.environ.get("GLOO_SOCKET_IFNAME")
+        )
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    if dist.is_initialized():
+        atexit.register(_leave_groups)
+    return join_ranks(timeout_seconds, device=own_device(device))
+
+
+def _leave_groups() -> None:
+    """End the threads of the process groups while the interpreter still stands.
+
+    A thread of gloo drops the tensors of a collective after the collective has returned. Where the interpreter ends in
+    between, the thread is stopped in the middle of C++ code, and the process dies with SIGABRT although its work is
+    done. After an uncaught exception the process leaves at once instead, so that its peers hear of it.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.destroy_process_group()
