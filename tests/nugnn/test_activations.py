@@ -215,6 +215,32 @@ class _Inner(nn.Module):
         return F.dropout(self.norm(self.conv(graph, x)), 0.3, self.training)
 
 
+class _Branching(nn.Module):
+    """One tensor is the source of several sums, inside one layer and in two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(NUM_FEATURES, 8)
+        self.branches = nn.ModuleList(_Branch(8) for _ in range(2))
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        h = torch.sin(self.first(x))
+        return sum(branch(graph, h) for branch in self.branches)  # type: ignore[return-value]
+
+
+class _Branch(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(2 * width, NUM_CLASSES), nn.Dropout(0.3)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "sum"))
+            graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "mean"))
+            return self.drop(self.linear(torch.tanh(torch.cat([graph.ndata["sum"], graph.ndata["mean"]], 1))))  # type: ignore[no-any-return]
+
+
 def _gnn(kind: str, **options: Any) -> nn.Module:
     return GNN(kind, NUM_FEATURES, NUM_CLASSES, hidden=8, layers=3, norm="batch", dropout=0.4, **options)
 
@@ -232,6 +258,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "data in the graph": _ThroughTheGraph,
     "a checkpoint of its own": _OwnCheckpoint,
     "reversible layers": _Reversible,
+    "branches": _Branching,
 }
 
 
@@ -279,6 +306,13 @@ def _unequal(kept: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def test_layers_that_run_again_change_no_bit(ranks: Any, name: str, size: int) -> None:
     features = name != "embedding"
     for wrong in ranks.run(size, _differences, _model(name), "recompute", features=features):
+        assert not wrong
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "data in the graph", "a checkpoint of its own", "branches"])
+def test_layers_whose_sums_overlap_with_the_exchange_change_no_bit(ranks: Any, name: str, size: int) -> None:
+    for wrong in ranks.run(size, _differences, _model(name), "recompute", overlap="on"):
         assert not wrong
 
 
