@@ -64,15 +64,10 @@ def make_run(model: str, case: Case, activations: str, precision: str, arguments
         net = nugnn.GNN(model, *sizes, layers=layers, hidden=hidden // heads, heads=heads, dropout=0.3)
     graph = case.shard_graph("none")
     rows = {"train": torch.arange(case.num_nodes, device=case.device)}
-    trainer = nugnn.Trainer(
-        net.to(case.device),
-        graph,
-        rows,
-        make_optimizer=lambda model: adam(model.parameters(), case.device),
-        precision=precision,
-        activations=activations,
-    )
-    return Run(lambda: torch.as_tensor(trainer.train_epoch()), trainer.predict)
+    net.to(case.device)
+    family = nugnn.GraphFamily(net, graph, rows, precision=precision, activations=activations)
+    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), case.device))
+    return Run(lambda: torch.as_tensor(trainer.train_epoch()), lambda: family.predict(trainer.num_steps))
 
 
 def measure(recorder: Recorder, case: Case, model: str, precision: str, arguments: argparse.Namespace) -> None:

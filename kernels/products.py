@@ -133,7 +133,9 @@ class _SumOfProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.num_columns)
-        xs, weights = list(ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        saved = list(ctx.saved_tensors)  # asked for once: an activation checkpoint gives them once
+        xs, weights = saved[:count], saved[count:]
+        del saved
         needs_bias, needs_xs = ctx.needs_input_grad[0], ctx.needs_input_grad[1 : 1 + count]
         grad_bias = grad.sum(0) if needs_bias else None
         whole = _at_width(grad, ctx.width)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import cli, recognition
-from nugnn import trainer as trainer_module
+from nugnn import graph_family as family_module
 from nugnn.activations import ACTIVATIONS, Offloaded
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
@@ -748,11 +748,11 @@ def _offloaded(ranks: Ranks, model: nn.Module, **options: Any) -> list[str]:
         moved.append(activations.host)
         return activations
 
-    plain, trainer_module.make_activations = trainer_module.make_activations, make
+    plain, family_module.make_activations = family_module.make_activations, make
     try:
         other = _trained(ranks, model, activations="offload", **options)
     finally:
-        trainer_module.make_activations = plain
+        family_module.make_activations = plain
     assert moved[0].moved_bytes > 0
     return _unequal(kept, other)
 
