@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from nugnn.datasets.gnn_benchmark import KEYS as GNN_BENCHMARK_KEYS
@@ -53,7 +54,8 @@ def _read_edge_list(path: Path, name: str, metric: Metric, num_nodes: int) -> Gr
 
 def holds_planetoid(folder: Path, name: str) -> bool:
     """Whether some of the Planetoid files of that graph are in the folder."""
-    return any((folder / f"ind.{name}.{part}").is_file() for part in PARTS)
+    # os.path: a name that is too long for the system is no file either
+    return any(os.path.isfile(folder / f"ind.{name}.{part}") for part in PARTS)
 
 
 def _read_file(path: Path, name: str, metric: Metric) -> GraphData:

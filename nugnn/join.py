@@ -31,17 +31,23 @@ def init(timeout_seconds: float = 600.0, *, device: str = "cpu") -> Ranks:
         )
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+    ranks = join_ranks(timeout_seconds, device=own_device(device))
     if dist.is_initialized():
-        atexit.register(_leave_groups)
-    return join_ranks(timeout_seconds, device=own_device(device))
+        atexit.register(_leave_groups, ranks)
+    return ranks
 
 
-def _leave_groups() -> None:
+def _leave_groups(ranks: Ranks) -> None:
     """End the threads of the process groups while the interpreter still stands.
 
     A thread of gloo drops the tensors of a collective after the collective has returned. Where the interpreter ends in
     between, the thread is stopped in the middle of C++ code, and the process dies with SIGABRT although its work is
-    done. After an uncaught exception the process leaves at once instead, so that its peers hear of it.
+    done. A group's threads end with the last reference to it, so ``ranks``, which a script may hold in a global, gives
+    its own up. After an uncaught exception the process leaves at once instead, so that its peers hear of it.
     """
-    if dist.is_initialized() and not hasattr(sys, "last_type"):
+    if hasattr(sys, "last_type"):
+        return
+    if dist.is_initialized():
         dist.destroy_process_group()
+    for group in ("halo", "control"):
+        object.__setattr__(ranks, group, None)

@@ -183,7 +183,9 @@ def test_torchrun_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> 
     assert code != 0 and "hidden was 8, is 9" in errors
 
 
-@pytest.mark.parametrize("command", ["predict", "evaluate", "partition"])
+@pytest.mark.parametrize(
+    "command", ["evaluate", *(pytest.param(name, marks=pytest.mark.slow) for name in ("predict", "partition"))]
+)
 def test_commands_that_every_process_would_do_are_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
     """Each of two processes would write ``predictions.npy``; and each would show the same table."""
     code, _, errors, _ = train(tmp_path, "--epochs", "1", "--hidden", "4", num=1)
