@@ -356,6 +356,7 @@ def test_what_is_no_file_ends_in_one_line_and_is_not_waited_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NUGNN_DATA", raising=False)
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
     for name in ("pipe", "pipe.txt", "pipe.npz", "pipe.py", "zip.zip"):
         os.mkfifo(name)
