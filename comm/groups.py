@@ -177,6 +177,20 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
     return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, device, carries_cuda, is_uniform, pulse=pulse)
 
 
+def leave_ranks(ranks: Ranks) -> None:
+    """End the threads of the process groups while the interpreter still stands; ``ranks`` is of no use afterwards.
+
+    A thread of gloo drops the tensors of a collective after the collective has returned. Where the interpreter ends in
+    between, the thread is stopped in the middle of C++ code, and the process dies with SIGABRT although its work is
+    done. A group's threads end with the last reference to it, so ``ranks``, which a script may hold in a global, gives
+    its own up.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    for group in ("halo", "control"):
+        object.__setattr__(ranks, group, None)
+
+
 def _device_numbers(device: torch.device) -> list[int]:
     """Of each rank: 0 for the CPU, another number for each GPU of all hosts; a collective call."""
     number = 0

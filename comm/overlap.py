@@ -130,14 +130,14 @@ class _OverlappedSum(torch.autograd.Function):
             y_L = _sum_back(ctx.structure, grad_N, src_scale_L, dst_scale_N)
             if grad_H is not None:
                 y_L = torch.cat([y_L[: plan.num_inner], y_L[plan.num_inner :] + grad_H])
-            return add_home(y_L, plan, label), _if(ctx.needs_input_grad[1], grads[0]), *[None] * 5
+            return add_home(y_L, plan, label), (grads[0] if ctx.needs_input_grad[1] else None), *[None] * 5
         parts = ctx.structure.split(plan.num_inner)
         src_scale_N, src_scale_H = _halves(src_scale_L, plan.num_inner)
         grad_H = None if grad_H is None else grad_H.contiguous()
         y_H = add_sum(parts.rest_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_H, add_to=grad_H)
         exchange = begin_return(y_H, plan, label)
         y_N = add_sum(parts.first_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_N)
-        grad_add = _if(ctx.needs_input_grad[1], grads[0])
+        grad_add = grads[0] if ctx.needs_input_grad[1] else None
         return add_returned_(y_N, exchange.finish(), plan), grad_add, *[None] * 5
 
 
@@ -161,7 +161,7 @@ class _StagedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, src_scale_L, dst_scale_N = ctx.saved_tensors
-        grad_add = _if(ctx.needs_input_grad[2], grads[0])
+        grad_add = grads[0] if ctx.needs_input_grad[2] else None
         if torch.is_grad_enabled():
             y_L = _sum_back(ctx.structure, grads[0], src_scale_L, dst_scale_N)
             return y_L[: ctx.num_inner], y_L[ctx.num_inner :], grad_add, None, None, None
@@ -190,10 +190,6 @@ def _sum(
     begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, add_to=add_to, dtype=wide)
     rest = {"src_scale": src_scale_H, "dst_scale": dst_scale_N}
     return add_sum(parts.rest, halo(), **rest, add_to=begun, in_place=True, dtype=x_N.dtype)
-
-
-def _if(wanted: bool, grad: Tensor | None) -> Tensor | None:
-    return grad if wanted else None
 
 
 def _sum_back(structure: Structure, grad_N: Tensor, src_scale_L: Tensor | None, dst_scale_N: Tensor | None) -> Tensor:

@@ -58,7 +58,7 @@ class Family(Protocol):
         """This rank's share of the loss of the step, as far as ``work`` goes: shares and parts add up to the loss."""
         ...
 
-    def weight(self, work: Work) -> float:
+    def weight(self, work: Work) -> float | Tensor:
         """What the loss of the step that ``work`` belongs to counts for in the mean over the epoch."""
         ...
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from nugnn.addresses import advertised_interface
-from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.devices import own_device
 from nugnn.member import member_from
 
@@ -33,21 +33,11 @@ def init(timeout_seconds: float = 600.0, *, device: str = "cpu") -> Ranks:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     ranks = join_ranks(timeout_seconds, device=own_device(device))
     if dist.is_initialized():
-        atexit.register(_leave_groups, ranks)
+        atexit.register(_leave, ranks)
     return ranks
 
 
-def _leave_groups(ranks: Ranks) -> None:
-    """End the threads of the process groups while the interpreter still stands.
-
-    A thread of gloo drops the tensors of a collective after the collective has returned. Where the interpreter ends in
-    between, the thread is stopped in the middle of C++ code, and the process dies with SIGABRT although its work is
-    done. A group's threads end with the last reference to it, so ``ranks``, which a script may hold in a global, gives
-    its own up. After an uncaught exception the process leaves at once instead, so that its peers hear of it.
-    """
-    if hasattr(sys, "last_type"):
-        return
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    for group in ("halo", "control"):
-        object.__setattr__(ranks, group, None)
+def _leave(ranks: Ranks) -> None:
+    """Leave in good order; after an uncaught exception at once instead, so that the peers hear of it."""
+    if not hasattr(sys, "last_type"):
+        leave_ranks(ranks)

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from nugnn.comm.groups import Ranks
 from nugnn.kernels.cross_entropy import binary_cross_entropy_rows, cross_entropy_rows
 from nugnn.kernels.epilogue import runs_in_triton
+from nugnn.precision.storage import at_least_float32
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """``loss(logits (n, C), labels (n,) or (n, C)) -> (n,)`` or ``(n, C)``: no reduction over rows."""
@@ -24,6 +25,44 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """``(n, C)`` binary cross-entropy of each row and class."""
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+
+
+def share_of_mean(
+    loss: RowLoss,
+    logits: Tensor,
+    labels: Tensor,
+    total: float | Tensor,
+    weights: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The sum of the rows' losses over ``total``, a scalar; the shares of all ranks add up to a mean.
+
+    Args:
+        loss: See `RowLoss`.
+        logits: ``(n, ...)`` for the rows of ``labels``; ``(N, C)``, of which ``rows`` count, where those are given.
+        labels: What the loss takes beside them.
+        total: Rows of all ranks, or their weights.
+        weights: ``(n,)`` of the rows; None for ones.
+        rows: ``(n,)`` distinct rows of the logits.
+
+    Raises:
+        ValueError: The loss function reduced over rows.
+    """
+    if loss is cross_entropy and logits.dim() == 2 and runs_in_triton(logits):
+        values = cross_entropy_rows(logits, labels, rows)
+    elif loss is binary_cross_entropy and logits.dim() == 2 and runs_in_triton(logits):
+        values = binary_cross_entropy_rows(logits, labels, rows)
+    else:
+        values = loss(at_least_float32(logits if rows is None else logits.index_select(0, rows)), labels)
+    if values.shape[:1] != labels.shape[:1] or values.dim() not in (1, 2):
+        raise ValueError(
+            f"the loss function returned shape {tuple(values.shape)} for {len(labels)} rows; it has to "
+            "return one value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
+        )
+    if weights is not None:
+        values = values * weights.to(values.dtype)
+    per_row = values.shape[1] if values.dim() == 2 else 1
+    return values.sum() / (total * per_row)
 
 
 class GlobalMean:
@@ -80,21 +119,4 @@ class GlobalMean:
                 f"the model returns {logits.shape[1]} columns, but labels go up to {self._num_classes - 1}: it needs "
                 f"{self._num_classes} or more, one for each class"
             )
-        if self._loss is cross_entropy and runs_in_triton(logits):
-            values = cross_entropy_rows(logits, self._labels, self._rows)
-        elif self._loss is binary_cross_entropy and runs_in_triton(logits):
-            values = binary_cross_entropy_rows(logits, self._labels, self._rows)
-        else:
-            logits = logits if self._rows is None else logits.index_select(0, self._rows)
-            if logits.dtype in (torch.bfloat16, torch.float16):
-                logits = logits.float()  # exponentials and the sum over rows need float32
-            values = self._loss(logits, self._labels)
-        if values.shape[:1] != self._labels.shape[:1] or values.dim() not in (1, 2):
-            raise ValueError(
-                f"the loss function returned shape {tuple(values.shape)} for {len(self._labels)} rows; it has to "
-                "return one value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
-            )
-        if self._weights is not None:
-            values = values * self._weights.to(values.dtype)
-        per_row = values.shape[1] if values.dim() == 2 else 1
-        return values.sum() / (self.normalizer * per_row)
+        return share_of_mean(self._loss, logits, self._labels, self.normalizer, self._weights, self._rows)

@@ -13,7 +13,8 @@ from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
 from nugnn.kernels.padded import is_padded, padded_copy, padded_width
 from nugnn.kernels.rows import rows_of, tag
-from nugnn.precision.storage import Storage, model_dtype
+from nugnn.modes import evaluating
+from nugnn.precision.storage import Storage, at_least_float32, model_dtype
 from nugnn.session import intercept
 from nugnn.shard_graph import ShardGraph
 
@@ -97,22 +98,15 @@ class ModelOnShard:
             )
         return logits_NC
 
-    @torch.no_grad()
     def predict(self, step: int = 0) -> Tensor:
         """``(N, C)`` logits of the inner nodes in evaluation mode, float32 or wider; a collective call.
 
         Args:
             step: Number of the training step after which this is; keys whatever the model draws at random.
         """
-        was_training = {module: module.training for module in self.model.modules()}
-        self.model.eval()
-        try:
-            with self.step(step):
-                logits_NC = self.forward()
-            return logits_NC.float() if logits_NC.dtype in (torch.bfloat16, torch.float16) else logits_NC
-        finally:
-            for module, training in was_training.items():
-                module.training = training
+        with evaluating(self.model), self.step(step):
+            logits_NC = self.forward()
+        return at_least_float32(logits_NC)
 
     def predict_all(self, step: int = 0) -> Tensor:
         """``(num_nodes_global, C)`` logits in the original node order, on every rank; a collective call."""

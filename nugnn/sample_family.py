@@ -16,7 +16,8 @@ from nugnn.batches import Batch, SplitBatchSampler, batch_loader
 from nugnn.comm.groups import Ranks
 from nugnn.loss import RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.metrics import evaluate_rows
-from nugnn.precision.storage import Storage, model_dtype
+from nugnn.modes import evaluating
+from nugnn.precision.storage import Storage, at_least_float32, model_dtype
 from nugnn.samples import BatchMean, as_samples, intercept_samples
 
 
@@ -26,7 +27,7 @@ class _Part:
 
     x: Any
     labels: Tensor
-    total: float
+    total: float | Tensor
 
 
 class SampleFamily:
@@ -95,7 +96,7 @@ class SampleFamily:
         if loss is None:
             label = default_collate([train[0][1]])
             loss = binary_cross_entropy if label.dim() == 2 else cross_entropy
-        self._mean = BatchMean(loss, ranks, None if class_weights is None else class_weights.to(ranks.device))
+        self._mean = BatchMean(loss, ranks, class_weights)
 
     @property
     def row_ids(self) -> Tensor:
@@ -126,7 +127,7 @@ class SampleFamily:
     def loss(self, work: _Part) -> Tensor:
         return self._mean(self._logits(work.x), work.labels, work.total)
 
-    def weight(self, work: _Part) -> float:
+    def weight(self, work: _Part) -> float | Tensor:
         return work.total
 
     def evaluate(self, num_steps: int) -> dict[str, float]:
@@ -148,24 +149,17 @@ class SampleFamily:
         rows = torch.cat(self.ranks.gather_rows(logits.contiguous()))
         return torch.empty_like(rows).index_copy_(0, torch.cat(self.ranks.gather_rows(ids)), rows)
 
-    @torch.no_grad()
     def _predicted(self, split: str, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels and numbers of this rank's samples of a split."""
-        was_training = {module: module.training for module in self.model.modules()}
-        self.model.eval()
         logits, labels, ids = [], [], []
-        try:
+        with evaluating(self.model):
             for batch in self._measured[split]:
                 whole = batch.to(self.ranks.device)
                 x, truth = self._prepared(whole)
                 with self.around(num_steps):
-                    out = self._logits(x)
-                logits.append(out.float() if out.dtype in (torch.bfloat16, torch.float16) else out)
+                    logits.append(at_least_float32(self._logits(x)))
                 labels.append(truth)
                 ids.append(whole.ids)
-        finally:
-            for module, training in was_training.items():
-                module.training = training
         return torch.cat(logits), torch.cat(labels), torch.cat(ids)
 
     def _prepared(self, batch: Batch) -> tuple[Any, Tensor]:

@@ -30,7 +30,7 @@ from nugnn.comm.pulse import ProgressHandler
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import Rows, tag
-from nugnn.loss import RowLoss
+from nugnn.loss import RowLoss, share_of_mean
 
 BatchNormRows = Literal["all", "local"]
 """Whose rows batch norm counts: those of all ranks, as one process would, or a rank's own."""
@@ -99,8 +99,8 @@ class BatchMean:
     def __init__(self, loss: RowLoss, ranks: Ranks, class_weights: Tensor | None = None) -> None:
         self._loss, self._ranks, self._class_weights = loss, ranks, class_weights
 
-    def total(self, counts: Sequence[int], labels: Sequence[Tensor]) -> float:
-        """What the losses of an optimizer step are divided by; with class weights a collective call.
+    def total(self, counts: Sequence[int], labels: Sequence[Tensor]) -> float | Tensor:
+        """What the losses of an optimizer step are divided by; with class weights a tensor, and a collective call.
 
         Args:
             counts: Samples of each rank in the global batch.
@@ -108,12 +108,9 @@ class BatchMean:
         """
         if self._class_weights is None:
             return float(sum(counts))
-        mass = torch.zeros((), dtype=torch.float64)
-        for part in labels:
-            mass += self._class_weights.to(part.device)[part].sum(dtype=torch.float64).cpu()
-        return float(self._ranks.sum_(mass))
+        return self._ranks.sum_(torch.stack([self._weights(part).sum(dtype=torch.float64) for part in labels]).sum())
 
-    def __call__(self, logits: Tensor, labels: Tensor, total: float) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, total: float | Tensor) -> Tensor:
         """Share of the loss on this rank, a scalar.
 
         Args:
@@ -124,15 +121,10 @@ class BatchMean:
         Raises:
             ValueError: The loss function reduced over samples.
         """
-        if logits.dtype in (torch.bfloat16, torch.float16):
-            logits = logits.float()  # exponentials and the sum over rows need float32
-        values = self._loss(logits, labels)
-        if values.shape[:1] != labels.shape[:1] or values.dim() not in (1, 2):
-            raise ValueError(
-                f"the loss function returned shape {tuple(values.shape)} for {len(labels)} samples; it has to return "
-                "one value per sample, (n,) or (n, C), without a mean or sum (reduction='none')."
-            )
-        per_sample = values.shape[1] if values.dim() == 2 else 1
-        if self._class_weights is not None:
-            values = values * self._class_weights.to(labels.device)[labels].to(values.dtype)
-        return values.sum() / (total * per_sample)
+        weights = None if self._class_weights is None else self._weights(labels)
+        return share_of_mean(self._loss, logits, labels, total, weights)
+
+    def _weights(self, labels: Tensor) -> Tensor:
+        assert self._class_weights is not None
+        self._class_weights = self._class_weights.to(labels.device)  # moved once
+        return self._class_weights[labels]

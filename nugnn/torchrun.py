@@ -25,7 +25,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nugnn.addresses import advertised_interface
-from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.comm.pulse import SIZE, Pulse, Stamp, read
 from nugnn.config import TrainConfig
 from nugnn.failure import EXIT_USER, EXIT_WORKER_LOST, Place, WorkerView, named, stall_of
@@ -375,7 +375,7 @@ def joined(
         raise
     except Exception as error:
         watch.fail(error)
-    dist.destroy_process_group()
+    leave_ranks(ranks)
 
 
 def _connect(member: Member, timeout: float, *, hosts: bool) -> dist.Store:

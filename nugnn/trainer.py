@@ -122,7 +122,6 @@ class Trainer:
             )
         self._clip_norm = clip_norm
         self.num_steps = 0
-        self.num_epochs = 0
 
     def train_epoch(self) -> float:
         """All optimizer steps of an epoch.
@@ -131,12 +130,12 @@ class Trainer:
             The loss over all ranks, in the mean over steps by their weight.
         """
         self.model.train()
-        total, mass = torch.zeros((), dtype=torch.float64, device=self.ranks.device), 0.0
-        for works in self.family.steps(self.num_epochs):
+        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        mass: float | Tensor = 0.0
+        for works in self.family.steps(self.num_steps // self.family.steps_per_epoch):
             weight = self.family.weight(works[0])
             total += self.step(works) * weight
             mass += weight
-        self.num_epochs += 1
         global_loss = float(self.ranks.sum_(total / mass))
         if self.scheduler is not None and not self._schedule_steps:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -39,7 +39,6 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
     shared = {
         "num_nodes": trainer.family.num_rows_global,
         "num_steps": trainer.num_steps,
-        "num_epochs": trainer.num_epochs,
         "loss_scale": trainer.loss_scale.state(),
         "model": {name: value for name, value in model.items() if name not in sharded},
         "best_model": {name: value for name, value in best.items() if name not in sharded},
@@ -84,7 +83,6 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(shared["schedule"])
     trainer.num_steps = shared["num_steps"]
-    trainer.num_epochs = shared.get("num_epochs", trainer.num_steps)  # older checkpoints: a step was an epoch
     if "loss_scale" in shared:  # not in checkpoints written before there was one
         trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())

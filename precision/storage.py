@@ -20,6 +20,11 @@ def model_dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x``, in float32 where it is stored in 16 bits: for exponentials and long sums."""
+    return x.float() if x.dtype in _HALF.values() else x
+
+
 class Storage:
     """Types of features, activations and products of a model.
 

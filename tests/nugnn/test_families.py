@@ -26,19 +26,16 @@ def _passed(without: str, *arguments: str) -> int:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    return done.stdout.split()[0].count(".")
+    return sum(line.count(".") for line in done.stdout.splitlines() if line.endswith("%]"))
 
 
-def test_samples_train_without_graphs() -> None:
-    passed = _passed(
-        _OF_GRAPHS, str(_TESTS / "test_sample_family.py"), "-k", "plain_torch_loop or (one_process and 8 and mlp)"
-    )
-    assert passed == 2
+def test_all_tests_of_samples_pass_without_graphs() -> None:
+    assert _passed(_OF_GRAPHS, str(_TESTS / "test_sample_family.py"), str(_TESTS / "test_samples.py")) > 80
 
 
 def test_graphs_train_without_samples() -> None:
-    passed = _passed(_OF_SAMPLES, str(_TESTS / "test_exactness.py"), "-k", "3-metis-unequal and gcn and not residual")
-    assert passed == 2
+    chosen = "3-metis-unequal or plain_dgl"
+    assert _passed(_OF_SAMPLES, str(_TESTS / "test_exactness.py"), "-k", chosen) > 20
 
 
 @pytest.mark.parametrize("names", [_OF_GRAPHS, _OF_SAMPLES])

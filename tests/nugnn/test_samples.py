@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nugnn.batches import SplitBatchSampler, apportioned, batch_loader
+from nugnn.batches import Batch, SplitBatchSampler, apportioned, batch_loader
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.loss import cross_entropy
@@ -162,3 +162,17 @@ def test_what_is_no_row_per_sample_is_refused() -> None:
         BatchMean(lambda x, y: x.mean(), Ranks())(torch.ones(3, 2), torch.ones(3), 3)
     with pytest.raises(ValueError, match="all or local"):
         intercept_samples(nn.Identity(), Ranks(), batch_norm="sync")  # type: ignore[arg-type]
+
+
+def _norm_of_own_rows(ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Batch norm of this rank's part under ``local``, and what torch makes of the same rows."""
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(ranks.rank), dtype=torch.float64)
+    norm, own = nn.BatchNorm1d(3).double(), nn.BatchNorm1d(3).double()
+    batch = as_samples(Batch(torch.arange(6) + 6 * ranks.rank, x), ranks)
+    with intercept_samples(norm, ranks, batch_norm="local").step(0):
+        return norm(batch.data), own(x.clone())
+
+
+def test_local_batch_norm_counts_a_ranks_own_rows(ranks: Any) -> None:
+    for mine, expected in ranks.run(2, _norm_of_own_rows):
+        assert torch.equal(mine, expected)
