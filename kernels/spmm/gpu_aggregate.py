@@ -111,12 +111,12 @@ def _take_edges(  # type: ignore[no-untyped-def]
 
 
 # Widths are compile-time constants: an address is then one instruction, and whole blocks need no mask.
-@triton.jit(do_not_specialize=["num_pieces", "num_light", "sign"])
+@triton.jit(do_not_specialize=["num_pieces", "num_light", "sign", "last_column"])
 def _aggregate_kernel(  # type: ignore[no-untyped-def]
     out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add,
     indptr, indices, edge_ids, group_begin, group_end, lockstep_rows, piece_begin, piece_end,
-    num_pieces, num_light, sign, num_heads: tl.constexpr, num_columns: tl.constexpr, x_columns: tl.constexpr,
-    x_stride: tl.constexpr, out_stride: tl.constexpr, add_stride: tl.constexpr, zero_columns: tl.constexpr,
+    num_pieces, num_light, sign, last_column, num_heads: tl.constexpr, num_columns: tl.constexpr,
+    x_columns: tl.constexpr, x_stride: tl.constexpr, out_stride: tl.constexpr, add_stride: tl.constexpr, zero_columns: tl.constexpr,
     adds: tl.constexpr,
     op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
@@ -272,7 +272,7 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                 add_at = (row * add_stride)[None, :, None] + out_offset[:, None, :]
                 value += tl.load(add + add_at, mask=store_mask, other=0).to(accumulator)
             if zero_columns > 0:  # one head: zeros behind its columns
-                value = tl.where(in_out[:, None, :], value, 0.0)
+                value = tl.where((column <= last_column)[None, None, :], value, 0.0)
                 store_mask = valid[None, :, None] & (column < num_columns + zero_columns)[None, None, :]
             tl.store(out + at, value.to(out.dtype.element_ty), mask=store_mask)
 
@@ -428,7 +428,7 @@ def aggregate_rows(
             out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add_to,
             edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
-            schedule.num_pieces, num_light, sign,
+            schedule.num_pieces, num_light, sign, num_columns - 1,
             num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,
             x_stride=x.stride(0), out_stride=out.stride(0), add_stride=0 if add_to is None else add_to.stride(0),
             zero_columns=zero_columns, adds=add_to is not None,

@@ -357,10 +357,24 @@ def check_padded_rows_give_the_same_bits_in_padded_rows(dtype: torch.dtype) -> N
                 results.append((y.detach(), g))
             for padded in results[1:]:
                 for mine, plain in zip(padded, results[0], strict=True):
-                    assert torch.equal(mine, plain), (name, dtype, width)
+                    assert same_but_for_the_order_of_sums(mine, plain, name, width), (name, dtype, width)
                     assert mine.dim() == 1 or (with_padding(mine)[:, width:] == 0).all()
                 if padded_width(width, dtype.itemsize) > width:
                     assert is_padded(padded[1]) and (padded[0].dim() == 1 or is_padded(padded[0])), name
+
+
+def same_but_for_the_order_of_sums(mine: Tensor, plain: Tensor, name: str, width: int) -> bool:
+    """Equal bits, but on a GPU where a row is summed: how it is loaded decides which threads add which columns.
+
+    A sum of ``width`` terms is off by that many roundings of the accumulator; the variance of three columns may be
+    some 50 times smaller than their squares, which its inverse carries into the result. Then one rounding to the dtype.
+    """
+    if DEVICE == "cpu" or name in ("dropout", "relu dropout", "bias elu"):
+        return torch.equal(mine, plain)
+    wide = torch.promote_types(plain.dtype, torch.float32)
+    of_sums = 64 * width * torch.finfo(wide).eps * plain.double().abs().max()
+    of_rounding = 2 * torch.finfo(plain.dtype).eps * plain.double().abs()
+    return bool(((mine.double() - plain.double()).abs() <= of_sums + of_rounding).all())
 
 
 def beside_another(x: Tensor) -> Tensor:
