@@ -88,6 +88,22 @@ def timing_of(samples_ms: list[float]) -> Timing:
     )
 
 
+def kernels_of(step: Callable[[], Any], count: int, device: torch.device) -> list[dict[str, Any]]:
+    """The ``count`` kernels (operators on a CPU) that take most of one more step: name, calls, milliseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    is_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU], acc_events=True) as profiler:
+        step()
+        synchronize(device)
+
+    def milliseconds(event: Any) -> float:
+        return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total) / 1e3
+
+    events = sorted(profiler.key_averages(), key=milliseconds, reverse=True)[:count]
+    return [{"name": event.key, "calls": event.count, "ms": milliseconds(event)} for event in events]
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for the device; nothing on a CPU."""
     if device.type == "cuda":
