@@ -1,10 +1,11 @@
 """Compiles kernels for an H100 and searches their PTX, run by `test_machine_code.py` in a process of its own.
 
-    python machine_code_checks.py known|quick|wide
+    python machine_code_checks.py quick|wide
 
 No GPU is needed: a stand-in for the driver names the target, tensors are those of the CPU, and what would start a
 kernel compiles it and stops at PTX. Prints how many kernels of which functions were searched when none is wrong.
-``known`` searches a kernel that Triton 3.6 compiles wrongly, then the same one as kernels here avoid it.
+Before that, with Triton 3.6, the search has to find a kernel that it compiles wrongly, and not the same one as kernels
+here avoid it. ``quick`` leaves out most backward passes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from nugnn.kernels.sddmm.gpu import sddmm_triton
 from nugnn.kernels.spmm.gpu import aggregate
 from nugnn.kernels.structure import Structure
 
+IS_WIDE = sys.argv[1:] == ["wide"]
 NUM_ROWS = 2_000
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -128,7 +130,8 @@ def rows(width: int, dtype: torch.dtype, padded: bool = False) -> Tensor:
 
 
 def differentiate(out: Tensor) -> None:
-    out.backward(torch.ones_like(out))
+    if IS_WIDE:
+        out.backward(torch.ones_like(out))
 
 
 def spmm(structure: Structure, width: int, dtype: torch.dtype, padded: bool, scaled: bool, adds: bool) -> None:
@@ -152,7 +155,8 @@ def gatv2(structure: Structure, heads: int, dim: int, dtype: torch.dtype, gat: b
     sides = (x[..., 0].contiguous(), x[..., 0].contiguous(), None) if gat else (None, x, x[0].contiguous())
     operands, none = attention.Operands(x, *sides, 0.2), attention.no_dropout(x)
     out, stats = attention.attention_forward(structure, operands, none)
-    attention.attention_backward(structure, operands, none, stats, out)
+    if IS_WIDE:
+        attention.attention_backward(structure, operands, none, stats, out)
 
 
 def edges(structure: Structure, width: int, dtype: torch.dtype) -> None:
@@ -218,14 +222,18 @@ WIDE: list[tuple[Any, ...]] = [
 
 def main() -> None:
     search, structure = Search(), a_structure()
-    cases = {"known": [(padded_sums, False), (padded_sums, True)], "quick": QUICK, "wide": WIDE}
-    for case, *arguments in cases[sys.argv[1]]:
+    cases = [(padded_sums, False), (padded_sums, True), *(WIDE if IS_WIDE else QUICK)]
+    for case, *arguments in cases:
         search.case = (case.__name__, *arguments)
         if case in (spmm, weighted_spmm, maximum, gatv2, edges):
             arguments.insert(0, structure)
         case(*arguments)
-    if search.wrong:
-        sys.exit("\n".join(search.wrong))
+    known = [line for line in search.wrong if line.startswith("_padded_sums_kernel of ('padded_sums', True)")]
+    if triton.__version__.startswith("3.6.") and not known:
+        sys.exit("the search does not see the mistake in a kernel that has it")
+    wrong = [line for line in search.wrong if line not in known]
+    if wrong:
+        sys.exit("\n".join(wrong))
     print(f"{len(search.seen)} kernels of", *sorted(search.names))
 
 

@@ -31,18 +31,7 @@ def search(cases: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 @needs_triton
-def test_the_search_finds_a_kernel_that_is_wrong_and_not_the_way_around_it(tmp_path: Path) -> None:
-    import triton
-
-    if not triton.__version__.startswith("3.6."):
-        pytest.skip(f"the mistake is that of Triton 3.6, this is {triton.__version__}")
-    result = search("known", tmp_path)
-    assert "_padded_sums_kernel of ('padded_sums', True): or.b64" in result.stderr
-    assert "('padded_sums', False)" not in result.stderr
-
-
-@needs_triton
-def test_typical_kernels_are_not_compiled_wrongly(tmp_path: Path) -> None:
+def test_typical_kernels_are_not_compiled_wrongly_and_one_that_is_is_found(tmp_path: Path) -> None:
     result = search("quick", tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
