@@ -27,6 +27,7 @@ from nugnn.batches import Batch
 from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.groups import Ranks
 from nugnn.comm.pulse import ProgressHandler
+from nugnn.kernels.attention_handler import AttentionHandler
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import Rows, tag
@@ -78,6 +79,7 @@ def intercept_samples(
     handlers = (
         ProgressHandler(ranks.pulse),
         DropoutHandler(is_split=ranks.is_split),
+        AttentionHandler(is_split=ranks.is_split),
         RandomDrawHandler(is_split=ranks.is_split),
         *((BatchNormHandler(ranks),) if batch_norm == "all" else ()),
     )
