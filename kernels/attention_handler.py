@@ -1,6 +1,6 @@
-"""Attention of torch with dropout whose masks belong to the rows of the query, so that they do not depend on the parts.
+"""Attention of torch with dropout whose masks belong to the rows of the query, the same on any parts.
 
-Shape suffixes: n rows (samples, nodes), H heads, L places of the query, S of the key, D width of a head, E of all heads.
+Shape suffixes: n rows (samples, nodes), H heads, L places of the query, S of the key, D width of a head, E of all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AttentionHandler:
         return tag_turned(out, rows), weights
 
     def _by_position(self, call: OperatorCall, proceed: Proceed, how: str = "") -> Any:
-        """torch draws, on one rank; on several only where every rank has the same rows."""
+        """Drawn by torch, on one rank; on several only where every rank has the same rows."""
         if not self._is_split:
             return proceed(call)
         query = call.inputs[0] if call.inputs else call.attrs["query"]

@@ -102,7 +102,7 @@ def _attend(ranks: Ranks) -> Tensor:
 
 def test_attention_dropout_on_unknown_rows_is_refused(ranks: Any) -> None:
     assert _attend(Ranks()).shape == (5, 4, 8)
-    with pytest.raises(AssertionError, match="NotImplementedError.*batch_first=True"):
+    with pytest.raises(AssertionError, match=r"NotImplementedError.*batch_first=True"):
         ranks.run(2, _attend)
 
 
