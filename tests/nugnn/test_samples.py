@@ -86,9 +86,10 @@ def test_uneven_batches_equal_one_process(ranks: Any, name: str, sizes: tuple[in
 
 
 @pytest.mark.parametrize("sizes", [(5, 0), (7, 5, 3, 1)], ids=["5-0", "7-5-3-1"])
-def test_attention_of_torch_with_dropout(ranks: Any, sizes: tuple[int, ...]) -> None:
-    alone = train(Ranks(), "torch-attention", (sum(sizes),), 40)
-    for run in ranks.run(len(sizes), train, "torch-attention", sizes, 40):
+@pytest.mark.parametrize("name", ["torch-attention", "transformer-max"])
+def test_attention_of_torch_and_what_a_transformer_may_have(ranks: Any, name: str, sizes: tuple[int, ...]) -> None:
+    alone = train(Ranks(), name, (sum(sizes),), 40)
+    for run in ranks.run(len(sizes), train, name, sizes, 40):
         assert largest_difference(alone, run) <= FLOAT64_BOUND
 
 

@@ -52,4 +52,7 @@ def make_model(name: str) -> nn.Module:
         return CNN(2, NUM_CLASSES, widths=(4, 6), dropout=0.3)
     if name == "torch-attention":
         return TorchAttention()
-    return TransformerClassifier(30, NUM_CLASSES, width=8, heads=2, max_length=7, dropout=0.2)
+    how = {"width": 8, "heads": 2, "max_length": 7, "dropout": 0.2}
+    if name == "transformer-max":
+        how |= {"convolution": 3, "pooling": "max", "token_dropout": 0.3}
+    return TransformerClassifier(30, NUM_CLASSES, **how)  # type: ignore[arg-type]
