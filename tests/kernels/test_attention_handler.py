@@ -34,6 +34,8 @@ def test_multi_head_attention_is_torchs(need_weights: bool, kdim: int | None) ->
     model = nn.MultiheadAttention(8, 2, dropout=TINY, batch_first=True, kdim=kdim, bias=kdim is None).double()
     x = _samples()
     for key_padding_mask, attn_mask in itertools.product((None, padding), (None, causal, each)):
+        if attn_mask is each and key_padding_mask is not None:  # torch wants both of one type
+            key_padding_mask = torch.zeros(3, 5, dtype=torch.float64).masked_fill(padding, -torch.inf)
         how = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "need_weights": need_weights}
         with _step(model).step(0):
             mine = model(x, x, x, **how)
