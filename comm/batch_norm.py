@@ -92,7 +92,8 @@ def split_batch_norm(
         ValueError: There is a single value per channel over all ranks.
     """
     out, mean, variance, count = _SplitBatchNorm.apply(x, weight, bias, eps, ranks)  # type: ignore[no-untyped-call]
-    if float(count) <= 1:
+    # a rank with two values knows the answer; asking a GPU for it would make the host wait in every layer
+    if x.numel() <= max(x.shape[1], 1) and float(count) <= 1:
         raise ValueError(f"batch norm needs more than 1 row over all ranks when training, got {int(count)}")
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
@@ -111,8 +112,7 @@ class BatchNormHandler:
         self._ranks = ranks
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        a = dict(zip(("input", "running_mean", "running_var", "weight", "bias"), call.inputs, strict=False))
-        a |= dict(zip(("training", "momentum", "eps"), call.inputs[5:8], strict=False)) | call.attrs
+        a = _arguments(call)
         if not self._ranks.is_split or not a.get("training", False):
             return proceed(call)
         x = a["input"]
@@ -139,3 +139,24 @@ class BatchNormHandler:
             a.get("eps", 1e-5),
             self._ranks,
         )
+
+
+class LocalBatchNormHandler:
+    """Lets a rank without rows pass through ``F.batch_norm`` in training mode, which torch would refuse."""
+
+    kinds = frozenset({"batch_norm"})
+
+    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
+        a = _arguments(call)
+        x, weight, bias = a["input"], a.get("weight"), a.get("bias")
+        if not a.get("training", False) or x.shape[0] > 0:
+            return proceed(call)
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        out = x * (1 if weight is None else weight.view(shape))  # empty, and still a function of all three
+        return out if bias is None else out + bias.view(shape)
+
+
+def _arguments(call: OperatorCall) -> dict[str, Any]:
+    """Arguments of ``F.batch_norm`` by name."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    return dict(zip(names, call.inputs, strict=False)) | call.attrs

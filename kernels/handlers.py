@@ -136,15 +136,9 @@ class RandomDrawHandler:
 
 
 def _draws(function: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
-    """Whether a call really draws: some functions do in training only, or with a dropout probability only."""
+    """Whether a call really draws: some functions do in training only."""
     if function in ("rrelu", "rrelu_"):
         return bool(inputs[3] if len(inputs) > 3 else attrs.get("training", False))
-    if function == "scaled_dot_product_attention":
-        return float(inputs[4] if len(inputs) > 4 else attrs.get("dropout_p", 0.0)) > 0
-    if function == "multi_head_attention_forward":
-        return float(inputs[10] if len(inputs) > 10 else attrs.get("dropout_p", 0.0)) > 0 and bool(
-            attrs.get("training", True)
-        )
     return True
 
 

@@ -85,8 +85,9 @@ def _kinds() -> dict[Any, str]:
             *(torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, torch.poisson, torch.multinomial),
             *(Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_),
             *(Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.random_, Tensor.multinomial),
-            *(F.gumbel_softmax, F.rrelu, torch.rrelu, F.scaled_dot_product_attention, F.multi_head_attention_forward),
+            *(F.gumbel_softmax, F.rrelu, torch.rrelu),
         ),
+        "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
         "loss": (F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss),
     }
     return {function: kind for kind, functions in table.items() for function in functions}

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from nugnn.kernels.rows import REPLICATED, Rows, rows_of, tag, untag
+from nugnn.kernels.rows import REPLICATED, Rows, rows_of, tag, tag_turned, turned_rows_of, untag
 
 Args = Sequence[Any]
 Kwargs = dict[str, Any]
@@ -32,6 +32,8 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def propagate(func: Callable[..., Any], args: Args, kwargs: Kwargs, out: Any) -> None:
     """Tag the result(s) of ``func(*args, **kwargs)`` with the identity their rows inherit."""
+    if getattr(func, "__name__", "") in _SWAPS:
+        _turn(args, kwargs, out)
     outputs = list(tensors((out,)))
     inputs = [*tensors(args), *tensors(kwargs.values())]
     tags = [rows_of(x) for x in inputs]
@@ -264,6 +266,15 @@ def _move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return None if any(_is_rows(d, out.dim()) for d in given) else _own(_first(args, kwargs))
 
 
+def _turn(args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Rows that go to axis 1 when axes 0 and 1 change places, and come back when they do so again."""
+    x = _first(args, kwargs)
+    dims = {_get(args, kwargs, i, f"dim{i - 1}", f"axis{i - 1}") % max(out.dim(), 1) for i in (1, 2)}
+    if dims == {0, 1}:
+        tag_turned(out, _own(x))
+        tag(out, turned_rows_of(x))
+
+
 def _permute(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     order = _sizes(args, kwargs, "dims")
     return _own(_first(args, kwargs)) if order and order[0] % len(order) == 0 else None
@@ -365,6 +376,7 @@ def _names(*groups: str) -> list[str]:
 
 
 _SPLIT = frozenset(_names("chunk split tensor_split unbind split_with_sizes"))
+_SWAPS = frozenset(_names("transpose swapaxes swapdims"))
 _RECURRENT = frozenset(_names("lstm gru rnn_tanh rnn_relu"))
 _RESHAPED_IN_PLACE = frozenset(_names("t squeeze unsqueeze transpose swapaxes swapdims resize resize_as as_strided"))
 # the in-place forms of these give a tensor another shape: its identity ends

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _ATTRIBUTE = "_nugnn_rows"
+_TURNED = "_nugnn_turned_rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +148,20 @@ def tag(x: Tensor, rows: Rows | None) -> Tensor:
 def untag(x: Tensor) -> None:
     """Forget the identity of ``x``."""
     x.__dict__.pop(_ATTRIBUTE, None)
+    x.__dict__.pop(_TURNED, None)
+
+
+def tag_turned(x: Tensor, rows: Rows | None) -> Tensor:
+    """Note that ``rows`` stand on axis 1 of ``x``, as in a sequence of ``(length, batch, width)``; returns ``x``."""
+    if rows is not None:
+        setattr(x, _TURNED, rows)
+    return x
+
+
+def turned_rows_of(x: Any) -> Rows | None:
+    """What stands on axis 1 of ``x``; known only where axes 0 and 1 of a tensor with a tag changed places."""
+    rows: Rows | None = getattr(x, _TURNED, None)
+    return rows
 
 
 def rows_of(x: Any) -> Rows | None:

@@ -62,6 +62,10 @@ class Family(Protocol):
         """What the loss of the step that ``work`` belongs to counts for in the mean over the epoch."""
         ...
 
+    def settle(self) -> None:
+        """Make equal on all ranks what differs after an optimizer step; a collective call."""
+        ...
+
     def evaluate(self, num_steps: int) -> dict[str, float]:
         """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call."""
         ...

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nugnn.activations import make_activations
 from nugnn.comm.overlap import Overlap
-from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
+from nugnn.loss import GlobalMean, RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.model_on_shard import ModelOnShard
 from nugnn.shard_graph import ShardGraph
@@ -28,6 +28,7 @@ class GraphFamily:
         loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
         metric: See `nugnn.metrics.evaluate_rows`.
         class_weights: ``(C,)``, for the loss.
+        label_smoothing: See `nugnn.loss.SmoothedCrossEntropy`.
         seed: Of dropout masks.
         precision: See `nugnn.precision.storage.Storage`.
         evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
@@ -51,6 +52,7 @@ class GraphFamily:
         loss: RowLoss | None = None,
         metric: str = "accuracy",
         class_weights: Tensor | None = None,
+        label_smoothing: float = 0.0,
         seed: int = 0,
         precision: str = "fp32",
         evaluate_on: tuple[ShardGraph, Rows] | None = None,
@@ -70,8 +72,8 @@ class GraphFamily:
             self._evaluated = ModelOnShard(model, evaluation_graph, **how)
         self.storage = self.net.storage
         labels_N = graph.ndata["label"]
-        default = binary_cross_entropy if labels_N.dim() == 2 else cross_entropy
-        self._mean = GlobalMean(loss or default, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
+        chosen = choose_loss(loss, labels_N, label_smoothing)
+        self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
 
     @property
     def row_ids(self) -> Tensor:
@@ -98,6 +100,9 @@ class GraphFamily:
     def predict(self, num_steps: int) -> Tensor:
         """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
         return self._evaluated.predict(num_steps)
+
+    def settle(self) -> None:
+        """Nothing differs: batch norm counts the rows of all ranks."""
 
     def evaluate(self, num_steps: int) -> dict[str, float]:
         logits_NC, labels_N = self.predict(num_steps), self._evaluated.graph.ndata["label"]

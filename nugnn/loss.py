@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,64 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """``(n, C)`` binary cross-entropy of each row and class."""
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothedCrossEntropy:
+    """Cross-entropy against labels of which a part is spread over all classes.
+
+    Args:
+        smoothing: That part, in ``[0, 1)``: a row's target is ``1 - smoothing`` at its class, and ``smoothing / C``
+            everywhere.
+        class_weights: ``(C,)``; each term of a row's loss counts with the weight of the term's own class, as in
+            `torch.nn.CrossEntropyLoss`. None for ones.
+
+    Raises:
+        ValueError: ``smoothing`` is out of range.
+
+    Source: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016, section 7.
+    """
+
+    smoothing: float
+    class_weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"label smoothing is {self.smoothing}, must be 0 or more and below 1")
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """``(n,)`` loss of each row, weights included."""
+        weights = None if self.class_weights is None else self.class_weights.to(logits.device, logits.dtype)
+        return F.cross_entropy(logits, labels, weights, reduction="none", label_smoothing=self.smoothing)
+
+
+def choose_loss(loss: RowLoss | None, labels: Tensor, label_smoothing: float = 0.0) -> RowLoss:
+    """The loss of a training.
+
+    Args:
+        loss: What the user gave; None for cross-entropy, or binary cross-entropy where ``labels`` have columns.
+        labels: ``(n,)`` or ``(n, C)``, some of them.
+        label_smoothing: See `SmoothedCrossEntropy`.
+
+    Raises:
+        ValueError: Label smoothing with another loss than cross-entropy, or out of range.
+    """
+    chosen = loss or (binary_cross_entropy if labels.dim() == 2 else cross_entropy)
+    if not label_smoothing:
+        return chosen
+    if chosen is not cross_entropy:
+        raise ValueError(
+            "label smoothing is a part of cross-entropy over one class per row; with "
+            + ("a loss of your own put it there" if loss is not None else "multi-label targets leave it out")
+        )
+    return SmoothedCrossEntropy(label_smoothing)
+
+
+def weighted_rows(loss: RowLoss, class_weights: Tensor | None) -> tuple[RowLoss, bool]:
+    """The loss under class weights, and whether its values are still to be multiplied by the weight of their class."""
+    if class_weights is None or not isinstance(loss, SmoothedCrossEntropy):
+        return loss, class_weights is not None
+    return replace(loss, class_weights=class_weights), False
 
 
 def share_of_mean(
@@ -90,7 +149,8 @@ class GlobalMean:
         class_weights: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> None:
-        self._loss, self._labels, self._rows = loss, labels, rows
+        self._loss, multiplies = weighted_rows(loss, class_weights)
+        self._labels, self._rows = labels, rows
         is_index = labels.dim() == 1 and not labels.is_floating_point() and len(labels) > 0
         self._num_classes = int(labels.max()) + 1 if is_index else 0
         self._weights = None
@@ -102,6 +162,8 @@ class GlobalMean:
             [len(labels) if self._weights is None else self._weights.double().sum()], dtype=torch.float64
         )
         self.normalizer = float(ranks.sum_(mass))
+        if not multiplies:
+            self._weights = None
         if self.normalizer <= 0:
             raise ValueError("no training rows on any rank: nothing to learn from")
 
@@ -114,7 +176,8 @@ class GlobalMean:
         Raises:
             ValueError: The loss function reduced over rows.
         """
-        if self._loss is cross_entropy and logits.dim() == 2 and logits.shape[1] < self._num_classes:
+        is_over_classes = self._loss is cross_entropy or isinstance(self._loss, SmoothedCrossEntropy)
+        if is_over_classes and logits.dim() == 2 and logits.shape[1] < self._num_classes:
             raise ValueError(
                 f"the model returns {logits.shape[1]} columns, but labels go up to {self._num_classes - 1}: it needs "
                 f"{self._num_classes} or more, one for each class"

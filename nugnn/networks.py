@@ -113,7 +113,7 @@ class _Block(nn.Module):
 
 
 class TransformerClassifier(nn.Module):
-    """A pre-norm transformer encoder over tokens; the mean over a sample's tokens is classified.
+    """A pre-norm transformer encoder over tokens; the mean or maximum over a sample's tokens is classified.
 
     Args:
         num_tokens: Size of the vocabulary; 0 is padding.
@@ -123,9 +123,12 @@ class TransformerClassifier(nn.Module):
         layers: Blocks.
         max_length: Longest sample, in tokens.
         dropout: Probability, of embeddings, attention weights and each block's results.
+        convolution: Tokens that a convolution before the blocks joins, an odd number; 0 for none.
+        pooling: ``mean`` or ``max`` over tokens.
+        token_dropout: Probability of replacing a token by the unknown one, number 1, in training.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``heads``.
+        ValueError: ``width`` is no multiple of ``heads``, ``convolution`` is even, or there is no such ``pooling``.
 
     Sources: Vaswani et al., "Attention Is All You Need", NeurIPS 2017; norm before each part as in Xiong et al., "On
     Layer Normalization in the Transformer Architecture", ICML 2020.
@@ -141,10 +144,21 @@ class TransformerClassifier(nn.Module):
         layers: int = 2,
         max_length: int = 128,
         dropout: float = 0.1,
+        convolution: int = 0,
+        pooling: str = "mean",
+        token_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"a width of {width} cannot be divided among {heads} heads; choose a multiple")
+        if convolution < 0 or (convolution and convolution % 2 == 0):
+            raise ValueError(
+                f"a convolution over {convolution} tokens has no middle; give an odd number, or 0 for none"
+            )
+        if pooling not in ("mean", "max"):
+            raise ValueError(f"pooling is {pooling!r}, must be mean or max")
+        self.pooling, self.token_dropout = pooling, token_dropout
+        self.convolution = nn.Conv1d(width, width, convolution, padding=convolution // 2) if convolution else None
         self.tokens, self.places = nn.Embedding(num_tokens, width, padding_idx=0), nn.Embedding(max_length, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
@@ -157,8 +171,17 @@ class TransformerClassifier(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """``(n, num_classes)`` logits of token numbers ``ids (n, length)``, 0 behind the end of a sample."""
         is_token = ids != 0
-        x = self.dropout(self.tokens(ids) + self.places.weight[: ids.shape[1]])
+        if self.training and self.token_dropout > 0:  # by the sample's own mask, as all dropout is
+            is_kept = F.dropout(is_token.to(self.tokens.weight.dtype), self.token_dropout) > 0
+            ids = ids.masked_fill(is_token & ~is_kept, 1)
+        x = self.tokens(ids)
+        if self.convolution is not None:
+            x = x + F.gelu(self.convolution(x.transpose(1, 2))).transpose(1, 2)
+        x = self.dropout(x + self.places.weight[: ids.shape[1]])
         for block in self.blocks:
             x = block(x, is_token)
-        x = self.norm(x).masked_fill(~is_token[..., None], 0).sum(1) / is_token.sum(1, keepdim=True).clamp(min=1)
+        x, is_padding = self.norm(x), ~is_token[..., None]
+        if self.pooling == "max":
+            return self.classify(x.masked_fill(is_padding, -torch.inf).amax(1))  # type: ignore[no-any-return]
+        x = x.masked_fill(is_padding, 0).sum(1) / is_token.sum(1, keepdim=True).clamp(min=1)
         return self.classify(x)  # type: ignore[no-any-return]

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from nugnn.augmentation import Augmentation, AugmentationKey
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader
 from nugnn.comm.groups import Ranks
-from nugnn.loss import RowLoss, binary_cross_entropy, cross_entropy
+from nugnn.local_statistics import LocalStatistics, check_local_batches
+from nugnn.loss import RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.modes import evaluating
 from nugnn.precision.storage import Storage, at_least_float32, model_dtype
-from nugnn.samples import BatchMean, as_samples, intercept_samples
+from nugnn.samples import BatchMean, BatchNormRows, as_samples, intercept_samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,12 @@ class SampleFamily:
         loss: See `nugnn.loss.RowLoss`; cross-entropy, or binary cross-entropy for multi-label targets, when None.
         metric: See `nugnn.metrics.evaluate_rows`.
         class_weights: ``(C,)``, for the loss.
-        seed: Of the order of samples and of dropout masks.
+        label_smoothing: See `nugnn.loss.SmoothedCrossEntropy`.
+        batch_norm: ``all``: statistics over the samples of all ranks, as one process has them; ``local``: approximate,
+            each rank's own samples, no exchange in forward and backward; running statistics are averaged over ranks
+            after each step, see `nugnn.local_statistics`.
+        augment: Changes training samples at random, keyed by sample and epoch; see `nugnn.augmentation`.
+        seed: Of the order of samples, of dropout masks and of augmentation.
         precision: See `nugnn.precision.storage.Storage`.
         micro_batches: Parts of each batch that run one after the other, for less memory; batch norm sees one at a time.
         drop_last: Leave out the last batch of an epoch when it is smaller.
@@ -68,6 +75,9 @@ class SampleFamily:
         loss: RowLoss | None = None,
         metric: str = "accuracy",
         class_weights: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        batch_norm: BatchNormRows = "all",
+        augment: Augmentation | None = None,
         seed: int = 0,
         precision: str = "fp32",
         micro_batches: int = 1,
@@ -82,9 +92,14 @@ class SampleFamily:
             raise ValueError(f"micro_batches is {micro_batches}, must be 1 or more")
         self.model, self.ranks, self.metric = model, ranks, metric
         self.storage = Storage(precision)
-        self.interceptor = intercept_samples(model, ranks, seed=seed)
+        self.interceptor = intercept_samples(model, ranks, seed=seed, batch_norm=batch_norm)
         self.sampler = SplitBatchSampler(_length(train), sizes, ranks.rank, seed=seed, drop_last=drop_last)
-        self._micro_batches = micro_batches
+        self._micro_batches, self._augment, self._seed = micro_batches, augment, seed
+        self._counts: Sequence[int] = sizes
+        self._statistics = None
+        if batch_norm == "local":
+            self._statistics = LocalStatistics(model, ranks)
+            check_local_batches(self.sampler, micro_batches)
         is_gpu = ranks.device.type == "cuda"
         how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_data_workers, "pin_memory": is_gpu}
         self._loader = batch_loader(train, self.sampler, **how)
@@ -93,10 +108,8 @@ class SampleFamily:
             if data is not None and _length(data) > 0:
                 sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
                 self._measured[split] = batch_loader(data, sampler, **how)
-        if loss is None:
-            label = default_collate([train[0][1]])
-            loss = binary_cross_entropy if label.dim() == 2 else cross_entropy
-        self._mean = BatchMean(loss, ranks, class_weights)
+        chosen = choose_loss(loss, default_collate([train[0][1]]), label_smoothing)
+        self._mean = BatchMean(chosen, ranks, class_weights)
 
     @property
     def row_ids(self) -> Tensor:
@@ -114,9 +127,13 @@ class SampleFamily:
         self.sampler.begin(epoch)
         for number, batch in enumerate(self._loader):
             whole = batch.to(self.ranks.device)
+            self._counts = self.sampler.counts(number)
             cuts = [len(whole.ids) * part // self._micro_batches for part in range(self._micro_batches + 1)]
+            if self._augment is not None:
+                x, labels = whole.data
+                whole = Batch(whole.ids, (self._augment(x, whole.ids, AugmentationKey(self._seed, epoch)), labels))
             parts = [self._prepared(_rows(whole, slice(*pair))) for pair in itertools.pairwise(cuts)]
-            total = self._mean.total(self.sampler.counts(number), [labels for _, labels in parts])
+            total = self._mean.total(self._counts, [labels for _, labels in parts])
             yield [_Part(x, labels, total) for x, labels in parts]
 
     @contextmanager
@@ -129,6 +146,10 @@ class SampleFamily:
 
     def weight(self, work: _Part) -> float | Tensor:
         return work.total
+
+    def settle(self) -> None:
+        if self._statistics is not None:
+            self._statistics.average(self._counts)
 
     def evaluate(self, num_steps: int) -> dict[str, float]:
         scores = dict.fromkeys(("train", "val", "test"), float("nan"))

@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.batches import Batch
-from nugnn.comm.batch_norm import BatchNormHandler
+from nugnn.comm.batch_norm import BatchNormHandler, LocalBatchNormHandler
 from nugnn.comm.groups import Ranks
 from nugnn.comm.pulse import ProgressHandler
+from nugnn.kernels.attention_handler import AttentionHandler
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import Rows, tag
-from nugnn.loss import RowLoss, share_of_mean
+from nugnn.loss import RowLoss, share_of_mean, weighted_rows
 
 BatchNormRows = Literal["all", "local"]
 """Whose rows batch norm counts: those of all ranks, as one process would, or a rank's own."""
@@ -78,8 +79,9 @@ def intercept_samples(
     handlers = (
         ProgressHandler(ranks.pulse),
         DropoutHandler(is_split=ranks.is_split),
+        AttentionHandler(is_split=ranks.is_split),
         RandomDrawHandler(is_split=ranks.is_split),
-        *((BatchNormHandler(ranks),) if batch_norm == "all" else ()),
+        BatchNormHandler(ranks) if batch_norm == "all" else LocalBatchNormHandler(),
     )
     return Interceptor(handlers, model, seed=seed)
 
@@ -97,7 +99,8 @@ class BatchMean:
     """
 
     def __init__(self, loss: RowLoss, ranks: Ranks, class_weights: Tensor | None = None) -> None:
-        self._loss, self._ranks, self._class_weights = loss, ranks, class_weights
+        self._loss, self._multiplies = weighted_rows(loss, class_weights)
+        self._ranks, self._class_weights = ranks, class_weights
 
     def total(self, counts: Sequence[int], labels: Sequence[Tensor]) -> float | Tensor:
         """What the losses of an optimizer step are divided by; with class weights a tensor, and a collective call.
@@ -121,7 +124,7 @@ class BatchMean:
         Raises:
             ValueError: The loss function reduced over samples.
         """
-        weights = None if self._class_weights is None else self._weights(labels)
+        weights = self._weights(labels) if self._multiplies else None
         return share_of_mean(self._loss, logits, labels, total, weights)
 
     def _weights(self, labels: Tensor) -> Tensor:

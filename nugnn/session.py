@@ -16,6 +16,7 @@ from nugnn.comm.overlap import Overlap, overlaps
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import own_device
+from nugnn.kernels.attention_handler import AttentionHandler
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler, SparseRowsHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.reuse import ReuseHandler
@@ -92,6 +93,7 @@ def intercept(
         *(() if constant is None else (ReuseHandler(constant),)),
         SparseRowsHandler(),
         DropoutHandler(is_split=graph.is_split),
+        AttentionHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),
         BatchNormHandler(graph.ranks),
         HaloHandler(overlaps=overlaps(overlap, graph.ranks)),

@@ -19,6 +19,7 @@ from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradient
 from nugnn.family import Family, Work
 from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
+from nugnn.schedules import Schedule
 from nugnn.trainer_state import plain_groups
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -83,11 +84,13 @@ class Trainer:
         make_scheduler: Gets the optimizer; its schedule steps once after each epoch (`ReduceLROnPlateau` on the
             training loss), or after each optimizer step.
         schedule_steps: Step the schedule after each optimizer step.
+        schedule: Factor on the learning rates at each optimizer step, see `nugnn.schedules`; in place of
+            ``make_scheduler``.
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
 
     Raises:
-        ValueError: ``clip_norm`` is not positive, or would have to clip a node embedding.
+        ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Trainer:
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
         make_scheduler: MakeScheduler | None = None,
         schedule_steps: bool = False,
+        schedule: Schedule | None = None,
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
     ) -> None:
@@ -110,6 +114,11 @@ class Trainer:
             self.optimizer = make_optimizer(self.model)
         names = {id(p): name for name, p in self.model.named_parameters()}
         self.first_groups = plain_groups(self.optimizer, names)  # before a schedule changes them
+        if schedule is not None and (make_scheduler is not None or schedule_steps):
+            raise ValueError("schedule goes by steps on its own: give either schedule, or make_scheduler")
+        self.schedule = schedule
+        if schedule is not None:
+            make_scheduler, schedule_steps = _following(schedule), True
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self._schedule_steps = schedule_steps
         self.loss_scale = LossScale(is_on=family.storage.needs_loss_scale, largest=self.ranks.max_)
@@ -167,6 +176,7 @@ class Trainer:
             if self._clip_norm is not None:  # the same everywhere: gradients are
                 nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
             self.optimizer.step()
+        self.family.settle()
         self.num_steps += 1
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
@@ -262,3 +272,10 @@ class Trainer:
         history.best = epoch
         history.time_to_best_seconds = history.elapsed_seconds
         history.best_state = copy.deepcopy({k: v.detach() for k, v in self.model.state_dict().items()})
+
+
+def _following(schedule: Schedule) -> MakeScheduler:
+    def factor(step: int) -> float:  # of a function torch keeps no state, of an object it would bring back its own
+        return schedule(step)
+
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

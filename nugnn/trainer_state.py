@@ -47,7 +47,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "first_groups": trainer.first_groups,
         "groups": plain_groups(optimizer, names),
         "schedule": None if trainer.scheduler is None else trainer.scheduler.state_dict(),
-        "schedule_kind": None if trainer.scheduler is None else type(trainer.scheduler).__qualname__,
+        "schedule_kind": _schedule_kind(trainer),
         "epochs": torch.tensor([[e.loss, e.train, e.val, e.test] for e in epochs], dtype=torch.float64),
         "best_epoch": 0 if history.best is None else history.best.number,
         "elapsed_seconds": history.elapsed_seconds,
@@ -139,7 +139,6 @@ def _load_state(model: nn.Module, state: dict[str, Any], checkpoint: Checkpoint)
 
 def _check_optimizer(trainer: Trainer, shared: Tree, checkpoint: Checkpoint) -> None:
     """The optimizer as it was made, and the kind of schedule, are those of the checkpoint."""
-    schedule = None if trainer.scheduler is None else type(trainer.scheduler).__qualname__
     changes = differences(
         "",
         {
@@ -149,7 +148,7 @@ def _check_optimizer(trainer: Trainer, shared: Tree, checkpoint: Checkpoint) -> 
         },
         {
             "optimizer": type(trainer.optimizer).__qualname__,
-            "schedule": schedule,
+            "schedule": _schedule_kind(trainer),
             "number of optimizer groups": len(trainer.first_groups),
         },
     )
@@ -161,6 +160,12 @@ def _check_optimizer(trainer: Trainer, shared: Tree, checkpoint: Checkpoint) -> 
             f"{checkpoint.folder} is of another run: {'; '.join(changes)}. Give what was given then, or train without "
             "--resume to start anew"
         )
+
+
+def _schedule_kind(trainer: Trainer) -> str | None:
+    if trainer.schedule is not None:
+        return repr(trainer.schedule)
+    return None if trainer.scheduler is None else type(trainer.scheduler).__qualname__
 
 
 def _load_optimizer(

@@ -30,7 +30,7 @@ def train(
     micro_batches: int = 1,
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, the first step's gradients and the final state, of a loop such as a user writes."""
-    dataset = make_data("tokens" if name == "transformer" else "images", num_samples, dtype)
+    dataset = make_data("images" if name in ("mlp", "cnn") else "tokens", num_samples, dtype)
     model = make_model(name).to(dtype)
     # eps: see test_exactness.py
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5)
@@ -83,6 +83,28 @@ def test_uneven_batches_equal_one_process(ranks: Any, name: str, sizes: tuple[in
     for run in runs:
         assert largest_difference(alone, run) <= FLOAT64_BOUND
         assert all(torch.equal(value, run[2][key]) for key, value in runs[0][2].items())
+
+
+@pytest.mark.parametrize("sizes", [(5, 0), (7, 5, 3, 1)], ids=["5-0", "7-5-3-1"])
+@pytest.mark.parametrize("name", ["torch-attention", "transformer-max"])
+def test_attention_of_torch_and_what_a_transformer_may_have(ranks: Any, name: str, sizes: tuple[int, ...]) -> None:
+    alone = train(Ranks(), name, (sum(sizes),), 40)
+    for run in ranks.run(len(sizes), train, name, sizes, 40):
+        assert largest_difference(alone, run) <= FLOAT64_BOUND
+
+
+def _attend(ranks: Ranks) -> Tensor:
+    """Sequences on axis 0 and samples on axis 1, of which dropout cannot tell whose they are."""
+    x = as_samples(Batch(torch.arange(4), torch.randn(4, 5, 8)), ranks).data
+    model = nn.MultiheadAttention(8, 2, dropout=0.5)
+    with intercept_samples(model, ranks).step(0):
+        return model(*[x.permute(1, 0, 2).contiguous()] * 3)[0]  # type: ignore[no-any-return]
+
+
+def test_attention_dropout_on_unknown_rows_is_refused(ranks: Any) -> None:
+    assert _attend(Ranks()).shape == (5, 4, 8)
+    with pytest.raises(AssertionError, match=r"NotImplementedError.*batch_first=True"):
+        ranks.run(2, _attend)
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])

@@ -20,8 +20,10 @@ from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding
 from nugnn.models import GNN
+from nugnn.parameter_groups import parameter_groups
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
+from nugnn.schedules import Cosine
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, Trainer
 from trainers import graph_trainer
@@ -39,6 +41,29 @@ def _trainer(ranks: Ranks, data: GraphData, model: nn.Module, parts: Tensor | No
 def _gnn(kind: str = "sage") -> nn.Module:
     torch.manual_seed(0)
     return GNN(kind, NUM_FEATURES, NUM_CLASSES, hidden=8, norm="batch", dropout=0.4).double()
+
+
+# -- pieces that samples have too ----------------------------------------------------------------------------------
+
+
+def _smoothed(ranks: Ranks) -> tuple[list[float], list[float]]:
+    """Losses and rates of a fit with a schedule, groups for weight decay and label smoothing."""
+    trainer = _trainer(
+        ranks, make_graph(), _gnn(), schedule=Cosine(5, 2), label_smoothing=0.2,
+        class_weights=torch.arange(1.0, NUM_CLASSES + 1, dtype=torch.float64),
+        make_optimizer=lambda m: torch.optim.AdamW(parameter_groups(m, 0.1), lr=0.02, eps=1e-5),
+    )  # fmt: skip
+    rates: list[float] = []
+    history = trainer.fit(4, on_epoch=lambda epoch: rates.append(trainer.optimizer.param_groups[0]["lr"]))
+    return [epoch.loss for epoch in history.epochs], rates
+
+
+def test_schedule_groups_and_label_smoothing_on_any_parts(ranks: Any) -> None:
+    losses, rates = _smoothed(Ranks())
+    assert rates == [0.02 * Cosine(5, 2)(step) for step in range(1, 5)]
+    for others in ranks.run(3, _smoothed):
+        assert others[0] == pytest.approx(losses, rel=1e-10)  # as in test_exactness.py
+        assert others[1] == rates
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

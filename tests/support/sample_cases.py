@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
 from nugnn.networks import CNN, MLP, TransformerClassifier
@@ -23,10 +24,35 @@ def make_data(kind: str, num_samples: int, dtype: torch.dtype = torch.float64) -
     return TensorDataset(torch.randn(num_samples, 2, 6, 6, generator=generator, dtype=dtype), labels)
 
 
+class TorchAttention(nn.Module):
+    """Attention as torch.nn and torch.nn.functional have it, with dropout of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(30, 8, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.pool = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.classify = nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.encoder(self.tokens(ids), src_key_padding_mask=ids == 0)
+        x = x + self.pool(x, x, x, attn_mask=torch.ones(7, 7).triu(1).bool())[0]
+        pair = x.unflatten(2, (2, 4)).transpose(1, 2)
+        p = 0.4 if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(pair, pair, pair, dropout_p=p, is_causal=True)
+        return self.classify(mixed.transpose(1, 2).flatten(2).mean(1))  # type: ignore[no-any-return]
+
+
 def make_model(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name == "mlp":
         return MLP(72, NUM_CLASSES, hidden=16, layers=3, norm="batch", dropout=0.3)
     if name == "cnn":
         return CNN(2, NUM_CLASSES, widths=(4, 6), dropout=0.3)
-    return TransformerClassifier(30, NUM_CLASSES, width=8, heads=2, max_length=7, dropout=0.2)
+    if name == "torch-attention":
+        return TorchAttention()
+    how = {"width": 8, "heads": 2, "max_length": 7, "dropout": 0.2}
+    if name == "transformer-max":
+        how |= {"convolution": 3, "pooling": "max", "token_dropout": 0.3}
+    return TransformerClassifier(30, NUM_CLASSES, **how)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from nugnn.graph_family import GraphFamily
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
 
-_OF_TRAINER = ("make_optimizer", "make_scheduler", "schedule_steps", "regularizer", "clip_norm")
+_OF_TRAINER = ("make_optimizer", "make_scheduler", "schedule_steps", "schedule", "regularizer", "clip_norm")
 
 
 def graph_trainer(model: nn.Module, graph: ShardGraph, rows: dict[str, Tensor], **options: Any) -> Trainer:

@@ -1,0 +1,104 @@
+"""Learning rates as functions of the optimizer step: the factor on the rate that the optimizer was made with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """``schedule(step)``, from step 0 on; its ``repr`` tells two schedules apart in a checkpoint."""
+
+    def __call__(self, step: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate throughout, after a linear warm-up.
+
+    Args:
+        warmup_steps: Steps until the full rate is reached; 0 for none.
+
+    >>> [Constant(warmup_steps=4)(step) for step in (0, 1, 3, 4, 100)]
+    [0.25, 0.5, 1.0, 1.0, 1.0]
+    """
+
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup_steps, None)
+
+    def __call__(self, step: int) -> float:
+        return _warmup(step, self.warmup_steps)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from the full rate to ``final``, after a linear warm-up.
+
+    Args:
+        num_steps: Optimizer steps of the whole training, those of the warm-up among them.
+        warmup_steps: Steps until the full rate is reached; 0 for none.
+        final: Factor from step ``num_steps`` on.
+
+    Raises:
+        ValueError: A number of steps does not fit.
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017, without restarts.
+
+    >>> [round(Cosine(10, warmup_steps=2, final=0.1)(step), 3) for step in (0, 1, 2, 6, 10, 50)]
+    [0.5, 1.0, 1.0, 0.55, 0.1, 0.1]
+    """
+
+    num_steps: int
+    warmup_steps: int = 0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup_steps, self.num_steps)
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return _warmup(step, self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / (self.num_steps - self.warmup_steps))
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """``factor`` times the rate after every ``every`` steps, after a linear warm-up.
+
+    Args:
+        every: Optimizer steps between two changes.
+        factor: On the rate, at each of them.
+        warmup_steps: Steps until the full rate is reached; 0 for none.
+
+    Raises:
+        ValueError: A number of steps does not fit.
+
+    >>> [Steps(every=10, factor=0.5)(step) for step in (0, 9, 10, 25)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+
+    every: int
+    factor: float = 0.1
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"the rate changes every {self.every} steps; give 1 or more")
+        _check_warmup(self.warmup_steps, None)
+
+    def __call__(self, step: int) -> float:
+        return float(_warmup(step, self.warmup_steps) * self.factor ** (step // self.every))
+
+
+def _warmup(step: int, warmup_steps: int) -> float:
+    return 1.0 if step >= warmup_steps else (step + 1) / warmup_steps
+
+
+def _check_warmup(warmup_steps: int, num_steps: int | None) -> None:
+    if warmup_steps < 0 or (num_steps is not None and warmup_steps >= num_steps):
+        least = "0 or more" if num_steps is None else f"0 to {num_steps - 1}: the schedule has {num_steps} steps"
+        raise ValueError(f"warmup_steps is {warmup_steps}, must be {least}")
