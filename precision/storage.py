@@ -29,10 +29,11 @@ class Storage:
     """Types of features, activations and products of a model.
 
     Args:
-        precision: ``fp32``: as the model is, products not rounded to TF32. ``tf32``: products of float32 matrices in
-            TF32, where the device has it. ``bf16``, ``fp16``: features, activations and the copies of the weights that
-            a step works on are stored in that type; reductions inside operators, batch norm's weights and statistics
-            and the loss are float32, and the optimizer updates float32 masters. ``amp``: torch's autocast to bfloat16.
+        precision: ``fp32``: as the model is, neither products nor convolutions rounded to TF32. ``tf32``: both in TF32
+            where they are float32 and the device has it. ``bf16``, ``fp16``: features, activations and the copies of
+            the weights that a step works on are stored in that type; reductions inside operators, batch norm's weights
+            and statistics and the loss are float32, and the optimizer updates float32 masters. ``amp``: torch's
+            autocast to bfloat16.
 
     Raises:
         ValueError: There is no such choice.
@@ -75,8 +76,9 @@ class Storage:
 
         Gradients arrive at the float32 masters.
         """
-        before = torch.get_float32_matmul_precision()
+        before, before_in_cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"  # torch's default rounds convolutions
         try:
             if self.precision == "amp":
                 with torch.autocast(device.type, torch.bfloat16):
@@ -88,6 +90,7 @@ class Storage:
                 yield
         finally:
             torch.set_float32_matmul_precision(before)
+            torch.backends.cudnn.allow_tf32 = before_in_cudnn
 
 
 @contextmanager

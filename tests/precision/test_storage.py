@@ -57,12 +57,13 @@ def test_masters_come_back_after_an_error() -> None:
     assert all(isinstance(p, nn.Parameter) and p.dtype is torch.float32 for p in model.parameters())
 
 
-def test_products_of_float32_are_not_rounded_unless_asked() -> None:
-    inside = {}
+def test_products_and_convolutions_of_float32_are_not_rounded_unless_asked() -> None:
+    inside, before = {}, torch.backends.cudnn.allow_tf32
     for precision in ("fp32", "tf32"):
         with Storage(precision).casts(nn.Linear(1, 1), CPU):
-            inside[precision] = torch.get_float32_matmul_precision()
-    assert inside == {"fp32": "highest", "tf32": "high"}
+            inside[precision] = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    assert inside == {"fp32": ("highest", False), "tf32": ("high", True)}
+    assert torch.backends.cudnn.allow_tf32 is before
 
 
 def test_unknown_precision_and_double_models_are_refused() -> None:
