@@ -141,6 +141,8 @@ def batch_loader(
         collate_fn=collate,
         num_workers=num_workers,
         pin_memory=pin_memory,
+        # a new iterator draws a number; drawn here, a run that is resumed in mid-epoch draws nothing that others miss
+        generator=torch.Generator().manual_seed(sampler.seed),
     )
 
 

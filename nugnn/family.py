@@ -43,8 +43,13 @@ class Family(Protocol):
     @property
     def steps_per_epoch(self) -> int: ...
 
-    def steps(self, epoch: int) -> Iterator[Sequence[Work]]:
-        """The optimizer steps of an epoch (from 0), each in parts that run one after the other.
+    @property
+    def division(self) -> tuple[int, ...]:
+        """What decides beside ``row_ids`` which rank does what: the batch sizes of samples; nothing for a graph."""
+        ...
+
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[Work]]:
+        """The optimizer steps of an epoch (from 0), from ``start`` on, each in parts that run one after the other.
 
         Every rank has as many steps, and as many parts in each, whatever its share of the rows.
         """

@@ -41,6 +41,7 @@ class GraphFamily:
     """
 
     steps_per_epoch = 1
+    division: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class GraphFamily:
     def num_rows_global(self) -> int:
         return self.graph.num_nodes_global()
 
-    def steps(self, epoch: int) -> Iterator[Sequence[None]]:
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[None]]:
         yield [None]
 
     @contextmanager

@@ -110,9 +110,13 @@ class SampleFamily:
     def steps_per_epoch(self) -> int:
         return self.sampler.num_batches
 
-    def steps(self, epoch: int) -> Iterator[Sequence[_Part]]:
-        self.sampler.begin(epoch)
-        for number, batch in enumerate(self._loader):
+    @property
+    def division(self) -> tuple[int, ...]:
+        return self.sampler.sizes
+
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[_Part]]:
+        self.sampler.begin(epoch, start)
+        for number, batch in enumerate(self._loader, start):
             whole = batch.to(self.ranks.device)
             cuts = [len(whole.ids) * part // self._micro_batches for part in range(self._micro_batches + 1)]
             parts = [self._prepared(_rows(whole, slice(*pair))) for pair in itertools.pairwise(cuts)]
