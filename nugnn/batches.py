@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
+from nugnn.batch_split import apportioned
+
 
 class SplitBatchSampler(Sampler[list[int]]):
     """The samples of one rank in each global batch; use it as ``batch_sampler``, or through `batch_loader`.
@@ -82,16 +84,6 @@ class SplitBatchSampler(Sampler[list[int]]):
             counts = self.counts(batch)
             first = batch * self.batch_size + sum(counts[: self.rank])
             yield order[first : first + counts[self.rank]].tolist()
-
-
-def apportioned(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """``count`` in the proportions of ``sizes``, by largest remainder; among equal ones the lower rank's goes up."""
-    total = sum(sizes)
-    counts = [count * size // total for size in sizes]
-    by_remainder = sorted(range(len(sizes)), key=lambda rank: (-(count * sizes[rank] % total), rank))
-    for rank in by_remainder[: count - sum(counts)]:
-        counts[rank] += 1
-    return tuple(counts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,9 @@
 """Checkpoints on disk: a folder for each, which appears whole or not at all, in safetensors and JSON.
 
-``FOLDER/epoch-00000017/`` (in mid-epoch ``epoch-00000017-step-00000120/``) holds ``shared.safetensors`` (what is the same on every rank), ``rank-00000.safetensors``, …
+``FOLDER/epoch-00000017/`` holds ``shared.safetensors`` (what is the same on every rank), ``rank-00000.safetensors``, …
 (what one rank alone knows) and ``checkpoint.json`` (which run, which files, their sizes and hashes). All ranks write
 into ``epoch-00000017.partial``; when every file is on the disk, one rename makes it a checkpoint. Nothing is pickled.
+In mid-epoch the name is ``epoch-00000017-step-00000120``.
 """
 
 from __future__ import annotations

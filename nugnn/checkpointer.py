@@ -1,5 +1,6 @@
 """When a run writes a checkpoint, and whether it stops there: decided by rank 0, between two epochs or two
-steps."""
+steps.
+"""
 
 from __future__ import annotations
 

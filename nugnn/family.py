@@ -67,10 +67,26 @@ class Family(Protocol):
         """What the loss of the step that ``work`` belongs to counts for in the mean over the epoch."""
         ...
 
-    def evaluate(self, num_steps: int) -> dict[str, float]:
-        """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call."""
+    def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
+        """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call.
+
+        Samples have one on ``train`` only when that was asked for.
+        """
+        ...
+
+    @property
+    def num_predicted(self) -> int:
+        """Rows of which `predict_all` gives logits."""
         ...
 
     def predict_all(self, num_steps: int) -> Tensor:
         """Logits of all rows in their original order, on every rank; a collective call."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What this rank has of the data, for results: plain numbers."""
+        ...
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The model's state on the CPU, with the rows of all ranks; a collective call."""
         ...
