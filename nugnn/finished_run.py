@@ -14,8 +14,8 @@ from nugnn.checkpoint import CheckpointError
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
+from nugnn.graph_run import build_model, prepare
 from nugnn.metrics import evaluate_rows
-from nugnn.run import build_model, prepare
 from nugnn.weights import load_weights
 
 _NEEDED = ("config.yaml", "result.json", "model.safetensors")

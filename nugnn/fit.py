@@ -131,8 +131,8 @@ def fit(
     devices, said = devices_of(device, workers)
     task.check_devices(devices)
     note = on_note or _LOG.warning
-    if said:
-        note(said)
+    for text in [said] * bool(said) + (task.said if on_note is not None else []):
+        note(text)
     plan = None
     before: list[Epoch] = []
     if checkpoint_folder is not None:

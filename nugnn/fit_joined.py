@@ -62,6 +62,9 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     shares = options.pop("shares", None)
     given = {name: options.pop(name, default) for name, default in OF_ONE_FAMILY.items()}
     task = task_of(model, data, workers=ranks.world_size, shares=shares, given=given, options=options)
+    if ranks.rank == 0 and checkpointing["on_note"] is not None:
+        for text in task.said:
+            checkpointing["on_note"](text)
     plan = _checkpoints(task, ranks, checkpointing)
     part, notes = task.joined(ranks, stage)
     stage("train")

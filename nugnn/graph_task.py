@@ -52,6 +52,7 @@ class GraphTask:
         self._shares = checked_shares(shares, workers, self._seen, "training nodes" if inductive else "nodes")
         self._partitioner, self._order, self._check = partitioner, order, check
         self._cache_folder, self._inductive = cache_folder, inductive
+        self.said: list[str] = []
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         more = {"inductive": self._inductive} | dict(settings)

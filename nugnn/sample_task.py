@@ -61,7 +61,7 @@ class SampleTask:
         sizes, said = batch_sizes(chosen.batch_split, chosen.batch_size, workers, shares, USUAL_BATCH_SIZE)
         self.model = model
         self.options = replace(chosen, batch_size=sum(sizes))
-        self._notes = [said] if said else []
+        self.said = [said] if said else []
         self._part = SamplePart(train, val, test, sizes, metric)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,13 +75,13 @@ class SampleTask:
         pass
 
     def stored(self, folder: Path, stage: Stage) -> tuple[SamplePart, list[str]]:
-        return self._part, self._notes
+        return self._part, list(self.said)
 
     def here(self, stage: Stage) -> tuple[SamplePart, list[str]]:
-        return self._part, self._notes
+        return self._part, list(self.said)
 
     def joined(self, ranks: Ranks, stage: Stage) -> tuple[SamplePart, list[str]]:
-        return self._part, self._notes
+        return self._part, list(self.said)
 
 
 def _first_label(name: str, samples: Any) -> Tensor:

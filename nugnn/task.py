@@ -32,10 +32,12 @@ class Task(Protocol):
     Attributes:
         options: How to train.
         worker: Module whose ``main`` a worker process runs.
+        said: Sentences for the user, before anything is started.
     """
 
     options: TrainOptions
     worker: str
+    said: list[str]
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What makes two runs the same run, see `nugnn.fingerprint.run_identity`."""
