@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def apportioned(count: int, sizes: Sequence[float]) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ def batch_sizes(
 
 
 def _numbers(split: str | Sequence[int]) -> tuple[int, ...]:
-    parts = split.split(",") if isinstance(split, str) else split
+    parts: Sequence[Any] = split.split(",") if isinstance(split, str) else split
     try:
         numbers = tuple(int(part) for part in parts)
         if any(number < 0 or number != float(part) for number, part in zip(numbers, parts, strict=True)):

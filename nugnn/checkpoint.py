@@ -275,8 +275,8 @@ def _opened(folder: Path, *, with_hashes: bool = True) -> Checkpoint:
     epoch, step, num_parts = raw.get("epoch"), raw.get("step", 0), raw.get("num_parts")
     files, identity, versions = raw.get("files"), raw.get("identity"), raw.get("versions")
     expected = {_SHARED, *(_rank_file(rank) for rank in range(num_parts if type(num_parts) is int else 0))}
-    if not all(type(number) is int and number >= 0 for number in (epoch, step, num_parts)) or not (
-        epoch + step >= 1 and num_parts >= 1
+    if not (type(epoch) is int and type(step) is int and type(num_parts) is int) or (
+        min(epoch, step) < 0 or epoch + step < 1 or num_parts < 1
     ):
         raise CheckpointError(f"{path} is not a checkpoint: epoch {epoch!r}, step {step!r}, num_parts {num_parts!r}")
     if not (isinstance(files, dict) and isinstance(identity, dict) and isinstance(versions, dict)):

@@ -25,9 +25,7 @@ from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.config import (
     BUILT_IN_MODELS,
-    Settings,
     TrainConfig,
-    config_kind,
     flag_of,
     option_default,
     option_spec,
@@ -38,7 +36,7 @@ from nugnn.config import (
 from nugnn.member import member_from
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
-from nugnn.sample_config import SampleConfig
+from nugnn.sample_config import RunConfig, SampleConfig, config_kind
 
 _WIDTH = 80
 _OPTIONS = {entry.name: entry for kind in (SampleConfig, TrainConfig) for entry in fields(kind)}
@@ -122,7 +120,7 @@ def _train(**given: Any) -> None:
         _run(gather_settings(given, os.environ), as_json)
 
 
-def _run(config: Settings, as_json: bool, **options: Any) -> None:
+def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     """Train, and show how it goes and what came out."""
     from nugnn.run import run_from_config
 
@@ -137,7 +135,7 @@ def _run(config: Settings, as_json: bool, **options: Any) -> None:
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
-def gather_settings(given: dict[str, Any], environment: Any) -> Settings:
+def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
     """The settings of ``nugnn train``: defaults < NUGNN_DATA < recipe < file < options on the command line.
 
     Args:
@@ -158,7 +156,7 @@ def gather_settings(given: dict[str, Any], environment: Any) -> Settings:
         settings |= read_settings(given["config"], given.get("dataset"))
     settings |= {name: value for name, value in given.items() if name not in ("recipe", "config") and value is not None}
     kind = config_kind(settings.get("dataset"))
-    for name in settings.keys() - {entry.name for entry in fields(kind)}:  # type: ignore[arg-type]
+    for name in settings.keys() - {entry.name for entry in fields(kind)}:
         whose, here = ("graphs", "samples") if kind is SampleConfig else ("samples", "a graph")
         named = f"--dataset {settings['dataset']} names {here}" if settings.get("dataset") else "no --dataset is given"
         raise ConfigError(f"{flag_of(name)} belongs to {whose}, and {named}; leave it out")
@@ -174,7 +172,7 @@ def _check_model_file(model_file: tuple[Path, str] | None) -> None:
         raise ConfigError(f"{shown(model_file[0])}: {problem}; a model of your own is named FILE.py:Class")
 
 
-def settings_text(config: Settings) -> str:
+def settings_text(config: RunConfig) -> str:
     """Two lines: what differs from the defaults, spelled as options, and the defaults that matter most."""
     changed = []
     for entry in fields(config):  # type: ignore[arg-type]
@@ -201,7 +199,7 @@ def settings_text(config: Settings) -> str:
     )
     by_default = [
         f"{entry.name.replace('_', '-')} {getattr(config, entry.name)}"
-        for entry in fields(config)  # type: ignore[arg-type]
+        for entry in fields(config)
         if entry.name in main_ones and getattr(config, entry.name) == option_default(entry) is not None
     ]
     return f"settings: {' '.join(changed)}\ndefaults: {', '.join(by_default)}"

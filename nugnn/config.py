@@ -333,22 +333,6 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def config_kind(dataset: object) -> type[Settings]:
-    """The settings that go with a data set: `TrainConfig`, or `nugnn.sample_config.SampleConfig` for samples."""
-    from nugnn.sample_config import SampleConfig  # which takes over options from here
-
-    return SampleConfig if isinstance(dataset, str) and names_samples(dataset) else TrainConfig
-
-
-def read_config(path: str | Path) -> Settings:
-    """The settings in a YAML file, of graphs or of samples.
-
-    Raises:
-        ConfigError: As `Settings.from_file` does.
-    """
-    return config_kind(read_settings(path).get("dataset")).from_file(path)
-
-
 def read_settings(path: str | Path, dataset: str | None = None) -> dict[str, Any]:
     """The options a YAML file sets, names checked, values as written.
 
@@ -393,10 +377,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 def _settings_from(loaded: Any, source: str, dataset: str | None = None) -> dict[str, Any]:
     if not isinstance(loaded, Mapping):
         raise ConfigError(f"{source}: expected lines of 'option: value', found {type(loaded).__name__}")
-    specs: dict[str, OptionSpec] = {}
-    kind = config_kind(dataset or loaded.get("dataset"))
-    for each in (*(other for other in (TrainConfig, config_kind("mnist")) if other is not kind), kind):
-        specs |= {entry.name: option_spec(entry) for entry in fields(each)}  # type: ignore[arg-type]
+    specs = _known_options(dataset or loaded.get("dataset"))
     known = list(specs)
     settings: dict[str, Any] = {}
     for key, value in loaded.items():
@@ -410,6 +391,16 @@ def _settings_from(loaded: Any, source: str, dataset: str | None = None) -> dict
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
     return settings
+
+
+def _known_options(dataset: object) -> dict[str, OptionSpec]:
+    """The options of both families; where they share a name, as the family of ``dataset`` has it."""
+    from nugnn.sample_config import SampleConfig, config_kind  # which takes over options from here
+
+    specs: dict[str, OptionSpec] = {}
+    for kind in (TrainConfig, SampleConfig, config_kind(dataset)):
+        specs |= {entry.name: option_spec(entry) for entry in fields(kind)}
+    return specs
 
 
 def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:

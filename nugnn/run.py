@@ -27,14 +27,12 @@ from nugnn.launch import WorkerFailed
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
-    from nugnn.sample_config import SampleConfig
+    from nugnn.sample_config import RunConfig
     from nugnn.tensorboard import ScalarLog
-
-    RunSettings = TrainConfig | SampleConfig
 
 
 def run_from_config(
-    config: RunSettings,
+    config: RunConfig,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     train: Callable[..., FitResult] = fit,
 ) -> dict[str, Any]:
@@ -118,7 +116,7 @@ def run_from_config(
     return summary
 
 
-def take_part(config: RunSettings, train: Callable[..., Any]) -> None:
+def take_part(config: RunConfig, train: Callable[..., Any]) -> None:
     """What a process other than rank 0 does when ``torchrun`` started it: the same, showing and writing nothing."""
     family = _family_of(config)
     data = family.prepare(config)
@@ -126,12 +124,12 @@ def take_part(config: RunSettings, train: Callable[..., Any]) -> None:
     train(family.build_model(config, data), data, **family.fit_arguments(config))
 
 
-def _family_of(config: RunSettings) -> Any:
+def _family_of(config: RunConfig) -> Any:
     """The module of what is done for one family of data alone: `nugnn.graph_run` or `nugnn.sample_run`."""
     return importlib.import_module("nugnn.graph_run" if isinstance(config, TrainConfig) else "nugnn.sample_run")
 
 
-def _scalar_log(config: RunSettings, data: Any) -> Callable[[int], ScalarLog] | None:
+def _scalar_log(config: RunConfig, data: Any) -> Callable[[int], ScalarLog] | None:
     if not config.tensorboard:
         return None
     from nugnn.tensorboard import ScalarLog
@@ -184,7 +182,7 @@ def _line(epoch: Epoch) -> str:
     return json.dumps(asdict(epoch)) + "\n"
 
 
-def summarise(config: RunSettings, data: Any, result: FitResult) -> dict[str, Any]:
+def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]:
     """``result.json``: plain types; a metric without rows is null."""
     best, last = result.best, result.history[-1]
     return {

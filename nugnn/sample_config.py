@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nugnn.batch_split import batch_sizes
-from nugnn.config import FREE_ON_RESUME, Settings, TrainConfig, flag_of, option_default, option_spec
+from nugnn.config import FREE_ON_RESUME, Settings, TrainConfig, flag_of, option_default, option_spec, read_settings
 from nugnn.options import ConfigError, option, refusal
 from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
 
@@ -175,3 +175,20 @@ class SampleConfig(Settings):
     def free_on_resume(cls) -> frozenset[str]:
         """How a batch is divided is free; its size is compared by what it comes to."""
         return frozenset({*FREE_ON_RESUME, "batch_size", "batch_split", "data_workers", "checkpoint_steps"})
+
+
+RunConfig = TrainConfig | SampleConfig
+
+
+def config_kind(dataset: object) -> type[TrainConfig] | type[SampleConfig]:
+    """The settings that go with a data set."""
+    return SampleConfig if isinstance(dataset, str) and names_samples(dataset) else TrainConfig
+
+
+def read_config(path: str | Path) -> RunConfig:
+    """The settings in a YAML file, of graphs or of samples.
+
+    Raises:
+        ConfigError: As `nugnn.config.Settings.from_file` does.
+    """
+    return config_kind(read_settings(path).get("dataset")).from_file(path)

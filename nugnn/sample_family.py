@@ -89,6 +89,7 @@ class SampleFamily:
         how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_data_workers, "pin_memory": is_gpu}
         self._loader = batch_loader(train, self.sampler, **how)
         self._measured, self._measures_train = {}, measure_train
+        self._num_test = 0 if test is None else _length(test)
         for split, data in {"train": train, "val": val, "test": test}.items():
             if data is not None and _length(data) > 0:
                 sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
@@ -163,7 +164,7 @@ class SampleFamily:
 
     @property
     def num_predicted(self) -> int:
-        return _length(self._measured["test"].batch_sampler) if "test" in self._measured else 0
+        return self._num_test
 
     def report(self) -> dict[str, Any]:
         sampler = self.sampler

@@ -110,8 +110,10 @@ def _own_model(config: SampleConfig, data: SampleData, given: dict[str, Any]) ->
 
 def fit_arguments(config: SampleConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
-    names = ("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision")
-    names += ("optimizer", "momentum", "clip_norm", "batch_size", "batch_split", "micro_batches", "drop_last")
+    names = (
+        *("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision"),
+        *("optimizer", "momentum", "clip_norm", "batch_size", "batch_split", "micro_batches", "drop_last"),
+    )
     return {name: getattr(config, name) for name in names} | {
         "workers": config.workers,
         "shares": config.given_shares,

@@ -109,7 +109,7 @@ def _facts(samples: Any) -> dict[str, Any]:
         digest = hashlib.sha256()
         for x in samples.tensors:
             digest.update(f"{x.dtype}{tuple(x.shape)}".encode())
-            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return facts | {"content": digest.hexdigest()[:16]}
     if hasattr(samples, "content_hash"):
         return facts | {"content": samples.content_hash()[:16]}

@@ -35,9 +35,11 @@ class Task(Protocol):
         said: Sentences for the user, before anything is started.
     """
 
-    options: TrainOptions
     worker: str
     said: list[str]
+
+    @property
+    def options(self) -> TrainOptions: ...
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What makes two runs the same run, see `nugnn.fingerprint.run_identity`."""

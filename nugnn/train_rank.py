@@ -73,7 +73,7 @@ def train_rank(
     best = history.best
     if math.isnan(best.train):  # not measured after each epoch
         best = replace(best, train=family.evaluate(trainer.num_steps, with_train=True)["train"])
-    logits = trainer.predict_all().cpu()
+    logits = trainer.predict_all().cpu() if family.num_predicted else torch.empty(0)
     here = history.epochs[history.num_on_another_split :] or history.epochs
     timed = here[1:] or here  # the first epoch compiles and fills caches
     median = {

@@ -215,7 +215,7 @@ def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
     ranks, node_ids = trainer.ranks, trainer.family.row_ids
     own = checkpoint.read_rank(ranks.rank) if ranks.rank < checkpoint.num_parts else None
     differs = ranks.world_size != checkpoint.num_parts or own is None or not torch.equal(own["node_ids"], node_ids)
-    differs = differs or own.get("division", []) != list(trainer.family.division)
+    differs = differs or own is None or own.get("division", []) != list(trainer.family.division)
     if not bool(ranks.max_(torch.tensor([float(differs)]))):
         assert own is not None
         return True, own
