@@ -46,6 +46,7 @@ class Subject:
         every: Option for the time between checkpoints.
         epochs: Of a run; a kill comes in its first third.
         aims: What a process is to be in the middle of.
+        probes: Looks at a process, at most, before it is killed wherever it is.
     """
 
     model: tuple[str, ...]
@@ -53,6 +54,7 @@ class Subject:
     every: tuple[str, str]
     epochs: int
     aims: tuple[str, ...]
+    probes: int
 
 
 GRAPH = Subject(
@@ -61,16 +63,18 @@ GRAPH = Subject(
     every=("--checkpoint-every", "4"),
     epochs=300,
     aims=("checkpoint write", "halo exchange", "optimizer step", "any"),
+    probes=300,
 )
 SAMPLES = Subject(
     model=(
-        *("--dataset", "digits-images", "--model", "cnn", "--hidden", "4", "--dropout", "0.2"),
+        *("--dataset", "digits-images", "--model", "mlp", "--hidden", "32", "--norm", "batch", "--dropout", "0.2"),
         *("--batch-size", "64", "--seed", "3"),
     ),
     split=("--workers", "3", "--shares", "0.5,0.3,0.2"),
     every=("--checkpoint-steps", "7"),  # prime to the 20 steps of an epoch
-    epochs=12,
+    epochs=30,
     aims=("checkpoint write", "gradient sum", "optimizer step", "any"),
+    probes=40,
 )
 PHASES = (
     # the innermost frame decides; the first pattern it contains
@@ -85,7 +89,6 @@ PHASES = (
     ("forward", ("_run_steps (",)),
     ("loop", ("/trainer.py",)),
 )
-MAX_PROBES = 300
 
 
 def phase_of(pid: int) -> str:
@@ -154,7 +157,7 @@ def kill_trial(
         time.sleep(rng.uniform(0, 0.01))
         os.kill(target.pid, signal.SIGSTOP)
         phase = phase_of(target.pid)
-        if aim in (phase, "any") or probes == MAX_PROBES:
+        if aim in (phase, "any") or probes == subject.probes:
             break
         os.kill(target.pid, signal.SIGCONT)
     epoch = num_epochs_done(out)
@@ -253,7 +256,7 @@ def main() -> None:
         "--others", action=argparse.BooleanOptionalAction, default=True, help="other numbers of workers"
     )
     parser.add_argument("--samples", action="store_true", help="batches of images instead of a graph")
-    parser.add_argument("--epochs", type=int, help="default: 300, of samples 12")
+    parser.add_argument("--epochs", type=int, help="default: 300, of samples 30")
     parser.add_argument("--every", type=int, help="epochs (default 4), of samples steps (7), between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="append a line for each trial")

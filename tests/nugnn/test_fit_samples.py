@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import nugnn
+from nugnn import job
 from nugnn.batch_split import batch_sizes
 from nugnn.checkpoint import CheckpointError, list_checkpoints, newest_checkpoint
 from nugnn.checkpointer import CheckpointPlan
@@ -239,3 +240,16 @@ def test_how_a_batch_is_divided() -> None:
         sizes, _ = batch_sizes("auto", count + 2, 3, (0.6, 0.3, 0.1), 64)
         assert sum(sizes) == count + 2
         assert all(abs(size - share * (count + 2)) < 1 for size, share in zip(sizes, (0.6, 0.3, 0.1), strict=True))
+
+
+def test_large_tensors_travel_as_files_and_stay_private_to_who_writes(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    images = torch.randint(0, 256, (700, 3, 40, 40), dtype=torch.uint8)
+    turned = torch.randn(600, 500, dtype=torch.float64).T
+    job.write_job(tmp_path, {"data": TensorDataset(images, torch.arange(700)), "turned": turned, "again": [images]})
+    assert (tmp_path / "job.pickle").stat().st_size < 20_000 and len(list(tmp_path.glob("tensor-*"))) == 2
+    work, other = job.read_job(tmp_path), job.read_job(tmp_path)
+    assert torch.equal(work["data"].tensors[0], images) and torch.equal(work["turned"], turned)
+    assert work["again"][0] is work["data"].tensors[0]
+    work["turned"].zero_()
+    assert torch.equal(other["turned"], turned)
