@@ -7,6 +7,7 @@ none. Each rank knows the counts of all, so a mean over the batch needs no excha
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,9 +134,15 @@ def batch_loader(
         collate_fn=collate,
         num_workers=num_workers,
         pin_memory=pin_memory,
+        worker_init_fn=_leave_ctrl_c_to_the_parent if num_workers else None,
         # a new iterator draws a number; drawn here, a run that is resumed in mid-epoch draws nothing that others miss
         generator=torch.Generator().manual_seed(sampler.seed),
     )
+
+
+def _leave_ctrl_c_to_the_parent(worker: int) -> None:
+    """A terminal sends it to all processes: this one goes on reading while the parent finishes its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _taking(dataset: Dataset[Any]) -> Callable[[Tensor], Any] | None:
