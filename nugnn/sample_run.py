@@ -88,9 +88,10 @@ def build_model(config: SampleConfig, data: SampleData) -> nn.Module:
 def _torchvision_model(name: str, data: SampleData) -> nn.Module:
     try:
         models = importlib.import_module("torchvision.models")
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the second from one that belongs to another torch
         raise ConfigError(
-            f"--model {name} needs the package torchvision ({error}): pip install 'nugnn[vision]', or use --model cnn"
+            f"--model {name} needs the package torchvision in the version that belongs to this torch ({error}): "
+            "pip install 'nugnn[vision]', or use --model cnn"
         ) from error
     if data.kind != "image" or data.input_shape[0] != 3:
         has = f"images of {data.input_shape[0]} channel(s)" if data.kind == "image" else f"{data.kind}s"
