@@ -117,6 +117,15 @@ def kernel_names(function: Product) -> list[str]:
     return [event.key for event in events if event.self_device_time_total]
 
 
+def edges_of_rows(csr: Csr, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """For each in-edge of ``rows``, row by row: the place of its row in the list, and its source; both int64."""
+    degrees = csr.degrees[rows]
+    places = torch.arange(len(rows), device=rows.device)
+    place = torch.repeat_interleave(places, degrees)
+    within = torch.arange(len(place), device=rows.device) - (degrees.cumsum(0) - degrees)[place]
+    return place, csr.indices.long()[csr.indptr.long()[rows][place] + within]
+
+
 class SampledSums:
     """Exact sums of some rows, the heaviest among them, to hold a result against before it is timed.
 
@@ -132,11 +141,7 @@ class SampledSums:
         some = torch.randint(csr.num_nodes, (min(num_rows, csr.num_nodes),), generator=generator).to(device)
         self.rows = torch.unique(torch.cat([some, csr.degrees.argmax()[None]]))
         self._degrees = csr.degrees[self.rows]
-        first = csr.indptr.long()[self.rows]
-        ends = self._degrees.cumsum(0)
-        place = torch.repeat_interleave(torch.arange(len(self.rows), device=device), self._degrees)
-        within = torch.arange(len(place), device=device) - (ends - self._degrees)[place]
-        self._place, self._sources = place, csr.indices.long()[first[place] + within]
+        self._place, self._sources = edges_of_rows(csr, self.rows)
 
     def problem(self, result: Tensor, x: Tensor) -> str | None:
         """What is wrong with ``result = A @ x`` in these rows, or None.

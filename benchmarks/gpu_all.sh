@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Everything for docs/performance.md in one call on a machine with a GPU, within about 400 seconds:
+# Everything for docs/performance.md in one call on a machine with a GPU, within about 520 seconds:
 #
 #     benchmarks/gpu_all.sh ROWS [PYTHON]
 #
-# Writes kernels.jsonl, epoch.jsonl and curve.jsonl, rows as they are measured, into the folder ROWS, which may hold
-# rows of other runs, and the page made of them. A part that fails or runs out of its time leaves its rows and the others
-# run on; the exit code is then 1. Needs no installation: the package is found through the link tree.
+# Writes kernels.jsonl, epoch.jsonl, peers.jsonl and curve.jsonl, rows as they are measured, into the folder ROWS, which
+# may hold rows of other runs, and the page made of them. A part that fails or runs out of its time leaves its rows and
+# the others run on; the exit code is then 1. Needs no installation: the package is found through the link tree.
 set -u
 rows=${1:?usage: benchmarks/gpu_all.sh ROWS [PYTHON]}
 python=${2:-python3}
@@ -28,6 +28,7 @@ part() { # part SECONDS SCRIPT OPTIONS...
 
 part 110 gpu_kernels.py --families products-like
 part 210 gpu_epoch.py
+part 120 gpu_peers.py
 part 40 gpu_kernels.py --families mixed-like --without-bounds --orders given planted \
   --systems nugnn torch.sparse "cusparse alg2 pre"
 part 40 gpu_epoch.py --curves --models sage --systems cusparse nugnn

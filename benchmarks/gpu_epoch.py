@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from baselines import Csr
-from harness import Recorder, brief, free_memory, synchronize, timing_of
+from harness import Recorder, brief, free_memory, kernels_of, synchronize, timing_of
 from plain_models import Adjacency, PlainModel
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -348,22 +348,6 @@ def time_epochs(run: Run, epochs: int, device: torch.device) -> tuple[list[float
     return samples[2:], [float(loss) for loss in losses], most
 
 
-def kernels_of(run: Run, count: int, device: torch.device) -> list[dict[str, Any]]:
-    """The ``count`` kernels (operators on a CPU) that take most of one more epoch: name, calls, milliseconds."""
-    from torch.profiler import ProfilerActivity, profile
-
-    is_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU], acc_events=True) as profiler:
-        run.step()
-        synchronize(device)
-
-    def milliseconds(event: Any) -> float:
-        return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total) / 1e3
-
-    events = sorted(profiler.key_averages(), key=milliseconds, reverse=True)[:count]
-    return [{"name": event.key, "calls": event.count, "ms": milliseconds(event)} for event in events]
-
-
 def described(kind: str, case: Case, system: str, model: str, precision: str) -> dict[str, Any]:
     """The columns of a row that both kinds of rows have."""
     row = {"kind": kind, "system": system, "model": model, "graph": case.name, "dtype": precision, "dropout": 0.5}
@@ -390,7 +374,7 @@ def measure(recorder: Recorder, case: Case, system: str, model: str, precision: 
             timing = timing_of(samples)
             row |= {"losses": losses, "peak_bytes": most, "samples_ms": samples}
             if arguments.kernels:
-                row |= {"kernels": kernels_of(run, arguments.kernels, case.device)}
+                row |= {"kernels": kernels_of(run.step, arguments.kernels, case.device)}
     except Exception as error:
         problem, timing = brief(error), None
     finally:

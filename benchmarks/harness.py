@@ -44,6 +44,7 @@ def time_ms(
     warmup: int = 3,
     budget_seconds: float = 1.0,
     flush_l2: bool = True,
+    least_repeats: int = 5,
 ) -> Timing:
     """Time ``function``, one pair of CUDA events around each call (the host's clock on a CPU).
 
@@ -51,16 +52,17 @@ def time_ms(
         function: Called without arguments; what it returns is dropped.
         device: Where it runs.
         warmup: Calls before; they compile, fill caches and allocators, and tell how many repeats the budget buys.
-        budget_seconds: Aim for the timed calls together: 5 to 100 of them.
+        budget_seconds: Aim for the timed calls together: ``least_repeats`` to 100 of them.
         flush_l2: Write over the L2 cache before each call, so that nothing of the last one is left. Calls whose inputs
             are far larger than the cache do not notice.
+        least_repeats: Calls that are timed though they take longer than the budget.
     """
     begin = time.perf_counter()
     for _ in range(warmup):
         begin = time.perf_counter()
         function()
         synchronize(device)
-    repeats = max(5, min(100, int(budget_seconds / max(time.perf_counter() - begin, 1e-6))))
+    repeats = max(least_repeats, min(100, int(budget_seconds / max(time.perf_counter() - begin, 1e-6))))
     if device.type != "cuda":
         samples = []
         for _ in range(repeats):
@@ -88,6 +90,22 @@ def timing_of(samples_ms: list[float]) -> Timing:
     )
 
 
+def kernels_of(step: Callable[[], Any], count: int, device: torch.device) -> list[dict[str, Any]]:
+    """The ``count`` kernels (operators on a CPU) that take most of one more step: name, calls, milliseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    is_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU], acc_events=True) as profiler:
+        step()
+        synchronize(device)
+
+    def milliseconds(event: Any) -> float:
+        return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total) / 1e3
+
+    events = sorted(profiler.key_averages(), key=milliseconds, reverse=True)[:count]
+    return [{"name": event.key, "calls": event.count, "ms": milliseconds(event)} for event in events]
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for the device; nothing on a CPU."""
     if device.type == "cuda":
@@ -104,6 +122,14 @@ def peak_bytes(function: Callable[[], Any], device: torch.device) -> int | None:
     function()
     synchronize(device)
     return torch.cuda.max_memory_allocated(device)
+
+
+def held_bytes(device: torch.device) -> int | None:
+    """Device memory that tensors hold between calls: inputs, the graph, what a system keeps; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    free_memory()
+    return torch.cuda.memory_allocated(device)
 
 
 def free_memory() -> None:
@@ -207,7 +233,8 @@ class Recorder:
             result = None
             if problem is None:
                 timing = time_ms(function, self._device, **timing_options)
-                row = row | {"peak_bytes": peak_bytes(function, self._device)}
+                held = held_bytes(self._device)
+                row = row | {"peak_bytes": peak_bytes(function, self._device), "held_bytes": held}
             else:
                 row = row | {"error": f"wrong result: {problem}"}
         except Exception as error:  # a baseline that cannot run is a row of the table, too
@@ -229,7 +256,7 @@ def line_of(row: dict[str, Any]) -> str:
     """A row for people, at most 80 columns: system, shape, type, order, then milliseconds and memory."""
     words = [str(row[key]) for key in ("graph", "order", "dtype", "shape") if row.get(key) is not None]
     what = " ".join(words).replace("-like", "")
-    head = f"{row['system'][:19]:19} {what[:29]:29}"
+    head = f"{row['system'][:17]:17} {what[:31]:31}"
     if "error" in row:
         return f"{head} {row['error']}"[:80]
     if row.get("median_ms") is None:

@@ -54,7 +54,18 @@ def page(rows: list[Row]) -> str:
         of_card = [row for row in rows if row["machine"]["card"] == card]
         parts.append(f"## {card}")
         parts.append(machine_line(of_card))
-        for section in (bounds, generation, products, all_products, baselines, epochs, scaling, curves):
+        for section in (
+            bounds,
+            generation,
+            products,
+            all_products,
+            beside,
+            all_peers,
+            baselines,
+            epochs,
+            scaling,
+            curves,
+        ):
             text = section(of_card, card)
             if text:
                 parts.append(text)
@@ -168,6 +179,55 @@ def all_products(rows: list[Row], card: str) -> str:
             names = ", ".join(f"`{name.replace('void ', '')[:60]}`" for name in row["kernels"])
             text += f"\n\nKernels of `{row['system']}`, {row['dtype']}: {names}."
     return text
+
+
+def beside(rows: list[Row], card: str) -> str:
+    """Others beside ours in the same order of nodes, and in the given one beside ours in the order that it finds."""
+    timed: dict[tuple[str, ...], dict[str, dict[str, Row]]] = {}
+    for row in rows:
+        if row["kind"] not in ("spmm", "peers") or row.get("median_ms") is None:
+            continue
+        what = f"sum F={row['width']} fwd" if row["kind"] == "spmm" else f"{row['case']} {row['step']}"
+        is_cusparse = row["system"] == "torch.sparse" or row["system"].startswith("cusparse")
+        system = "cuSPARSE, fastest" if is_cusparse else row["system"]
+        by_order = timed.setdefault((row["graph"], what, row["dtype"]), {}).setdefault(system, {})
+        before = by_order.get(row["order"])
+        if before is None or row["median_ms"] < before["median_ms"]:
+            by_order[row["order"]] = row
+    lines = []
+    for case, systems in timed.items():
+        ours = systems.pop("nugnn", {})
+        for system, theirs in systems.items():
+            same = [ratio(theirs.get(order), ours.get(order)) for order in ("given", "found", "planted")]
+            times = [milliseconds(found.get(order)) for found in (theirs, ours) for order in ("given", "found")]
+            both_orders = ratio(theirs.get("given"), ours.get("found"))
+            lines.append([*case, system, *times, *same, both_orders])
+    head = ["graph", "what", "type", "other", "other given", "other found", "ours given", "ours found"]
+    head += ["other / ours, given", "other / ours, found", "other / ours, planted", "other given / ours found"]
+    return titled("cuSPARSE, turbo-gnn and torch's scatter beside ours, ms", head, lines)
+
+
+def milliseconds(row: Row | None) -> str:
+    """The median alone."""
+    return "-" if row is None else f"{row['median_ms']:.2f}"
+
+
+def all_peers(rows: list[Row], card: str) -> str:
+    """Attention and maxima of every system with spread and memory."""
+    lines = [
+        [row["order"], row["case"], row["step"], row["dtype"], row["system"], outcome(row, spread), own_peak(row)]
+        for row in rows
+        if row["kind"] == "peers"
+    ]
+    head = ["order", "what", "step", "type", "system", "ms", "own peak / inputs"]
+    return titled("Attention and maxima, every system", head, lines)
+
+
+def own_peak(row: Row) -> str:
+    """Most memory that a call adds to what stands before it, as a multiple of its operands."""
+    if row.get("peak_bytes") is None or row.get("held_bytes") is None:
+        return "-"
+    return f"{(row['peak_bytes'] - row['held_bytes']) / row['input_bytes']:.2f}×"
 
 
 def baselines(rows: list[Row], card: str) -> str:

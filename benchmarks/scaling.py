@@ -17,13 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_epoch import adam, supported
-from harness import Recorder, synchronize, timing_of
+from harness import Recorder, kernels_of, synchronize, timing_of
 
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
 
@@ -81,20 +80,15 @@ def worker(arguments: argparse.Namespace) -> None:
         "num_inner": graph.num_nodes(),
         "generate_seconds": generated - begin,
         "shard_seconds": sharded - generated,
-        "nccl_ms": nccl_ms(trainer.train_epoch) if is_gpu and ranks.world_size > 1 else None,
+        "nccl_ms": None,
     }
+    if is_gpu:
+        kernels = kernels_of(trainer.train_epoch, 1000, device)
+        # all of it is exposed where nothing runs beside it
+        answer["nccl_ms"] = sum(kernel["ms"] for kernel in kernels if "nccl" in kernel["name"].lower())
+        answer["busy_ms"] = sum(kernel["ms"] for kernel in kernels) - answer["nccl_ms"]
+        answer["kernels"] = kernels[: arguments.kernels]
     (arguments.results / f"{ranks.rank}.json").write_text(json.dumps(answer), encoding="utf-8")
-
-
-def nccl_ms(epoch: Callable[[], Any]) -> float:
-    """Milliseconds of NCCL's kernels in an epoch: all of it is exposed where nothing runs beside them."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        epoch()
-        torch.cuda.synchronize()
-    events = profiled.key_averages()
-    return sum(event.self_device_time_total for event in events if "nccl" in event.key.lower()) / 1e3
 
 
 def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -106,7 +100,19 @@ def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as results:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
         command += [__file__, "--worker", "--results", results]
-        for name in ("device", "nodes", "arcs", "seed", "hidden", "precision", "method", "order", "overlap", "epochs"):
+        for name in (
+            "device",
+            "nodes",
+            "arcs",
+            "seed",
+            "hidden",
+            "precision",
+            "method",
+            "order",
+            "overlap",
+            "epochs",
+            "kernels",
+        ):
             command += [f"--{name}", str(getattr(arguments, name))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         paths = [Path(results) / f"{rank}.json" for rank in range(num_ranks)]
@@ -160,6 +166,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--order", default="none", help="of the rows, as nugnn.shard takes it")
     parser.add_argument("--overlaps", nargs="+", choices=["auto", "on", "off"], default=["auto", "off"])
     parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
+    parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each rank, by their time")
     parser.add_argument("--out", type=Path, help="folder for scaling.jsonl")
     parser.add_argument("--overlap", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

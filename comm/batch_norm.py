@@ -14,10 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from nugnn.comm.groups import Ranks
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.rows import rows_of
 
 
-class _SplitBatchNorm(torch.autograd.Function):
+class _SplitBatchNorm(Operator):
     """Normalise by the mean and biased variance over all ranks' rows; two-pass, float32 or wider statistics."""
 
     @staticmethod

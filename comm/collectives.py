@@ -13,10 +13,11 @@ from torch import Tensor
 
 from nugnn.comm.groups import Ranks
 from nugnn.comm.meeting import ranks_have_met, ranks_meet
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.rows import REPLICATED, tag
 
 
-class _SumOverRanks(torch.autograd.Function):
+class _SumOverRanks(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
@@ -29,7 +30,7 @@ class _SumOverRanks(torch.autograd.Function):
         return _SumOverRanks.apply(grads[0], ctx.ranks), None  # type: ignore[no-untyped-call]
 
 
-class _GatherRows(torch.autograd.Function):
+class _GatherRows(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
         ranks_meet(ctx, x)

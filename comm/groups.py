@@ -72,6 +72,7 @@ class Ranks:
         control: Group of gradient sums, metrics and decisions; None when P = 1.
         device: Where this rank computes.
         carries_cuda: Whether the groups take CUDA tensors (NCCL); they travel through the host's memory otherwise.
+        reads_peers: Whether all ranks' GPUs are in one host and read each other's memory directly (NVLink, mostly).
         is_uniform: Whether all ranks compute on the same type of device; the same answer everywhere. Where they do not,
             every rank has to exchange what the others do, so that none may take a shorter way of its own.
         clock: Where communication time is added up.
@@ -85,6 +86,7 @@ class Ranks:
     device: torch.device = _CPU
     carries_cuda: bool = False
     is_uniform: bool = True
+    reads_peers: bool = False
     clock: CommClock = field(default_factory=CommClock)
     pulse: Pulse = field(default_factory=Pulse)
 
@@ -174,7 +176,11 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         backend = "cpu:gloo,cuda:nccl" if carries_cuda else "gloo"
         halo = dist.new_group(timeout=timeout, backend=backend)
         control = dist.new_group(timeout=timeout, backend=backend)
-    return Ranks(dist.get_rank(), dist.get_world_size(), halo, control, device, carries_cuda, is_uniform, pulse=pulse)
+        reads_peers = carries_cuda and _all_read_each_other(device)
+    return Ranks(
+        dist.get_rank(), dist.get_world_size(), halo, control, device,
+        carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, pulse=pulse,
+    )  # fmt: skip
 
 
 def leave_ranks(ranks: Ranks) -> None:
@@ -195,8 +201,25 @@ def _device_numbers(device: torch.device) -> list[int]:
     """Of each rank: 0 for the CPU, another number for each GPU of all hosts; a collective call."""
     number = 0
     if device.type == "cuda":
-        name = f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}"
-        number = 1 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+        number = _number_of(f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
+    return _of_all_ranks(number)
+
+
+def _all_read_each_other(device: torch.device) -> bool:
+    """Whether one host has all the GPUs, and each reads the memory of the others; a collective call."""
+    own = torch.cuda.current_device() if device.index is None else device.index
+    others = set(range(torch.cuda.device_count())) - {own}
+    sees_all = len(others) + 1 >= dist.get_world_size()
+    reads_all = sees_all and all(torch.cuda.can_device_access_peer(own, other) for other in others)
+    return len(set(_of_all_ranks(_number_of(platform.node()) if reads_all else dist.get_rank()))) == 1
+
+
+def _number_of(name: str) -> int:
+    """Positive, above all ranks, and another one for another name."""
+    return 2**32 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+
+
+def _of_all_ranks(number: int) -> list[int]:
     numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(numbers, torch.tensor([number]))
     return [int(n) for n in numbers]

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from nugnn.comm.groups import Ranks
 from nugnn.comm.meeting import ranks_have_met, ranks_meet
+from nugnn.kernels.add_rows import add_rows_
+from nugnn.kernels.operator import Operator
+from nugnn.kernels.padded import as_buffer, from_buffer
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,15 +162,31 @@ def begin_return(halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:
 
 
 def add_returned_(x_N: Tensor, received_S: Tensor, plan: HaloPlan) -> Tensor:
-    """Add what peers sent for each of our rows, in place; peer by peer: sums keep their order."""
+    """Add what peers sent for each of our rows, in place; peer by peer: sums keep their order, rows are distinct."""
     for rows, values in zip(plan.send_rows.split(plan.send_splits), received_S.split(plan.send_splits), strict=True):
-        if len(rows):
-            x_N.index_add_(0, rows, values)
+        add_rows_(x_N, rows, values)
     return x_N
 
 
+PADDED_DEVICES = {"cuda"}
+"""Types of devices whose kernels read padded rows."""
+
+
+def travels_padded(x: Tensor, plan: HaloPlan) -> bool:
+    """Whether rows like ``x`` travel with zeros to a multiple of 32 bytes, in which kernels want them.
+
+    Every rank has to answer the same, so it must not depend on how ``x`` lies in memory here.
+    """
+    return x.dim() == 2 and x.is_floating_point() and x.device.type in PADDED_DEVICES and plan.ranks.is_uniform
+
+
 def _fetch(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
-    x_N = x_N.contiguous()
+    if travels_padded(x_N, plan):
+        return from_buffer(_fetch_whole(as_buffer(x_N), plan, label), x_N.shape[1])
+    return _fetch_whole(x_N.contiguous(), plan, label)
+
+
+def _fetch_whole(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
     x_L = x_N.new_empty((plan.num_local, *x_N.shape[1:]))
     exchange = begin_fetch(x_N, x_L[plan.num_inner :], plan, label)
     x_L[: plan.num_inner] = x_N
@@ -176,12 +195,18 @@ def _fetch(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
 
 
 def _add_home(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
+    if travels_padded(y_L, plan):
+        return from_buffer(_add_home_whole(as_buffer(y_L), plan, label), y_L.shape[1])
+    return _add_home_whole(y_L, plan, label)
+
+
+def _add_home_whole(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
     exchange = begin_return(y_L[plan.num_inner :].contiguous(), plan, label)
     y_N = y_L[: plan.num_inner].clone(memory_format=torch.contiguous_format)
     return add_returned_(y_N, exchange.finish(), plan)
 
 
-class _Fetch(torch.autograd.Function):
+class _Fetch(Operator):
     @staticmethod
     def forward(ctx: Any, x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
         ctx.plan, ctx.label = plan, label
@@ -192,7 +217,7 @@ class _Fetch(torch.autograd.Function):
         return _AddHome.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
 
 
-class _AddHome(torch.autograd.Function):
+class _AddHome(Operator):
     @staticmethod
     def forward(ctx: Any, y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
         ctx.plan, ctx.label = plan, label
@@ -248,7 +273,7 @@ def max_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home") -> T
     return y_L[: plan.num_inner].scatter_reduce(0, index, received_S, "amax")
 
 
-class _Tie(torch.autograd.Function):
+class _Tie(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *anchors: Tensor) -> Tensor:
         ctx.shapes = [(a.shape, a.dtype) for a in anchors]

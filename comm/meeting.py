@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from nugnn.kernels.operator import Operator
 
 
 def ranks_meet(ctx: Any, x: Tensor) -> None:
@@ -24,7 +25,7 @@ def ranks_have_met(ctx: Any) -> None:
     _ = ctx.saved_tensors
 
 
-class _Meet(torch.autograd.Function):
+class _Meet(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ranks_meet(ctx, x)

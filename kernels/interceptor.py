@@ -6,7 +6,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -330,10 +330,10 @@ class Interceptor(TorchFunctionMode):
     def call(
         self, kind: str, structure: Structure | None, inputs: tuple[Any, ...], attrs: dict[str, Any], run: Any
     ) -> Any:
-        """Run one operator through the chain."""
-        return self._proceed(
-            OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run), self._chain(kind)
-        )
+        """Run one operator through the chain; torch functions that an operator on a graph calls are not looked at."""
+        call = OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run)
+        with nullcontext() if structure is None else torch._C.DisableTorchFunction():
+            return self._proceed(call, self._chain(kind))
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -361,14 +361,15 @@ class Interceptor(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _QUESTIONS:
+            return func(*args, **kwargs)
         if func in BACKWARD_FUNCTIONS:
             return run_backward(self, func, args, kwargs)
-        # the backward of some operator, not a layer that runs again
-        is_gradient = in_backward() and len(self._path_stack) == 1 and not torch.is_grad_enabled()
-        kind = None if is_gradient else _KIND_OF.get(func)
+        if in_backward() and len(self._path_stack) == 1 and not torch.is_grad_enabled():
+            return func(*args, **kwargs)  # the backward of some operator, not a layer that runs again
+        kind = _KIND_OF.get(func)
         if kind is None:
-            chain = self._chain("other")
-            if chain and not is_gradient and _has_sparse(args):
+            if self._chain("other") and _has_sparse(args):
                 out = self.call("other", None, args, kwargs, func)
             else:
                 out = func(*args, **kwargs)
@@ -380,6 +381,17 @@ class Interceptor(TorchFunctionMode):
         if isinstance(out, (Tensor, tuple, list)):
             propagate(func, args, kwargs, out)
         return out
+
+
+_QUESTIONS = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "layout", "is_cuda", "requires_grad")),
+        *(getattr(Tensor, name) for name in ("__len__", "dim", "size", "stride", "numel", "element_size", "data_ptr")),
+        *(Tensor.is_floating_point, Tensor.is_contiguous, Tensor.untyped_storage, Tensor.storage_offset),
+        torch.promote_types,
+    }
+)
+"""Functions whose results are no tensors and that no handler is for, answered at once: a step asks many of them."""
 
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:

@@ -68,11 +68,27 @@ def empty_rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.devi
 
 def padded_copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """``x (n, width)`` in padded rows."""
-    out = empty_rows(len(x), x.shape[1], dtype or x.dtype, x.device)
-    whole = with_padding(out)
-    whole[:, : x.shape[1]] = x
-    whole[:, x.shape[1] :] = 0
-    return out
+    return from_buffer(_copied(x, dtype or x.dtype), x.shape[1])
+
+
+def from_buffer(buffer: Tensor, width: int) -> Tensor:
+    """``(n, width)``: padded rows on a contiguous ``buffer (n, padded width)`` that has a storage of its own."""
+    return carve(buffer, [width], [buffer.shape[1]])[0]
+
+
+def as_buffer(x: Tensor) -> Tensor:
+    """``(n, padded width)`` of any ``x (n, width)``, each row contiguous; a copy where no zeros are known behind."""
+    padded = padded_width(x.shape[1], x.element_size())
+    whole = with_padding(x)
+    return whole_rows(whole) if whole.shape[1] == padded else _copied(x, x.dtype)
+
+
+def _copied(x: Tensor, dtype: torch.dtype) -> Tensor:
+    width = x.shape[1]
+    buffer = torch.empty(len(x), padded_width(width, dtype.itemsize), dtype=dtype, device=x.device)
+    buffer[:, :width] = x
+    buffer[:, width:] = 0
+    return buffer
 
 
 def with_padding(x: Tensor) -> Tensor:

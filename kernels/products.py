@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, pays, whole_rows, with_padding
 
 __all__ = ["products", "sum_of_products"]
@@ -71,7 +72,7 @@ def sum_of_products(xs_nI: Sequence[Tensor], weights_OI: Sequence[Tensor], bias_
     return result
 
 
-class _Products(torch.autograd.Function):
+class _Products(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         x = _with_aligned_rows(x)
@@ -113,7 +114,7 @@ class _Products(torch.autograd.Function):
         return _row_gradient(wholes, padded, width) if needs_x and given else None, grad_bias, *grad_weights
 
 
-class _SumOfProducts(torch.autograd.Function):
+class _SumOfProducts(Operator):
     @staticmethod
     def forward(ctx: Any, bias: Tensor | None, *operands: Tensor) -> Tensor:
         count = len(operands) // 2

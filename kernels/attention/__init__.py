@@ -23,6 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.dropout.reference import keep_scale, keep_threshold
 from nugnn.kernels.edge_softmax import edge_softmax
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 from nugnn.kernels.rows import IdRuns
 from nugnn.kernels.sddmm import sddmm
@@ -165,7 +166,7 @@ def _promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.to(common), b.to(common)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(Operator):
     """Keeps its inputs and two numbers per row and head; the output is not needed."""
 
     @staticmethod

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.operator import unseen
 from nugnn.kernels.philox.gpu import philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from nugnn.kernels.row_programs import edges_of_row, num_units, rows_of_unit, schedule_arguments, sum_pieces
@@ -575,6 +576,7 @@ def attention_forward(
     return out, stats
 
 
+@unseen
 def attention_backward(
     structure: Structure,
     operands: Operands,

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from nugnn.kernels.cross_entropy.reference import binary_cross_entropy_rows_reference, cross_entropy_rows_reference
 from nugnn.kernels.epilogue import runs_in_triton
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import whole_rows
 
 __all__ = ["binary_cross_entropy_rows", "cross_entropy_rows"]
@@ -85,7 +86,7 @@ def binary_cross_entropy_rows(logits: Tensor, targets: Tensor, rows: Tensor | No
     return result
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _CrossEntropy(Operator):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, rows: Tensor | None, class_weights: Tensor | None) -> Tensor:
         from nugnn.kernels.cross_entropy import gpu
@@ -104,7 +105,7 @@ class _CrossEntropy(torch.autograd.Function):
         return gpu.cross_entropy_backward(grad.contiguous(), *ctx.saved_tensors), None, None, None
 
 
-class _BinaryCrossEntropy(torch.autograd.Function):
+class _BinaryCrossEntropy(Operator):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, rows: Tensor | None) -> Tensor:
         from nugnn.kernels.cross_entropy import gpu

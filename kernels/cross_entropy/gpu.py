@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.operator import unseen
 from nugnn.kernels.padded import empty_like_rows, with_padding
 
 _TILE_VALUES = 2048
@@ -163,6 +164,7 @@ def cross_entropy(
     return loss, log_sum
 
 
+@unseen
 def cross_entropy_backward(
     grad_R: Tensor,
     log_sum_R: Tensor,
@@ -194,6 +196,7 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, rows: Tensor | None) -
     return loss
 
 
+@unseen
 def binary_cross_entropy_backward(grad_R: Tensor, logits: Tensor, targets: Tensor, rows: Tensor | None) -> Tensor:
     """``(N, C)`` gradient in the dtype of the logits."""
     grad_logits = _empty_gradient(logits, rows)

@@ -22,6 +22,7 @@ from nugnn.kernels.dropout.reference import (
     keep_scale,
     keep_threshold,
 )
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 
@@ -138,7 +139,7 @@ def mask_arguments(p: float, key: RandomKey | None, row_ids: Tensor | range | No
     return None if threshold >> 32 else Mask(threshold, keep_scale(p), derived_key(key), ids)
 
 
-class _DropoutRows(torch.autograd.Function):
+class _DropoutRows(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, key: RandomKey, id_range: range | None, ids: Tensor | None) -> Tensor:
         ctx.p, ctx.key, ctx.id_range = p, key, id_range
@@ -158,7 +159,7 @@ def _one_of(ids: Tensor | None, id_range: range | None) -> Tensor | range:
     return given
 
 
-class _ReluDropoutRows(torch.autograd.Function):
+class _ReluDropoutRows(Operator):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, key: RandomKey, row_ids: Tensor) -> Tensor:
         y = torch.relu(x).contiguous()
@@ -177,7 +178,7 @@ class _ReluDropoutRows(torch.autograd.Function):
         return _scaled_half(passed.contiguous(), ctx.p), None, None, None
 
 
-class _DropoutCsrValues(torch.autograd.Function):
+class _DropoutCsrValues(Operator):
     @staticmethod
     def forward(
         ctx: Any, values: Tensor, indptr: Tensor, indices: Tensor, p: float, key: RandomKey, row_ids: Tensor

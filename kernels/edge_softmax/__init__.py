@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from nugnn.kernels._jit import row_tasks
 from nugnn.kernels.arrays import as_array
 from nugnn.kernels.edge_softmax.reference import edge_softmax_reference
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.structure import Structure
 
 __all__ = ["edge_softmax"]
@@ -54,7 +55,7 @@ def edge_softmax(structure: Structure, scores: Tensor) -> Tensor:
     return result
 
 
-class _EdgeSoftmax(torch.autograd.Function):
+class _EdgeSoftmax(Operator):
     @staticmethod
     def forward(ctx: Any, structure: Structure, scores: Tensor) -> Tensor:
         ctx.structure = structure

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.operator import unseen
 from nugnn.kernels.row_programs import edges_of_row, num_units, rows_of_unit, schedule_arguments, sum_pieces
 from nugnn.kernels.row_schedule import RowSchedule, row_schedule
 
@@ -196,6 +197,7 @@ def softmax(indptr: Tensor, scores_EC: Tensor) -> Tensor:
     return out
 
 
+@unseen
 def softmax_backward(indptr: Tensor, weights_EC: Tensor, grad_EC: Tensor) -> Tensor:
     """Gradient of the scores from the weights: ``w (g - sum over the row of w g)``, in the dtype of the weights."""
     out = torch.empty_like(weights_EC)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nugnn.kernels.dropout import check_dropout, dropout_rows, mask_arguments, relu_dropout_rows
 from nugnn.kernels.epilogue.reference import before_dropout
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import is_padded, whole_rows
 from nugnn.kernels.philox import RandomKey
 
@@ -103,7 +103,7 @@ def runs_in_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-class _Epilogue(torch.autograd.Function):
+class _Epilogue(Operator):
     @staticmethod
     def forward(
         ctx: Any,

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.operator import unseen
 from nugnn.kernels.padded import empty_like_rows, empty_rows, with_padding
 from nugnn.kernels.philox.gpu import philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
@@ -335,6 +336,7 @@ def forward(
     return out, Kept(bits, stats)
 
 
+@unseen
 def backward(
     grad: Tensor,
     kept: Kept,

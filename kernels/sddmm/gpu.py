@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.row_programs import edges_of_row, num_units, rows_of_unit, schedule_arguments, sum_pieces
 from nugnn.kernels.row_schedule import row_schedule
 from nugnn.kernels.structure import Structure
@@ -203,7 +204,7 @@ def sddmm_triton(
     return result
 
 
-class _Sddmm(torch.autograd.Function):
+class _Sddmm(Operator):
     @staticmethod
     def forward(
         ctx: Any,

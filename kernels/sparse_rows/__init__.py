@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nugnn.kernels._jit import row_tasks
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.sparse_rows.reference import csr_matmul_reference
 from nugnn.kernels.structure import Structure
 
@@ -99,7 +100,7 @@ def _aggregated(crow: Tensor, col: Tensor, values: Tensor, weight: Tensor) -> Te
     return spmm(structure, "mul", "sum", weight, values[:, None])
 
 
-class _CsrMatmul(torch.autograd.Function):
+class _CsrMatmul(Operator):
     @staticmethod
     def forward(ctx: Any, crow: Tensor, col: Tensor, values: Tensor, weight: Tensor) -> Tensor:
         from nugnn.kernels.sparse_rows import cpu

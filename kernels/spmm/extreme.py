@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from nugnn.kernels._jit import row_tasks
 from nugnn.kernels.arrays import as_array
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.structure import Structure
 
 _COLUMNS_PER_TASK = 16
@@ -28,7 +29,7 @@ def spmm_extreme(structure: Structure, op: str, reduce: str, u: Tensor | None, e
     return result
 
 
-class _Extreme(torch.autograd.Function):
+class _Extreme(Operator):
     @staticmethod
     def forward(ctx: Any, structure: Structure, op: str, sign: int, u: Tensor | None, e: Tensor | None) -> Tensor:
         from nugnn.kernels.spmm import cpu

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges, out_edges
 from nugnn.kernels.spmm.gpu_gradients import BITS_FROM_WIDTH, edge_gradient, winner_gradient
@@ -80,7 +81,7 @@ def _shared_heads(shape: torch.Size, features: torch.Size) -> int:
     return math.prod(shape[:kept]) if shape[:kept] == features[:kept] else 0
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(Operator):
     @staticmethod
     def forward(
         ctx: Any,
@@ -148,7 +149,7 @@ def _weight_gradient(
     return (-products / (w.to(wide) ** 2)).to(ctx.w_dtype)
 
 
-class _Extreme(torch.autograd.Function):
+class _Extreme(Operator):
     @staticmethod
     def forward(
         ctx: Any,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.operator import unseen
 from nugnn.kernels.row_schedule import row_schedule
 from nugnn.kernels.spmm.gpu_aggregate import TRITON_TYPES, combine_pieces, needs_wide_edges, out_edges
 from nugnn.kernels.spmm.tiles import LOADS, cdiv, power_of_2
@@ -200,6 +201,7 @@ def _winner_gradient_kernel(  # type: ignore[no-untyped-def]
             tl.store(out + at, total.to(out.dtype.element_ty), mask=in_row)
 
 
+@unseen
 def edge_gradient(
     structure: Structure,
     grad: Tensor,
@@ -246,6 +248,7 @@ _BITS_COLUMNS = 128
 """Columns for which winners are packed at once: 16 bytes an edge."""
 
 
+@unseen
 def winner_gradient(structure: Structure, grad: Tensor, winner: Tensor) -> Tensor:
     """``(L, F)``: the gradient of a maximum's unweighted messages.
 

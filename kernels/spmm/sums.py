@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nugnn.kernels._jit import row_tasks
 from nugnn.kernels.arrays import as_array, empty_rows
+from nugnn.kernels.operator import Operator
 from nugnn.kernels.structure import Structure, integer_dtype
 
 _FEWEST_BYTES = 32 << 20
@@ -111,7 +112,7 @@ def _out_lists(structure: Structure, has_weights: bool) -> _Lists:
     return _Lists(indptr, destinations, entries if has_weights else None)
 
 
-class _VectorSum(torch.autograd.Function):
+class _VectorSum(Operator):
     """Sums in the direction of the edges or against it; each is the other's gradient."""
 
     @staticmethod

@@ -6,12 +6,14 @@ import nugnn  # noqa: F401  # lets dgl import under this torch
 import argparse
 import ctypes
 import math
+import sys
 
 import baselines
 import cusparse
 import gpu_activations
 import gpu_epoch
 import gpu_kernels
+import gpu_peers
 import harness
 import plain_models
 import pytest
@@ -21,6 +23,9 @@ import torch
 
 from nugnn import GNN
 from nugnn.datasets.synthetic_device import device_graph
+from nugnn.kernels.attention.reference import gatv2_attention_reference
+from nugnn.kernels.spmm.reference import spmm_reference
+from nugnn.kernels.structure import Structure
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
@@ -344,3 +349,102 @@ def test_activations_are_compared_by_their_losses(tmp_path):
     for kept, again, moved in (rows[:3], rows[3:]):
         assert kept["losses"] == again["losses"] and kept["median_ms"] > 0 and again["median_ms"] > 0
         assert "on the CPU" in moved["error"] and "median_ms" not in moved
+
+
+class FakeTurboGraph:
+    """turbo-gnn's graph as `from_csr` takes it: int32, both directions."""
+
+    def __init__(self, indptr, indices, quantile):
+        self.structure, self.quantile = Structure(len(indptr) - 1, indptr.long(), indices), quantile
+
+    @classmethod
+    def from_csr(cls, fwd_indptr, fwd_indices, bwd_indptr, bwd_indices, quantile=0.99, index_dtype=None):
+        given = (fwd_indptr, fwd_indices, bwd_indptr, bwd_indices)
+        assert index_dtype == torch.int32 and all(each.dtype == torch.int32 for each in given)
+        return cls(bwd_indptr, bwd_indices, quantile)
+
+    def repartition(self, *, forward_huge_degree_threshold_quantile):
+        graph = object.__new__(type(self))
+        graph.structure, graph.quantile = self.structure, forward_huge_degree_threshold_quantile
+        return graph
+
+
+def fake_turbo_gnn(tried, missing_edges=0):
+    """Its two functions with their own parameters, computed by the definitions; refuses some settings as it does."""
+
+    def gatv2_aggr(
+        graph, x, x_neighbors, attention_weights, negative_slope=0.2, grad_A_reduce_row_chunk_size=512
+    ):  # fmt: skip
+        assert grad_A_reduce_row_chunk_size in (32, 64, 128, 256, 512, 1024, 2048)
+        return gatv2_attention_reference(graph.structure, x_neighbors, x, attention_weights, negative_slope)
+
+    def reduction_aggr(
+        graph, X, warps_per_block=8, edges_per_block_heavy_nodes=128, use_2d_kernel=False, features_per_block=32,
+        tiles_y=8, reduce="min",
+    ):  # fmt: skip
+        tried.append((graph.quantile, warps_per_block, edges_per_block_heavy_nodes, use_2d_kernel))
+        if use_2d_kernel and features_per_block == 256:
+            raise RuntimeError("too many threads")
+        assert features_per_block * tiles_y <= 1024 and reduce == "max"
+        whole = graph.structure
+        indices = whole.indices[: whole.num_edges - missing_edges]
+        structure = Structure(whole.num_src, whole.indptr.clamp(max=len(indices)), indices)
+        out = spmm_reference(structure, "copy_lhs", "max", X, None)
+        return torch.where(out.isfinite(), out, 0)
+
+    return argparse.Namespace(
+        AdjacencyForwardBackwardWithNodeBuckets=FakeTurboGraph, gatv2_aggr=gatv2_aggr, reduction_aggr=reduction_aggr
+    )
+
+
+def peers(*given):
+    small = ("--device", "cpu", "--nodes", "300", "--arcs", "3000", "--budget-seconds", "0", "--orders", "given")
+    return gpu_peers.main([*small, *given]).rows
+
+
+def test_peers_are_called_as_they_are_written_searched_and_checked(monkeypatch, tmp_path):
+    tried = []
+    monkeypatch.setitem(sys.modules, "turbo_gnn", fake_turbo_gnn(tried))
+    rows = [row for row in peers("--dtypes", "fp32", "--out", str(tmp_path)) if row["kind"] == "peers"]
+    assert [row.get("error") for row in rows] == [None] * 14
+    assert {(row["system"], row["case"], row["step"]) for row in rows} == {
+        *((s, c, p) for s in ("nugnn", "turbo-gnn") for c, _ in gpu_peers.CASES for p in ("fwd", "f+b")),
+        *(("torch scatter", "max F=64", p) for p in ("fwd", "f+b")),
+    }
+    assert {quantile for quantile, *_ in tried} == {-1, 0.9, 0.95, 0.99, 0.999}
+    assert {warps for _, warps, *_ in tried} == {1, 2, 4}  # four bytes for a thread: 128 features fill four warps
+    report_performance.main([str(tmp_path), "--page", str(tmp_path / "page.md")])
+    text = (tmp_path / "page.md").read_text()
+    assert "### cuSPARSE, turbo-gnn and torch's scatter beside ours" in text
+    assert text.count("| given | GATv2 4x32 | f+b | fp32 |") == 2
+
+
+def test_a_peer_that_misses_edges_has_no_time(monkeypatch):
+    monkeypatch.setitem(sys.modules, "turbo_gnn", fake_turbo_gnn([], missing_edges=1500))
+    for row in peers("--dtypes", "fp32", "--systems", "turbo-gnn"):
+        if row["kind"] == "peers":
+            assert ("error" in row) == row["case"].startswith("max")
+            assert "sampled maxima differ" in row["error"] or "column" in row["error"] if "error" in row else True
+
+
+def test_a_peer_that_is_not_here_says_so_and_bfloat16_ties_go_to_any_neighbour():
+    rows = [row for row in peers("--dtypes", "bf16") if row["kind"] == "peers"]
+    assert {row["system"]: row.get("error") for row in rows} == {
+        "nugnn": None,
+        "turbo-gnn": "ModuleNotFoundError: No module named 'turbo_gnn'",
+    }
+
+
+def test_ratios_are_of_the_same_order_and_of_the_given_one_beside_ours_found():
+    case = {"kind": "peers", "case": "max F=64", "step": "f+b", "shape": "max64 f+b", "dtype": "fp32"}
+    case |= {"input_bytes": 100, "held_bytes": 500, "peak_bytes": 750}
+    times = {"nugnn": {"given": 10.0, "found": 5.0}, "turbo-gnn": {"given": 30.0, "found": 20.0}}
+    rows = [
+        a_row(**case | {"system": system, "order": order, "median_ms": ms})
+        for system, orders in times.items()
+        for order, ms in orders.items()
+    ]
+    text = report_performance.page(rows)
+    cells = ["products-like", "max F=64 f+b", "fp32", "turbo-gnn", "30.00", "20.00", "10.00", "5.00"]
+    assert "| " + " | ".join([*cells, "3.00×", "4.00×", "-", "6.00×"]) + " |" in text
+    assert "| found | max F=64 | f+b | fp32 | turbo-gnn | 20.00 (1.00-9.00) | 2.50× |" in text

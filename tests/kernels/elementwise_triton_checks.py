@@ -26,6 +26,7 @@ from triton_laws import Copies
 
 from nugnn.kernels import cross_entropy as losses
 from nugnn.kernels import epilogue as epilogues
+from nugnn.kernels.add_rows.gpu import add_rows_triton
 from nugnn.kernels.cross_entropy import binary_cross_entropy_rows, cross_entropy_rows
 from nugnn.kernels.cross_entropy.reference import binary_cross_entropy_rows_reference, cross_entropy_rows_reference
 from nugnn.kernels.dropout import dropout_csr_values, dropout_rows, mask_arguments, relu_dropout_rows
@@ -361,6 +362,18 @@ def check_padded_rows_give_the_same_bits_in_padded_rows(dtype: torch.dtype) -> N
                     assert mine.dim() == 1 or (with_padding(mine)[:, width:] == 0).all()
                 if padded_width(width, dtype.itemsize) > width:
                     assert is_padded(padded[1]) and (padded[0].dim() == 1 or is_padded(padded[0])), name
+
+
+def check_rows_are_added_with_the_bits_of_index_add(dtype: torch.dtype) -> None:
+    if DEVICE == "cpu" and dtype.itemsize == 2:
+        return  # the interpreter cuts where a GPU rounds
+    for width in (1, 47, 256, 300):
+        x, values = randn(100, width).to(DEVICE, dtype), randn(37, width, seed=1).to(DEVICE, dtype)
+        rows = torch.randperm(100, generator=torch.Generator().manual_seed(2))[:37].to(DEVICE)
+        expected = x.clone().index_add_(0, rows, values)
+        for lay_out in (Tensor.clone, padded_copy):
+            given = lay_out(x)
+            assert add_rows_triton(given, rows, lay_out(values)) is given and torch.equal(given, expected), width
 
 
 def same_but_for_the_order_of_sums(mine: Tensor, plain: Tensor, name: str, width: int) -> bool:

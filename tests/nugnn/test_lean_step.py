@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import nn
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import fused_convolutions, recognition
+from nugnn.comm import halo_exchange
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.graph_index import ShardIndex
-from nugnn.kernels import products
+from nugnn.kernels import interceptor, products
 from nugnn.kernels.padded import is_padded
 from nugnn.kernels.reuse import ReuseHandler
 from nugnn.kernels.rows import rows_of
@@ -25,6 +27,7 @@ from nugnn.models import GNN
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.shard_graph import ShardGraph
+from trainers import graph_trainer
 
 
 def _train(**options: Any) -> nugnn.FitResult:
@@ -80,6 +83,7 @@ def _fused_and_plain(ranks: Ranks, layer: nn.Module, width: int, pads: bool) -> 
     x = torch.randn(data.num_nodes, width, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     results = []
     plain_pays, products.pays = products.pays, lambda dtype: pads
+    halo_exchange.PADDED_DEVICES = {"cpu"} if pads else {"cuda"}
     for devices in (set(), {"cpu"}):
         recognition.FUSED_DEVICES = devices
         leaf = nugnn.as_node_rows(x[graph.global_node_ids].requires_grad_(), graph)
@@ -91,6 +95,7 @@ def _fused_and_plain(ranks: Ranks, layer: nn.Module, width: int, pads: bool) -> 
         grads = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
         results.append([out.detach(), leaf.grad, *grads])
     recognition.FUSED_DEVICES, products.pays = {"cuda"}, plain_pays
+    halo_exchange.PADDED_DEVICES = {"cuda"}
     return results
 
 
@@ -224,3 +229,26 @@ def test_where_layers_are_fused_features_are_kept_once_in_padded_rows(
     whole = graph.ndata["feat"] = nugnn.as_node_rows(torch.ones(graph.num_nodes(), 16), graph)
     net = ModelOnShard(GNN("gcn", 16, NUM_CLASSES, hidden=4), graph, precision=precision)
     assert (net.features_ND is whole) == (precision in ("fp32", "tf32")) and not is_padded(net.features_ND)
+
+
+def test_operators_are_looked_at_from_outside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode that sees what operators do inside takes more of the host's time in a step than the model."""
+    monkeypatch.setattr(recognition, "FUSED_DEVICES", {"cpu"})
+    seen: list[str] = []
+    plain = interceptor.Interceptor.__torch_function__
+
+    def counted(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(getattr(func, "__qualname__", str(func)))
+        return plain(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(interceptor.Interceptor, "__torch_function__", counted)
+    torch.manual_seed(0)
+    graph = nugnn.shard(make_graph())
+    model = GNN("sage", NUM_FEATURES, NUM_CLASSES, layers=3, hidden=8, aggregator="mean", dropout=0.5).double()
+    rows = torch.arange(graph.num_nodes())
+    trainer = graph_trainer(model, graph, {"train": rows, "val": rows[:0], "test": rows[:0]})
+    trainer.train_epoch()
+    seen.clear()
+    trainer.train_epoch()
+    # twice as many when products, sums and losses were seen inside; most are questions about operands, answered at once
+    assert len(seen) <= 330, Counter(seen).most_common(8)

@@ -167,6 +167,8 @@ def test_choices(ranks: Any) -> None:
     assert ranks.run(2, _own_loop, "off") == [False, False]
     assert ranks.run(2, _own_loop, "auto") == [False, False]  # gloo: the transfer needs the cores that sum
     assert not overlaps("on", Ranks())
+    over_pcie, over_nvlink = (Ranks(0, 2, carries_cuda=True, reads_peers=reads) for reads in (False, True))
+    assert overlaps("auto", over_pcie) and not overlaps("auto", over_nvlink) and overlaps("on", over_nvlink)
     with pytest.raises(ValueError, match="auto, on or off"):
         overlaps("yes", Ranks())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="auto, on or off"):
