@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
 from nugnn import worker
@@ -14,5 +16,6 @@ from nugnn.worker_process import WorkerContext
 def main(context: WorkerContext) -> None:
     """Entry point; `nugnn.worker_process` calls it with who this worker is."""
     install()
+    importlib.import_module("nugnn.graph_part")  # what the job is made of
     dropout_rows(torch.ones(1, 1), 0.5, RandomKey(0, 0, 0), torch.zeros(1, dtype=torch.int64))  # loads numba
     worker.main(context)

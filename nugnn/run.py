@@ -59,7 +59,7 @@ def run_from_config(
     """
     emit = on_event or (lambda _: None)
     emit({"kind": "stage", "text": f"reading {config.dataset}"})
-    family = _family_of(config)
+    family = family_of(config)
     data = family.prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
     torch.manual_seed(config.seed)
     model, stages = family.build_model(config, data), family.STAGES
@@ -118,15 +118,20 @@ def run_from_config(
 
 def take_part(config: RunConfig, train: Callable[..., Any]) -> None:
     """What a process other than rank 0 does when ``torchrun`` started it: the same, showing and writing nothing."""
-    family = _family_of(config)
+    family = family_of(config)
     data = family.prepare(config)
     torch.manual_seed(config.seed)
     train(family.build_model(config, data), data, **family.fit_arguments(config))
 
 
-def _family_of(config: RunConfig) -> Any:
-    """The module of what is done for one family of data alone: `nugnn.graph_run` or `nugnn.sample_run`."""
-    return importlib.import_module("nugnn.graph_run" if isinstance(config, TrainConfig) else "nugnn.sample_run")
+def family_of(config: RunConfig) -> Any:
+    """The module of what is done for one family of data alone: `nugnn.graph_run` or `nugnn.sample_run`.
+
+    All that training will import is imported here: DGL alone takes seconds.
+    """
+    family = "graph" if isinstance(config, TrainConfig) else "sample"
+    importlib.import_module(f"nugnn.{family}_task")
+    return importlib.import_module(f"nugnn.{family}_run")
 
 
 def _scalar_log(config: RunConfig, data: Any) -> Callable[[int], ScalarLog] | None:
@@ -187,7 +192,7 @@ def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]
     best, last = result.best, result.history[-1]
     return {
         "dataset": data.name,
-        **_family_of(config).facts(config, data, result),
+        **family_of(config).facts(config, data, result),
         "device": ", ".join(dict.fromkeys(report["device"] for report in result.rank_reports)),
         "metric": data.metric,
         "best_epoch": best.number,

@@ -410,11 +410,12 @@ def train_as_member(
     with joined(member) as (ranks, set_timeout):
         from nugnn.fit_joined import fit_joined  # here, so that a failing import ends all processes
         from nugnn.options import ConfigError
-        from nugnn.run import how_to_go_on, take_part
+        from nugnn.run import family_of, how_to_go_on, take_part
 
         config = gather_settings()
         if config.workers != member.world_size:
             raise ConfigError(f"--workers {config.workers}: torchrun started {member.world_size}; leave --workers out")
+        family_of(config)  # what it imports takes longer than a short timeout
         set_timeout(config.timeout, lambda: how_to_go_on(config.out_dir))
 
         def train(model: Any, data: Any, **options: Any) -> Any:
