@@ -34,7 +34,7 @@ from rich.table import Table
 
 from nugnn import fit
 from nugnn.config import TrainConfig, read_recipe
-from nugnn.run import build_model, prepare
+from nugnn.graph_run import build_model, prepare
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CODE = ("nugnn", "kernels", "comm", "partition", "precision", "datasets")

@@ -2,6 +2,7 @@
 
     python benchmarks/kill_trials.py                    # 60 kills, 10 Ctrl-C, and resuming on 1, 2, 3 and 5 workers
     python benchmarks/kill_trials.py --kills 20 --interrupts 0 --no-others
+    python benchmarks/kill_trials.py --samples --kills 20 --interrupts 4    # images in batches: also in mid-epoch
 
 Each trial is ``nugnn train`` as a user runs it, ended with SIGKILL (a worker, every fifth time the launching process),
 then ``nugnn train --resume``. To know what a process does at that moment without any change to it, it is stopped with
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,48 @@ from safetensors.torch import load_file
 
 BIN = Path(sys.executable).parent
 TRAIN = [str(BIN / "nugnn"), "train"]
-MODEL = ("--dataset", "digits", "--hidden", "16", "--lr", "0.01", "--seed", "3")
-SPLIT = ("--workers", "3", "--shares", "0.5,0.3,0.2")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is trained, over how many workers, and how often it writes a checkpoint.
+
+    Args:
+        model: Options of the run; the batch, if there is one, has the same size on every split.
+        split: Number of workers and what each gets.
+        every: Option for the time between checkpoints.
+        epochs: Of a run; a kill comes in its first third.
+        aims: What a process is to be in the middle of.
+        probes: Looks at a process, at most, before it is killed wherever it is.
+    """
+
+    model: tuple[str, ...]
+    split: tuple[str, ...]
+    every: tuple[str, str]
+    epochs: int
+    aims: tuple[str, ...]
+    probes: int
+
+
+GRAPH = Subject(
+    model=("--dataset", "digits", "--hidden", "16", "--lr", "0.01", "--seed", "3"),
+    split=("--workers", "3", "--shares", "0.5,0.3,0.2"),
+    every=("--checkpoint-every", "4"),
+    epochs=300,
+    aims=("checkpoint write", "halo exchange", "optimizer step", "any"),
+    probes=300,
+)
+SAMPLES = Subject(
+    model=(
+        *("--dataset", "digits-images", "--model", "mlp", "--hidden", "32", "--norm", "batch", "--dropout", "0.2"),
+        *("--batch-size", "64", "--seed", "3"),
+    ),
+    split=("--workers", "3", "--shares", "0.5,0.3,0.2"),
+    every=("--checkpoint-steps", "7"),  # prime to the 20 steps of an epoch
+    epochs=30,
+    aims=("checkpoint write", "gradient sum", "optimizer step", "any"),
+    probes=40,
+)
 PHASES = (
     # the innermost frame decides; the first pattern it contains
     ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),
@@ -42,11 +84,11 @@ PHASES = (
     ("gradient sum", ("/gradients.py",)),
     ("evaluation", ("evaluate (", "predict (")),
     ("backward", ("/autograd/", "/_tensor.py")),
-    ("forward", ("train_epoch (",)),
+    ("batch norm", ("/batch_norm.py",)),
+    ("reading", ("/dataloader.py", "/batches.py")),
+    ("forward", ("_run_steps (",)),
     ("loop", ("/trainer.py",)),
 )
-AIMS = ("checkpoint write", "halo exchange", "optimizer step", "any")
-MAX_PROBES = 300
 
 
 def phase_of(pid: int) -> str:
@@ -69,9 +111,9 @@ def num_epochs_done(out: Path) -> int:
         return 0
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[str]:
+def start(out: Path, subject: Subject, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*TRAIN, *MODEL, *SPLIT, "--out", str(out), *options],
+        [*TRAIN, *subject.model, *subject.split, "--out", str(out), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -85,8 +127,8 @@ def wait_for_epoch(run: subprocess.Popen[str], out: Path, number: int) -> None:
         time.sleep(0.002)
 
 
-def resume(out: Path, *options: str) -> int:
-    """Go on; the epoch after which it did, 0 when it started anew."""
+def resume(out: Path, *options: str) -> str:
+    """Go on; after what it did, empty when it started anew."""
     done = subprocess.run(
         [*TRAIN, "--config", str(out / "config.yaml"), "--resume", *options],
         capture_output=True,
@@ -95,13 +137,15 @@ def resume(out: Path, *options: str) -> int:
     )
     if done.returncode != 0:
         raise RuntimeError(f"--resume ended with {done.returncode}: {done.stderr}")
-    said = re.search(r"going on after epoch (\d+)", done.stdout + done.stderr)
-    return int(said[1]) if said else 0
+    said = re.search(r"going on after ((step \d+ of )?epoch \d+)", done.stdout + done.stderr)
+    return said[1] if said else ""
 
 
-def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: random.Random) -> dict[str, Any]:
+def kill_trial(
+    out: Path, subject: Subject, aim: str, victim: str, epochs: int, every: tuple[str, str], rng: random.Random
+) -> dict[str, Any]:
     """Run, kill, and say what was hit; the folder is ready to be resumed."""
-    run = start(out, "--epochs", str(epochs), "--checkpoint-every", str(every))
+    run = start(out, subject, "--epochs", str(epochs), *every)
     wait_for_epoch(run, out, rng.randint(1, epochs // 3))
     workers = sorted(psutil.Process(run.pid).children(), key=lambda process: process.pid)
     ranks = {int(process.environ()["RANK"]): process for process in workers}
@@ -113,7 +157,7 @@ def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: r
         time.sleep(rng.uniform(0, 0.01))
         os.kill(target.pid, signal.SIGSTOP)
         phase = phase_of(target.pid)
-        if aim in (phase, "any") or probes == MAX_PROBES:
+        if aim in (phase, "any") or probes == subject.probes:
             break
         os.kill(target.pid, signal.SIGCONT)
     epoch = num_epochs_done(out)
@@ -139,8 +183,8 @@ def kill_trial(out: Path, aim: str, victim: str, epochs: int, every: int, rng: r
     }
 
 
-def interrupt_trial(out: Path, epochs: int, rng: random.Random) -> dict[str, Any]:
-    run = start(out, "--epochs", str(epochs))
+def interrupt_trial(out: Path, subject: Subject, epochs: int, rng: random.Random) -> dict[str, Any]:
+    run = start(out, subject, "--epochs", str(epochs))
     wait_for_epoch(run, out, rng.randint(1, epochs // 2))
     time.sleep(rng.uniform(0, 0.02))
     begin = time.monotonic()
@@ -171,7 +215,7 @@ def same_as(reference: Path, out: Path) -> bool:
     return same_bytes and losses(reference) == losses(out)
 
 
-def resume_on_others(folder: Path, epochs: int) -> bool:
+def resume_on_others(folder: Path, subject: Subject, epochs: int) -> bool:
     """Resume one interrupted run on 1, 2, 3 and 5 workers.
 
     The bound is what the order of float32 sums makes of a whole run: four times the largest difference between the
@@ -179,8 +223,8 @@ def resume_on_others(folder: Path, epochs: int) -> bool:
     """
     reference, run = folder / "others-reference", folder / "others-run"
     splits = {1: "1", 2: "0.8,0.2", 3: "0.2,0.2,0.6", 5: "0.3,0.1,0.2,0.2,0.2"}
-    start(reference, "--epochs", str(epochs)).communicate()
-    interrupted = start(run, "--epochs", str(epochs), "--checkpoint-every", "1")
+    start(reference, subject, "--epochs", str(epochs)).communicate()
+    interrupted = start(run, subject, "--epochs", str(epochs), "--checkpoint-every", "1")
     wait_for_epoch(interrupted, run, epochs // 3)
     interrupted.send_signal(signal.SIGINT)
     interrupted.communicate()
@@ -188,7 +232,7 @@ def resume_on_others(folder: Path, epochs: int) -> bool:
     for workers, shares in splits.items():
         split = ("--workers", str(workers), "--shares", shares)
         out = folder / f"whole-{workers}"
-        start(out, "--epochs", str(epochs), *split).communicate()
+        start(out, subject, "--epochs", str(epochs), *split).communicate()
         whole[workers] = largest_difference(reference, out)
         out = folder / f"resumed-{workers}"
         shutil.copytree(run, out)
@@ -211,11 +255,15 @@ def main() -> None:
     parser.add_argument(
         "--others", action=argparse.BooleanOptionalAction, default=True, help="other numbers of workers"
     )
-    parser.add_argument("--epochs", type=int, default=300)
-    parser.add_argument("--every", type=int, default=4, help="epochs between checkpoints")
+    parser.add_argument("--samples", action="store_true", help="batches of images instead of a graph")
+    parser.add_argument("--epochs", type=int, help="default: 300, of samples 30")
+    parser.add_argument("--every", type=int, help="epochs (default 4), of samples steps (7), between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="append a line for each trial")
     options = parser.parse_args()
+    subject = SAMPLES if options.samples else GRAPH
+    epochs = options.epochs or subject.epochs
+    every = subject.every if options.every is None else (subject.every[0], str(options.every))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not (BIN / "py-spy").exists():
         sys.exit("py-spy is missing: pip install py-spy")
@@ -224,18 +272,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nugnn-kill-") as name:
         folder = Path(name)
         reference = folder / "reference"
-        start(reference, "--epochs", str(options.epochs)).communicate()
+        start(reference, subject, "--epochs", str(epochs)).communicate()
         trials = ["kill"] * options.kills + ["interrupt"] * options.interrupts
         for number, kind in enumerate(trials, 1):
             out, begin = folder / "run", time.monotonic()
             if kind == "kill":
                 victim = "launcher" if number % 5 == 0 else "worker"
-                facts = kill_trial(out, AIMS[number % len(AIMS)], victim, options.epochs, options.every, rng)
+                aim = subject.aims[number % len(subject.aims)]
+                facts = kill_trial(out, subject, aim, victim, epochs, every, rng)
             else:
-                facts = interrupt_trial(out, options.epochs, rng)
-            had_checkpoint = any((out / "checkpoint").glob("epoch-????????"))
+                facts = interrupt_trial(out, subject, epochs, rng)
+            had_checkpoint = any((out / "checkpoint").glob("epoch-*[0-9]"))
             facts["resumed_after"] = resume(out)
-            facts["went_on"] = facts["resumed_after"] > 0 or not had_checkpoint
+            facts["went_on"] = bool(facts["resumed_after"]) or not had_checkpoint
             facts["same_bits"] = same_as(reference, out)
             promised_code = 130 if kind == "interrupt" else 3 if facts["victim"] != "launcher" else facts["exit_code"]
             as_promised = facts["went_on"] and facts["exit_code"] == promised_code and not facts.get("left_alive", 0)
@@ -252,7 +301,7 @@ def main() -> None:
         for phase, count in good.most_common():
             print(f"{phase}: {count} resumed to the bits of the uninterrupted run")
         print(f"{sum(good.values())} of {len(trials)} trials")
-        is_bounded = resume_on_others(folder, options.epochs) if options.others else True
+        is_bounded = resume_on_others(folder, subject, epochs) if options.others else True
     sys.exit(0 if bad == 0 and is_bounded else 1)
 
 

@@ -7,6 +7,7 @@ none. Each rank knows the counts of all, so a mean over the batch needs no excha
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+
+from nugnn.batch_split import apportioned
 
 
 class SplitBatchSampler(Sampler[list[int]]):
@@ -84,16 +87,6 @@ class SplitBatchSampler(Sampler[list[int]]):
             yield order[first : first + counts[self.rank]].tolist()
 
 
-def apportioned(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """``count`` in the proportions of ``sizes``, by largest remainder; among equal ones the lower rank's goes up."""
-    total = sum(sizes)
-    counts = [count * size // total for size in sizes]
-    by_remainder = sorted(range(len(sizes)), key=lambda rank: (-(count * sizes[rank] % total), rank))
-    for rank in by_remainder[: count - sum(counts)]:
-        counts[rank] += 1
-    return tuple(counts)
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
     """The samples of this rank in one global batch.
@@ -141,7 +134,15 @@ def batch_loader(
         collate_fn=collate,
         num_workers=num_workers,
         pin_memory=pin_memory,
+        worker_init_fn=_leave_ctrl_c_to_the_parent if num_workers else None,
+        # a new iterator draws a number; drawn here, a run that is resumed in mid-epoch draws nothing that others miss
+        generator=torch.Generator().manual_seed(sampler.seed),
     )
+
+
+def _leave_ctrl_c_to_the_parent(worker: int) -> None:
+    """A terminal sends it to all processes: this one goes on reading while the parent finishes its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _taking(dataset: Dataset[Any]) -> Callable[[Tensor], Any] | None:

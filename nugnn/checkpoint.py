@@ -3,10 +3,12 @@
 ``FOLDER/epoch-00000017/`` holds ``shared.safetensors`` (what is the same on every rank), ``rank-00000.safetensors``, …
 (what one rank alone knows) and ``checkpoint.json`` (which run, which files, their sizes and hashes). All ranks write
 into ``epoch-00000017.partial``; when every file is on the disk, one rename makes it a checkpoint. Nothing is pickled.
+In mid-epoch the name is ``epoch-00000017-step-00000120``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -31,7 +33,7 @@ SCHEMA_VERSION = 1
 NUM_KEPT = 2
 """The newest checkpoint and the one before it."""
 
-_NAME = re.compile(r"epoch-(\d{8,})")
+_NAME = re.compile(r"epoch-(\d{8,})(?:-step-(\d{8,}))?")
 _PARTIAL, _DOOMED = ".partial", ".removed"
 _SHARED = "shared.safetensors"
 _ANEW = "train without --resume to start anew"
@@ -50,7 +52,8 @@ class Checkpoint:
 
     Args:
         folder: Where it lies.
-        epoch: The last epoch in it.
+        epoch: The last whole epoch in it.
+        step: Steps of the epoch after it that are in it.
         num_parts: Ranks that wrote it.
         identity: Of the run, from `nugnn.fingerprint.run_identity`.
         versions: Of what wrote it.
@@ -61,6 +64,12 @@ class Checkpoint:
     num_parts: int
     identity: dict[str, Any]
     versions: dict[str, str]
+    step: int = 0
+
+    @property
+    def moment(self) -> str:
+        """When it was written, for sentences."""
+        return moment(self.epoch, self.step)
 
     def read_shared(self) -> Tree:
         """What was the same on every rank, tensors on the CPU."""
@@ -72,7 +81,7 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    folder: Path, ranks: Ranks, *, epoch: int, shared: Tree, own: Tree, identity: Mapping[str, Any]
+    folder: Path, ranks: Ranks, *, epoch: int, shared: Tree, own: Tree, identity: Mapping[str, Any], step: int = 0
 ) -> Path:
     """Write a checkpoint and drop all but the newest two; a collective call.
 
@@ -81,7 +90,8 @@ def write_checkpoint(
     Args:
         folder: Parent of one folder for each checkpoint; all ranks have to see it.
         ranks: Who takes part.
-        epoch: The last epoch in it.
+        epoch: The last whole epoch in it.
+        step: Steps of the epoch after it.
         shared: What is the same on every rank; rank 0's is written.
         own: What this rank alone knows.
         identity: Of the run, plain JSON types.
@@ -93,7 +103,7 @@ def write_checkpoint(
         OSError: It cannot be written; the text names the file and the space left.
         ValueError: Something in it is neither a tensor nor a plain value, or the ranks do not see one folder.
     """
-    final = folder / checkpoint_name(epoch)
+    final = folder / checkpoint_name(epoch, step)
     draft = final.with_name(final.name + _PARTIAL)
     if ranks.rank == 0:
         with _saying_what_failed(draft):
@@ -119,10 +129,11 @@ def write_checkpoint(
             meta = {
                 "schema_version": SCHEMA_VERSION,
                 "epoch": epoch,
+                "step": step,
                 "num_parts": ranks.world_size,
                 "files": files,
                 "identity": dict(identity),
-                "versions": {name: importlib.metadata.version(name) for name in ("nugnn", "torch", "dgl")},
+                "versions": installed_versions("nugnn", "torch", "dgl"),
             }
             (draft / "checkpoint.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
             _sync(draft / "checkpoint.json")
@@ -130,21 +141,45 @@ def write_checkpoint(
             _discard(final)  # damaged, or it would have been resumed from
             draft.rename(final)
             _sync(folder)
-            _prune(folder, epoch)
+            _prune(folder, (epoch, step))
     return final
 
 
-def checkpoint_name(epoch: int) -> str:
-    """Name of the folder of the checkpoint after ``epoch``."""
-    return f"epoch-{epoch:08d}"
+def checkpoint_name(epoch: int, step: int = 0) -> str:
+    """Name of the folder of the checkpoint after ``epoch``, and ``step`` steps of the next one."""
+    return f"epoch-{epoch:08d}" + (f"-step-{step:08d}" if step else "")
+
+
+def moment(epoch: int, step: int) -> str:
+    """When a checkpoint was written, for sentences.
+
+    >>> moment(4, 0), moment(0, 17), moment(4, 17)
+    ('after epoch 4', 'after step 17 of epoch 1', 'after step 17 of epoch 5')
+    """
+    return f"after step {step} of epoch {epoch + 1}" if step else f"after epoch {epoch}"
+
+
+def installed_versions(*names: str) -> dict[str, str]:
+    """Of those packages that are installed."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """Epochs and further steps that the name of a checkpoint counts."""
+    found = _NAME.fullmatch(path.name)
+    assert found is not None, path
+    return int(found[1]), int(found[2] or 0)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Folders with the name of a checkpoint, newest epoch first; intact or not."""
+    """Folders with the name of a checkpoint, newest first; intact or not."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("epoch-")), reverse=True)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_place, reverse=True)
 
 
 def open_checkpoint(path: Path, *, was_checked: bool = False) -> Checkpoint:
@@ -202,10 +237,10 @@ def remove_unfinished(folder: Path) -> None:
                 shutil.rmtree(path)
 
 
-def _prune(folder: Path, epoch: int) -> None:
-    """Keep the checkpoint after ``epoch`` and the one before; later ones are damaged and of a run that has gone on."""
-    older = [path for path in list_checkpoints(folder) if int(path.name.removeprefix("epoch-")) < epoch]
-    kept = {checkpoint_name(epoch), *(path.name for path in older[: NUM_KEPT - 1])}
+def _prune(folder: Path, place: tuple[int, int]) -> None:
+    """Keep the checkpoint at ``place`` and the one before; later ones are damaged and of a run that has gone on."""
+    older = [path for path in list_checkpoints(folder) if _place(path) < place]
+    kept = {checkpoint_name(*place), *(path.name for path in older[: NUM_KEPT - 1])}
     for path in list_checkpoints(folder):
         if path.name not in kept:
             _discard(path)
@@ -237,18 +272,20 @@ def _opened(folder: Path, *, with_hashes: bool = True) -> Checkpoint:
         raise CheckpointError(
             f"{path} has schema version {raw.get('schema_version')!r}, this program reads {SCHEMA_VERSION}"
         )
-    epoch, num_parts = raw.get("epoch"), raw.get("num_parts")
+    epoch, step, num_parts = raw.get("epoch"), raw.get("step", 0), raw.get("num_parts")
     files, identity, versions = raw.get("files"), raw.get("identity"), raw.get("versions")
     expected = {_SHARED, *(_rank_file(rank) for rank in range(num_parts if type(num_parts) is int else 0))}
-    if not (type(epoch) is int and type(num_parts) is int and epoch >= 1 and num_parts >= 1):
-        raise CheckpointError(f"{path} is not a checkpoint: epoch {epoch!r}, num_parts {num_parts!r}")
+    if not (type(epoch) is int and type(step) is int and type(num_parts) is int) or (
+        min(epoch, step) < 0 or epoch + step < 1 or num_parts < 1
+    ):
+        raise CheckpointError(f"{path} is not a checkpoint: epoch {epoch!r}, step {step!r}, num_parts {num_parts!r}")
     if not (isinstance(files, dict) and isinstance(identity, dict) and isinstance(versions, dict)):
         raise CheckpointError(f"{path} is not a checkpoint: files, identity or versions are missing")
     if set(files) != expected or not all(_are_facts(facts) for facts in files.values()):
         raise CheckpointError(f"{path} is not a checkpoint: it lists other files than {', '.join(sorted(expected))}")
     for name, facts in files.items():
         _check_file(folder / name, facts.get("bytes"), facts.get("sha256") if with_hashes else None)
-    return Checkpoint(folder=folder, epoch=epoch, num_parts=num_parts, identity=identity, versions=versions)
+    return Checkpoint(folder=folder, epoch=epoch, step=step, num_parts=num_parts, identity=identity, versions=versions)
 
 
 def _check_file(path: Path, num_bytes: object, sha256: object | None) -> None:

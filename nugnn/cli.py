@@ -1,4 +1,4 @@
-"""The ``nugnn`` command: reads options, hands a `TrainConfig` on, and shows the result.
+"""The ``nugnn`` command: reads options, hands the settings on, and shows the result.
 
 Nothing here imports torch or DGL before a run starts, so that ``--help`` and a wrong option answer at once.
 """
@@ -36,9 +36,12 @@ from nugnn.config import (
 from nugnn.member import member_from
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
+from nugnn.sample_config import RunConfig, SampleConfig, config_kind
 
 _WIDTH = 80
-_BOOLEAN_FLAGS = {flag_of(entry.name) for entry in fields(TrainConfig) if option_spec(entry).kind is bool}
+_OPTIONS = {entry.name: entry for kind in (SampleConfig, TrainConfig) for entry in fields(kind)}
+"""Of both families; where they share a name, as graphs have it."""
+_BOOLEAN_FLAGS = {flag_of(name) for name, entry in _OPTIONS.items() if option_spec(entry).kind is bool}
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -117,7 +120,7 @@ def _train(**given: Any) -> None:
         _run(gather_settings(given, os.environ), as_json)
 
 
-def _run(config: TrainConfig, as_json: bool, **options: Any) -> None:
+def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     """Train, and show how it goes and what came out."""
     from nugnn.run import run_from_config
 
@@ -132,7 +135,7 @@ def _run(config: TrainConfig, as_json: bool, **options: Any) -> None:
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
-def gather_settings(given: dict[str, Any], environment: Any) -> TrainConfig:
+def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
     """The settings of ``nugnn train``: defaults < NUGNN_DATA < recipe < file < options on the command line.
 
     Args:
@@ -150,9 +153,14 @@ def gather_settings(given: dict[str, Any], environment: Any) -> TrainConfig:
     if given.get("recipe") is not None:
         settings |= read_recipe(given["recipe"])
     if given.get("config") is not None:
-        settings |= read_settings(given["config"])
+        settings |= read_settings(given["config"], given.get("dataset"))
     settings |= {name: value for name, value in given.items() if name not in ("recipe", "config") and value is not None}
-    config = TrainConfig(**settings)
+    kind = config_kind(settings.get("dataset"))
+    for name in settings.keys() - {entry.name for entry in fields(kind)}:
+        whose, here = ("graphs", "samples") if kind is SampleConfig else ("samples", "a graph")
+        named = f"--dataset {settings['dataset']} names {here}" if settings.get("dataset") else "no --dataset is given"
+        raise ConfigError(f"{flag_of(name)} belongs to {whose}, and {named}; leave it out")
+    config = kind(**settings)
     if config.dataset is None:
         raise ConfigError("--dataset is missing: name a data set (--dataset digits) or a recipe (--recipe cora-gcn)")
     _check_model_file(config.model_file)
@@ -164,10 +172,10 @@ def _check_model_file(model_file: tuple[Path, str] | None) -> None:
         raise ConfigError(f"{shown(model_file[0])}: {problem}; a model of your own is named FILE.py:Class")
 
 
-def settings_text(config: TrainConfig) -> str:
+def settings_text(config: RunConfig) -> str:
     """Two lines: what differs from the defaults, spelled as options, and the defaults that matter most."""
     changed = []
-    for entry in fields(config):
+    for entry in fields(config):  # type: ignore[arg-type]
         value = getattr(config, entry.name)
         if value == option_default(entry):
             continue
@@ -183,6 +191,7 @@ def settings_text(config: TrainConfig) -> str:
         "dropout",
         "lr",
         "weight_decay",
+        "optimizer",
         "epochs",
         "self_loops",
         "seed",
@@ -191,7 +200,7 @@ def settings_text(config: TrainConfig) -> str:
     by_default = [
         f"{entry.name.replace('_', '-')} {getattr(config, entry.name)}"
         for entry in fields(config)
-        if entry.name in main_ones and getattr(config, entry.name) == option_default(entry)
+        if entry.name in main_ones and getattr(config, entry.name) == option_default(entry) is not None
     ]
     return f"settings: {' '.join(changed)}\ndefaults: {', '.join(by_default)}"
 
@@ -207,16 +216,26 @@ def result_table(result: dict[str, Any]) -> Table:
         ("model", result["model"]),
         ("workers", f"{result['workers']} ({result['device']})"),
         ("shares", ", ".join(f"{share:.3g}" for share in result.get("shares", []))),
+        ("batch", _batch(result)),
         ("best epoch", result["best_epoch"]),
+        (f"train {metric}", _percent(result["train"]) if "batch_size" in result else ""),
         (f"validation {metric}", _percent(result["val"])),
         (f"test {metric}", _percent(result["test"])),
         ("epoch, median", f"{result['epoch_seconds'] * 1000:.1f} ms"),
+        ("throughput", f"{result['samples_per_second']:.0f} samples/s" if "samples_per_second" in result else ""),
         ("peak memory", ", ".join(f"{size / 2**20:.0f} MiB" for size in result["peak_memory_bytes"])),
     ]
     for label, value in rows:
         if value not in ("", None):
             table.add_row(label, str(value))
     return table
+
+
+def _batch(result: dict[str, Any]) -> str:
+    if "batch_size" not in result:
+        return ""
+    split = result["batch_split"]
+    return f"{result['batch_size']} samples" + (f": {', '.join(map(str, split))}" if len(split) > 1 else "")
 
 
 def _percent(value: float | None) -> str:
@@ -252,7 +271,7 @@ def check(
 
         data = None
         if dataset is not None:
-            from nugnn.run import prepare
+            from nugnn.graph_run import prepare
 
             data = prepare(config)
         report = run_check(model, data)  # raises where they differ
@@ -271,12 +290,21 @@ def _train_parameters() -> list[inspect.Parameter]:
         "recipe": (str, typer.Option(None, help=f"Published settings: {', '.join(recipe_names())}.")),
         "config": (str, typer.Option(None, help="YAML file of options, such as the config.yaml of an earlier run.")),
     }
-    for entry in fields(TrainConfig):
-        spec, flag = option_spec(entry), flag_of(entry.name)
+    for_graphs, for_samples = ({entry.name: entry for entry in fields(kind)} for kind in (TrainConfig, SampleConfig))
+    for name, entry in {**for_graphs, **{n: e for n, e in for_samples.items() if n not in for_graphs}}.items():
+        spec, flag = option_spec(entry), flag_of(name)
         default = option_default(entry)
         common: dict[str, Any] = {"help": spec.help, "show_default": False}
+        if name not in for_graphs:
+            common["help"] = f"Samples: {spec.help}"
         if default is not None and spec.kind is not bool:
             common["help"] += f" Default: {default}."
+        if name in for_graphs and name in for_samples:
+            other, other_default = option_spec(for_samples[name]), option_default(for_samples[name])
+            if other.help != spec.help:
+                common["help"] += f" Samples: {other.help}"
+            if other_default not in (default, None):
+                common["help"] += f" Default for samples: {other_default}."
         if spec.kind is bool:
             common["hidden"] = bool(spec.later)
             options[entry.name] = (bool, typer.Option(None, f"{flag}/--no-{flag[2:]}", **common))

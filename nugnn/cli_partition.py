@@ -52,9 +52,9 @@ def partition(
             feature_norm=feature_norm,
             split=split,
         )
+        from nugnn.graph_run import prepare
         from nugnn.partition.cache import cached_shards
         from nugnn.partition.store import load_meta
-        from nugnn.run import prepare
 
         data = prepare(config)
         if workers > data.num_nodes:

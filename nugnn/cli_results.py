@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nugnn.datasets.graph_data import GraphData
+    from nugnn.datasets.samples.sample_data import SampleData
+    from nugnn.sample_family import SampleFamily
 
 _RUN = typer.Argument(metavar="RUN", help="Folder of a finished run, as --out of nugnn train named it.")
 _DATASET = typer.Option(None, help="Another graph with the same features; the run's own otherwise.")
@@ -41,9 +43,14 @@ def evaluate(
     device: str = _DEVICE,
     as_json: bool = typer.Option(False, "--json", help="Print the numbers as JSON."),
 ) -> None:
-    """Measure a finished run's best model on the train, validation and test nodes."""
+    """Measure a finished run's best model on the train, validation and test nodes, or samples."""
     with errors_reported():
         refuse_torchrun("evaluate", _ALONE)
+        graph_only = {"dataset": dataset, "num_nodes": num_nodes, "split": split}
+        samples = _on_samples(run, data_dir, graph_only, workers, shares, device)
+        if samples is not None:
+            _show_samples(run, *samples, as_json)
+            return
         data, logits = _logits(run, dataset, data_dir, num_nodes, split, workers, shares, device)
         from nugnn.finished_run import scores
 
@@ -71,18 +78,65 @@ def predict(
     shares: str = _SHARES,
     device: str = _DEVICE,
 ) -> None:
-    """Write the class of every node of a graph, in its order, by a finished run's best model."""
+    """Write the class of every node of a graph, or of every test sample, in order, by a finished run's best model."""
     with errors_reported():
         refuse_torchrun("predict", _ALONE)
         target = Path(run) / "predictions.npy" if out is None else out
         if target.suffix not in (".npy", ".csv"):
             raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")
+        graph_only = {"dataset": dataset, "num_nodes": num_nodes}
+        samples = _on_samples(run, data_dir, graph_only, workers, shares, device)
+        if samples is not None:
+            from nugnn.sample_results import write_classes
+
+            outputs = samples[1].predict_all(0).cpu()
+            write_classes(target, outputs.float() if logits else outputs.argmax(1), samples[0])
+            print(f"{target}: {'outputs' if logits else 'classes'} of {len(outputs)} test samples of {samples[0].name}")
+            return
         data, rows = _logits(run, dataset, data_dir, num_nodes, None, workers, shares, device)
         from nugnn.predictions import predicted_classes, write_predictions
 
         values = rows.float() if logits else predicted_classes(rows, data)
         write_predictions(target, values, data)
         print(f"{target}: {'outputs' if logits else 'classes'} of {data.num_nodes} nodes of {data.name}")
+
+
+def _on_samples(
+    run: str, data_dir: str | None, graph_only: dict[str, Any], workers: int, shares: str, device: str
+) -> tuple[SampleData, SampleFamily] | None:
+    """The samples of a run and its best model on them; None for a run on a graph."""
+    from nugnn.sample_config import SampleConfig, read_config
+
+    path = Path(run) / "config.yaml"
+    config = read_config(path) if path.is_file() else None
+    if not isinstance(config, SampleConfig):
+        return None
+    for name, value in graph_only.items():
+        if value is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} is for graphs, and {run} is a run on samples; it is measured on its own")
+    if workers != 1 or shares != "even":
+        raise ConfigError(f"{run} is a run on samples, which one process evaluates; leave --workers and --shares out")
+    from nugnn.finished_run import finished_folder
+    from nugnn.sample_results import opened
+
+    folder = data_dir or os.environ.get("NUGNN_DATA") or config.data_dir
+    here = config.replaced(data_dir=folder, workers=1, shares="even", batch_split="auto", device="cpu")
+    return opened(finished_folder(run), here, device)
+
+
+def _show_samples(run: str, data: SampleData, family: SampleFamily, as_json: bool) -> None:
+    from nugnn.datasets.samples.sample_data import num_samples
+
+    found = family.evaluate(0, with_train=True)
+    if as_json:
+        plain = {name: None if math.isnan(value) else value for name, value in found.items()}
+        print(json.dumps({"run": run, "dataset": data.name, "metric": data.metric, **plain}, indent=2))
+        return
+    table = Table("split", "samples", data.metric, title=f"{run} on {data.name}", title_justify="left")
+    for name, part in data.parts:
+        table.add_row(name, str(num_samples(part)), "none" if math.isnan(found[name]) else f"{found[name]:.2%}")
+    Console(width=min(80, Console().width)).print(table)
 
 
 def _logits(

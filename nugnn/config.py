@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
 from nugnn._regular_file import no_file, shown
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
+from nugnn.sample_sets import names_samples
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
@@ -42,8 +43,93 @@ _DEVICES = re.compile(r"auto|(cpu|cuda(:\d+)?)(,(cpu|cuda(:\d+)?))*")
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
 
 
+class Settings:
+    """What the settings of graphs (`TrainConfig`) and of samples (`nugnn.sample_config.SampleConfig`) have in common.
+
+    Subclasses are frozen dataclasses whose fields are options.
+    """
+
+    __slots__ = ()
+
+    dataset: str | None
+    model: str
+    device: str
+    workers: int
+    shares: str | tuple[float, ...]
+    out: str | None
+
+    def _check_each(self) -> None:
+        """Each value for itself, and in the type of its option."""
+        for entry in fields(self):  # type: ignore[arg-type]
+            value = check(flag_of(entry.name), getattr(self, entry.name), option_spec(entry))
+            object.__setattr__(self, entry.name, value)
+
+    def _check_device(self) -> None:
+        if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
+            allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
+            raise ConfigError(refusal("--device", self.device, allowed))
+
+    def _check_shares(self) -> None:
+        object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
+
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """Part of the graph of each worker, ``workers`` numbers that add up to 1."""
+        return self.shares if isinstance(self.shares, tuple) else (1 / self.workers,) * self.workers
+
+    @property
+    def model_file(self) -> tuple[Path, str] | None:
+        """``(file, class name)`` of a user's model; None for a built-in one."""
+        match = _MODEL_FILE.fullmatch(self.model)
+        return (Path(match["file"]), match["name"]) if match else None
+
+    @property
+    def out_dir(self) -> Path:
+        """Folder for results."""
+        if self.out is not None:
+            return Path(self.out)
+        model = self.model_file[1].lower() if self.model_file else self.model
+        return Path("runs") / f"{Path(self.dataset or 'data').stem}-{model}"
+
+    def replaced(self, **changes: Any) -> Self:
+        """A copy with ``changes``, checked again."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types only; ``type(config)(**config.to_dict()) == config``."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """The settings that a resumed run has to share with its checkpoint; a model file counts by its class."""
+        values = {name: value for name, value in self.to_dict().items() if name not in self.free_on_resume()}
+        return values | ({"model": self.model_file[1]} if self.model_file else {})
+
+    def to_yaml(self) -> str:
+        """Every setting, in declaration order; `from_file` reads it back to an equal value."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    @classmethod
+    def free_on_resume(cls) -> frozenset[str]:
+        """Options that a resumed run may change."""
+        return frozenset(FREE_ON_RESUME)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a YAML file of option names and values.
+
+        Raises:
+            ConfigError: The file cannot be read, is not a mapping, has an unknown option or a wrong value.
+        """
+        values = read_settings(path)
+        try:
+            return cls(**values)
+        except ConfigError as error:  # values that do not fit each other
+            raise ConfigError(f"{path}: {error}") from None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Everything ``nugnn train`` can be told, checked and normalised in ``__post_init__``.
 
     Numbers given as text (``lr: 5e-4`` is text to YAML) are converted; ``shares`` becomes ``"even"`` or a tuple of
@@ -208,14 +294,12 @@ class TrainConfig:
     tensorboard: bool = option(False, bool, "Write TensorBoard files to tensorboard/ in the folder of results.")
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = check(flag_of(entry.name), getattr(self, entry.name), option_spec(entry))
-            object.__setattr__(self, entry.name, value)
+        self._check_each()
+        if self.dataset is not None and names_samples(self.dataset):
+            raise ConfigError(f"--dataset {self.dataset} names samples, and this needs a graph; samples are for train")
         if self.model not in BUILT_IN_MODELS and not _MODEL_FILE.fullmatch(self.model):
             raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
-        if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
-            allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
-            raise ConfigError(refusal("--device", self.device, allowed))
+        self._check_device()
         if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:
             allowed = "keep, recompute: with --device cpu everything is in the host's memory already"
             raise ConfigError(refusal("--activations", "offload", allowed))
@@ -229,59 +313,7 @@ class TrainConfig:
         aggregators = _AGGREGATORS.get(self.model)
         if self.aggregator is not None and aggregators is not None and self.aggregator not in aggregators:
             raise ConfigError(refusal("--aggregator", self.aggregator, f"{', '.join(aggregators)} for {self.model}"))
-        object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
-
-    @property
-    def fractions(self) -> tuple[float, ...]:
-        """Part of the graph of each worker, ``workers`` numbers that add up to 1."""
-        return self.shares if isinstance(self.shares, tuple) else (1 / self.workers,) * self.workers
-
-    @property
-    def model_file(self) -> tuple[Path, str] | None:
-        """``(file, class name)`` of a user's model; None for a built-in one."""
-        match = _MODEL_FILE.fullmatch(self.model)
-        return (Path(match["file"]), match["name"]) if match else None
-
-    @property
-    def out_dir(self) -> Path:
-        """Folder for results."""
-        if self.out is not None:
-            return Path(self.out)
-        model = self.model_file[1].lower() if self.model_file else self.model
-        return Path("runs") / f"{Path(self.dataset or 'data').stem}-{model}"
-
-    def replaced(self, **changes: Any) -> TrainConfig:
-        """A copy with ``changes``, checked again."""
-        return replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types only; ``TrainConfig(**config.to_dict()) == config``."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        if isinstance(self.shares, tuple):
-            values["shares"] = list(self.shares)
-        return values
-
-    def fixed_settings(self) -> dict[str, Any]:
-        """The settings that a resumed run has to share with its checkpoint; a model file counts by its class."""
-        values = {name: value for name, value in self.to_dict().items() if name not in FREE_ON_RESUME}
-        return values | ({"model": self.model_file[1]} if self.model_file else {})
-
-    def to_yaml(self) -> str:
-        """Every setting, in declaration order; `from_file` reads it back to an equal value."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> TrainConfig:
-        """Read a YAML file of option names and values.
-
-        Raises:
-            ConfigError: The file cannot be read, is not a mapping, has an unknown option or a wrong value.
-        """
-        values = read_settings(path)
-        try:
-            return cls(**values)
-        except ConfigError as error:  # values that do not fit each other
-            raise ConfigError(f"{path}: {error}") from None
+        self._check_shares()
 
 
 def option_spec(entry: Field[Any]) -> OptionSpec:
@@ -301,8 +333,12 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
+def read_settings(path: str | Path, dataset: str | None = None) -> dict[str, Any]:
     """The options a YAML file sets, names checked, values as written.
+
+    Args:
+        path: The file.
+        dataset: The data set that is trained on, when it is not the one in the file.
 
     Raises:
         ConfigError: The file cannot be read, is not a mapping, or names an unknown option.
@@ -316,7 +352,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return _settings_from(loaded, str(path))
+    return _settings_from(loaded, str(path), dataset)
 
 
 def recipe_names() -> list[str]:
@@ -338,10 +374,10 @@ def read_recipe(name: str) -> dict[str, Any]:
     return _settings_from(yaml.safe_load(text), f"recipe {name}")
 
 
-def _settings_from(loaded: Any, source: str) -> dict[str, Any]:
+def _settings_from(loaded: Any, source: str, dataset: str | None = None) -> dict[str, Any]:
     if not isinstance(loaded, Mapping):
         raise ConfigError(f"{source}: expected lines of 'option: value', found {type(loaded).__name__}")
-    specs = {entry.name: option_spec(entry) for entry in fields(TrainConfig)}
+    specs = _known_options(dataset or loaded.get("dataset"))
     known = list(specs)
     settings: dict[str, Any] = {}
     for key, value in loaded.items():
@@ -355,6 +391,16 @@ def _settings_from(loaded: Any, source: str) -> dict[str, Any]:
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
     return settings
+
+
+def _known_options(dataset: object) -> dict[str, OptionSpec]:
+    """The options of both families; where they share a name, as the family of ``dataset`` has it."""
+    from nugnn.sample_config import SampleConfig, config_kind  # which takes over options from here
+
+    specs: dict[str, OptionSpec] = {}
+    for kind in (TrainConfig, SampleConfig, config_kind(dataset)):
+        specs |= {entry.name: option_spec(entry) for entry in fields(kind)}
+    return specs
 
 
 def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:

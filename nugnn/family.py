@@ -43,8 +43,13 @@ class Family(Protocol):
     @property
     def steps_per_epoch(self) -> int: ...
 
-    def steps(self, epoch: int) -> Iterator[Sequence[Work]]:
-        """The optimizer steps of an epoch (from 0), each in parts that run one after the other.
+    @property
+    def division(self) -> tuple[int, ...]:
+        """What decides beside ``row_ids`` which rank does what: the batch sizes of samples; nothing for a graph."""
+        ...
+
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[Work]]:
+        """The optimizer steps of an epoch (from 0), from ``start`` on, each in parts that run one after the other.
 
         Every rank has as many steps, and as many parts in each, whatever its share of the rows.
         """
@@ -66,10 +71,26 @@ class Family(Protocol):
         """Make equal on all ranks what differs after an optimizer step; a collective call."""
         ...
 
-    def evaluate(self, num_steps: int) -> dict[str, float]:
-        """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call."""
+    def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
+        """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call.
+
+        Samples have one on ``train`` only when that was asked for.
+        """
+        ...
+
+    @property
+    def num_predicted(self) -> int:
+        """Rows of which `predict_all` gives logits."""
         ...
 
     def predict_all(self, num_steps: int) -> Tensor:
         """Logits of all rows in their original order, on every rank; a collective call."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What this rank has of the data, for results: plain numbers."""
+        ...
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The model's state on the CPU, with the rows of all ranks; a collective call."""
         ...

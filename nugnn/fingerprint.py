@@ -15,19 +15,19 @@ from nugnn.weights import mismatches
 
 if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
-    from nugnn.fit_options import FitOptions
+    from nugnn.train_options import TrainOptions
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def run_identity(
-    model: nn.Module, data: GraphData, options: FitOptions, settings: Mapping[str, Any] | None = None
+    model: nn.Module, facts: Mapping[str, Any], options: TrainOptions, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Plain JSON types that say which run this is; independent of the number of workers and their shares.
 
     Args:
         model: Before training.
-        data: The whole graph; all its bytes are hashed.
+        facts: On the data, such as `graph_facts`: names and plain values.
         options: Of these, what decides the weights; epochs and patience may change.
         settings: Further names and plain values that have to stay, such as those of the command line.
     """
@@ -42,15 +42,20 @@ def run_identity(
     }
     shapes = {name: _shape(value) for name, value in model.state_dict().items()}
     return {
-        "settings": training | dict(settings or {}),
-        "data": {
-            "nodes": data.num_nodes,
-            "edges": data.num_edges,
-            "classes": data.num_classes,
-            "content": data.content_hash()[:16],
-        },
+        "settings": training | options.deciding() | dict(settings or {}),
+        "data": dict(facts),
         "tensors": shapes,
         "architecture": _ADDRESS.sub("", repr(model)).splitlines(),
+    }
+
+
+def graph_facts(data: GraphData) -> dict[str, Any]:
+    """Sizes of the whole graph and a hash of all its bytes."""
+    return {
+        "nodes": data.num_nodes,
+        "edges": data.num_edges,
+        "classes": data.num_classes,
+        "content": data.content_hash()[:16],
     }
 
 
@@ -62,7 +67,8 @@ def check_same_run(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> None:
     """
     before = checkpoint.identity
     changes = differences("", before.get("settings", {}), identity["settings"])
-    changes += differences("graph: ", before.get("data", {}), identity["data"])
+    kind = "graph" if "nodes" in identity["data"] else "samples"
+    changes += differences(f"{kind}: ", before.get("data", {}), identity["data"])
     if not changes:  # otherwise they follow from those
         # as the checkpoint is what cannot change, the model is what has missing or unexpected names
         tensors = mismatches(identity["tensors"], before.get("tensors", {}))

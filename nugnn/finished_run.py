@@ -14,11 +14,29 @@ from nugnn.checkpoint import CheckpointError
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
+from nugnn.graph_run import build_model, prepare
 from nugnn.metrics import evaluate_rows
-from nugnn.run import build_model, prepare
+from nugnn.sample_config import read_config
 from nugnn.weights import load_weights
 
 _NEEDED = ("config.yaml", "result.json", "model.safetensors")
+
+
+def finished_folder(folder: str | Path) -> Path:
+    """The folder of a run that has ended.
+
+    Raises:
+        ValueError: It holds no finished run.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; give what --out of nugnn train named")
+    lacking = [name for name in _NEEDED if not (folder / name).is_file()]
+    if lacking:
+        known = sorted(path.parent.name for path in folder.parent.glob("*/model.safetensors"))
+        hint = f"; finished runs beside it: {', '.join(known[:5])}" if known else ""
+        raise ValueError(f"{folder} holds no finished run: {' and '.join(lacking)} missing{hint}")
+    return folder
 
 
 @dataclass(frozen=True)
@@ -45,15 +63,10 @@ class FinishedRun:
         Raises:
             ValueError: The folder holds no finished run.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise ValueError(f"{folder}: no such folder; give what --out of nugnn train named")
-        lacking = [name for name in _NEEDED if not (folder / name).is_file()]
-        if lacking:
-            known = sorted(path.parent.name for path in folder.parent.glob("*/model.safetensors"))
-            hint = f"; finished runs beside it: {', '.join(known[:5])}" if known else ""
-            raise ValueError(f"{folder} holds no finished run: {' and '.join(lacking)} missing{hint}")
-        config = TrainConfig.from_file(folder / "config.yaml")
+        folder = finished_folder(folder)
+        config = read_config(folder / "config.yaml")
+        if not isinstance(config, TrainConfig):
+            raise ValueError(f"{folder} is a run on samples, and this takes one on a graph")
         given = {name: value for name, value in changes.items() if value is not None}
         if "dataset" in given:
             given = {"num_nodes": None} | given

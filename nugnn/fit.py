@@ -1,4 +1,4 @@
-"""One call from a graph and a model to a trained model: in this process, or over unequal worker processes."""
+"""One call from data and a model to a trained model: in this process, or over unequal worker processes."""
 
 from __future__ import annotations
 
@@ -15,39 +15,36 @@ import torch
 from torch import nn
 
 from nugnn import job
-from nugnn.activations import refuse_needless_offload
-from nugnn.call_inputs import checked_inputs
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
-from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import devices_of
-from nugnn.fingerprint import run_identity
-from nugnn.fit_options import FitOptions, checked_options
 from nugnn.fit_result import FitResult, result_of
-from nugnn.inductive import visible_in_training
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
 from nugnn.member import member_from
-from nugnn.model_on_shard import refuse_empty_features
-from nugnn.partition.shard import may_be_reordered
 from nugnn.resume import from_where, raise_if_interrupted
-from nugnn.seam import install
-from nugnn.shares import checked_shares, shards_on_disk, whole_shard
-from nugnn.train_shard import train_shard
+from nugnn.task import Task, task_of
+from nugnn.train_rank import train_rank
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
     import dgl
+    from torch.utils.data import Dataset
+
+    from nugnn.datasets.graph_data import GraphData
+    from nugnn.datasets.samples.sample_data import SampleData
 
 _LOG = logging.getLogger(__name__)
 
 
 def fit(
     model: nn.Module,
-    data: GraphData | dgl.DGLGraph,
+    data: GraphData | dgl.DGLGraph | SampleData | Dataset[Any] | str,
     *,
     workers: int = 1,
     shares: Sequence[float] | None = None,
+    val: Dataset[Any] | None = None,
+    test: Dataset[Any] | None = None,
     partitioner: str = "metis",
     order: str = "auto",
     device: str = "auto",
@@ -59,6 +56,7 @@ def fit(
     cache_folder: Path | None = None,
     checkpoint_folder: Path | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_steps: int | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
     inductive: bool = False,
@@ -66,17 +64,22 @@ def fit(
     on_note: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> FitResult:
-    """Train ``model`` on the full graph, over ``workers`` unequal processes, as one device would.
+    """Train ``model`` on the full graph or on batches of samples, over ``workers`` unequal processes, as one would.
 
     Works in a script without a ``__main__`` guard and in a notebook. ``model`` itself is left as it was.
 
     Args:
-        model: Any DGL model, unmodified: called as ``model(graph, features)``, or ``model(graph)`` without features.
-        data: The graph; a homogeneous ``DGLGraph`` with ``ndata`` columns ``feat``, ``label`` and ``train_mask``,
-            ``val_mask``, ``test_mask`` is converted.
+        model: For a graph any DGL model, unmodified: called as ``model(graph, features)``, or ``model(graph)`` without
+            features. For samples any module: called as ``model(x)``.
+        data: A graph: `GraphData`, or a homogeneous ``DGLGraph`` with ``ndata`` columns ``feat``, ``label`` and
+            ``train_mask``, ``val_mask``, ``test_mask``. Or samples to train on: a map-style data set whose items are
+            ``(x, label)``; or what `nugnn.datasets.samples.load_samples` returns, or takes: ``"digits-images"``.
         workers: Number of processes; 1 trains in this one.
-        shares: Part of the nodes each worker gets, any positive numbers; equal when None.
-        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``.
+        shares: Part of the nodes, or of each batch, that each worker gets, any positive numbers; equal when None.
+        val: For a data set of samples, those that choose the best epoch.
+        test: Likewise those to measure on.
+        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``; for graphs alone, as are ``order``, ``check``,
+            ``cache_folder`` and ``inductive``.
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such
             as ``cuda:0,cpu``.
@@ -89,9 +92,11 @@ def fit(
         log_folder: Where the workers' logs go; they are dropped when None.
         cache_folder: Keep and reuse partitions here.
         checkpoint_folder: Write checkpoints here, the last one at the end; earlier ones in it are removed unless
-            ``resume``. A first SIGINT or SIGTERM then ends the run after the epoch in progress, with a checkpoint; a
-            second one ends it at once.
-        checkpoint_every: Epochs between checkpoints; one every five minutes when None.
+            ``resume``. A first SIGINT or SIGTERM then ends the run after the epoch (on samples: the step) in progress,
+            with a checkpoint; a second one ends it at once.
+        checkpoint_every: Epochs between checkpoints.
+        checkpoint_steps: Optimizer steps between checkpoints, for samples: also in mid-epoch. One every five minutes
+            where neither is given.
         resume: Go on from the newest intact checkpoint; start with the first epoch when there is none at all.
         settings: Names and plain values that a resumed run has to share with its checkpoint, beside those of ``model``,
             ``data`` and ``options``.
@@ -99,7 +104,7 @@ def fit(
         on_begin: Called once before anything is started, when options and checkpoint were found to fit; gets the
             epochs that the checkpoint holds, none without one.
         on_note: Gets sentences about checkpoints for the user; they are logged when None.
-        **options: See `FitOptions`.
+        **options: See `FitOptions` for graphs and `nugnn.sample_options.SampleOptions` for samples.
 
     Raises:
         ValueError: Options or data do not fit, or torchrun started this process beside others.
@@ -109,48 +114,48 @@ def fit(
         nugnn.checkpoint.CheckpointError: There is a checkpoint, but it is damaged or of another run.
         nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.
     """
-    install()
-    data = checked_inputs("nugnn.fit", model, data)
     _refuse_torchrun()
-    fit_options = checked_options(options, data, inspect.signature(fit).parameters)
-    if data.features is not None:
-        refuse_empty_features(data.features)
+    task = task_of(
+        model,
+        data,
+        workers=workers,
+        shares=shares,
+        given={
+            **{"partitioner": partitioner, "order": order, "check": check, "cache_folder": cache_folder},
+            **{"inductive": inductive, "val": val, "test": test},
+        },
+        options=options,
+        others=list(inspect.signature(fit).parameters),
+    )
     stage = on_stage or (lambda _: None)
-    seen = visible_in_training(model, data) if inductive else data
-    weights = checked_shares(shares, workers, seen, "training nodes" if inductive else "nodes")
     devices, said = devices_of(device, workers)
-    refuse_needless_offload(fit_options.activations, devices)
+    task.check_devices(devices)
     note = on_note or _LOG.warning
-    if said:
-        note(said)
-    if checkpoint_folder is None and (resume or checkpoint_every is not None):
-        raise ValueError("resume and checkpoint_every need a checkpoint_folder")
-    plan: CheckpointPlan | None = None
+    for text in [said] * bool(said) + (task.said if on_note is not None else []):
+        note(text)
+    plan = None
     before: list[Epoch] = []
     if checkpoint_folder is not None:
-        identity = run_identity(model, data, fit_options, {"inductive": inductive} | dict(settings or {}))
-        plan = CheckpointPlan(folder=Path(checkpoint_folder).resolve(), every=checkpoint_every, identity=identity)
-        plan, before = from_where(plan, fit_options, resume, note)
+        plan = CheckpointPlan(
+            folder=Path(checkpoint_folder).resolve(),
+            every=checkpoint_every,
+            every_steps=checkpoint_steps,
+            identity=task.identity(settings or {}),
+        )
+        plan, before = from_where(plan, task.options, resume, note)
+    elif resume or checkpoint_every is not None or checkpoint_steps is not None:
+        raise ValueError("resume, checkpoint_every and checkpoint_steps need a checkpoint_folder")
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, data, seen, devices[0], order, check, fit_options, plan, on_epoch, stage)
+        return _fit_here(model, task, devices[0], plan, on_epoch, stage)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
-            if check:
-                from nugnn.check import check_model
-
-                stage("check")
-                check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
-            stage("partition")
-            shards, remarks = shards_on_disk(seen, weights, partitioner, order, cache_folder, folder / "shards")
+            part, remarks = task.stored(folder, stage)
             notes.extend(remarks)
-            work = {"model": model, "options": fit_options, "shards": shards, "checkpoints": plan, "devices": devices}
-            if inductive:
-                whole = folder / "whole"
-                work["evaluation_shards"], _ = shards_on_disk(data, weights, partitioner, order, cache_folder, whole)
+            work = {"model": model, "options": task.options, "part": part, "checkpoints": plan, "devices": devices}
             job.write_job(folder, work)
 
         with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
@@ -161,9 +166,17 @@ def fit(
                 _relay(event, on_epoch, stage)
 
             stage("start")
-            launch(folder, workers, timeout=timeout, on_event=relay, log_folder=log_folder, prepare=prepare)
+            launch(
+                folder,
+                workers,
+                module=task.worker,
+                timeout=timeout,
+                on_event=relay,
+                log_folder=log_folder,
+                prepare=prepare,
+            )
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
-    raise_if_interrupted(outcomes[0], fit_options, plan)
+    raise_if_interrupted(outcomes[0], task.options, plan)
     return result_of(model, outcomes, notes)
 
 
@@ -178,51 +191,30 @@ def _refuse_torchrun() -> None:
 
 def _fit_here(
     model: nn.Module,
-    data: GraphData,
-    seen: GraphData,
+    task: Task,
     device: torch.device,
-    order: str,
-    check: bool,
-    options: FitOptions,
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
 ) -> FitResult:
     """Train in this process."""
-    notes: list[str] = []
-    if order != "none" and check and may_be_reordered(data):
-        stage("check")
-        if (fault := _depends_on_rows(model, data, options)) is not None:
-            order = "none"
-            notes.append(f"Nodes in the order of their ids, since the model seems to depend on it: {fault}")
+    part, notes = task.here(stage)
     stage("train")
     asked = threading.Event()
     with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
         if plan is not None:
             signals.arm()
-        outcome = train_shard(
-            lambda: whole_shard(seen, order, notes),
+        outcome = train_rank(
+            part,
             Ranks(device=device),
             copy.deepcopy(model),
-            options,
+            task.options,
             on_epoch,
             checkpoints=plan,
             asked_to_stop=asked.is_set,
-            make_evaluation_shard=None if seen is data else lambda: whole_shard(data, order, []),
         )
-    raise_if_interrupted(outcome, options, plan)
+    raise_if_interrupted(outcome, task.options, plan)
     return result_of(model, [outcome], notes)
-
-
-def _depends_on_rows(model: nn.Module, data: GraphData, options: FitOptions) -> str | None:
-    """What the check says against a model, such as one that holds a row for each node in the order of ids; or None."""
-    from nugnn.check import ModelDiffers, ModelFails, check_model
-
-    try:
-        check_model(model, data, loss=options.loss, regularizer=options.regularizer)
-    except (ModelDiffers, ModelFails) as error:
-        return str(error)
-    return None
 
 
 def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage: Callable[[str], Any]) -> None:

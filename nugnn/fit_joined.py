@@ -14,21 +14,18 @@ import torch
 
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks, join_ranks
-from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import own_device
 from nugnn.failure import named
-from nugnn.fingerprint import run_identity
-from nugnn.fit_options import FitOptions, checked_options
 from nugnn.fit_result import FitResult, result_of
-from nugnn.inductive import visible_in_training
 from nugnn.resume import from_where, raise_if_interrupted
-from nugnn.seam import install
-from nugnn.shares import checked_shares, own_shard
-from nugnn.train_shard import train_shard
+from nugnn.task import OF_ONE_FAMILY, Task, task_of
+from nugnn.train_rank import train_rank
 
 _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
 """The processes' own watch judges; see `nugnn.torchrun`."""
-_CHECKPOINTING = ("checkpoint_folder", "checkpoint_every", "resume", "settings", "on_begin", "on_note")
+_CHECKPOINTING = (
+    *("checkpoint_folder", "checkpoint_every", "checkpoint_steps", "resume", "settings", "on_begin", "on_note"),
+)
 
 
 def _gather_texts(ranks: Ranks, text: str) -> list[str]:
@@ -40,15 +37,13 @@ def _gather_texts(ranks: Ranks, text: str) -> list[str]:
 def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult | None:
     """`nugnn.fit.fit` for processes that have joined already; every one calls it with the same model and data.
 
-    Rank 0 partitions and tells the others; each cuts its own part out of ``data``.
-
     Args:
         model: As for `fit`.
         data: As for `fit`; the same on every rank.
         ranks: From `joined`.
         **options: As for `fit`; ``workers``, ``timeout`` and ``log_folder`` are for the process that starts others and
-            are not used, ``cache_folder`` has to be None. Checkpoints need a folder that all processes share; where
-            they do not, none is written, and asking for some is an error.
+            are not used; for a graph ``cache_folder`` has to be None. Checkpoints need a folder that
+            all processes share; where they do not, none is written, and asking for some is an error.
 
     Returns:
         The result on rank 0, None elsewhere.
@@ -56,60 +51,39 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     Raises:
         ValueError: Options or data do not fit.
     """
-    install()
-    data = data if isinstance(data, GraphData) else GraphData.from_dgl(data)
-    shares, method = options.pop("shares", None), options.pop("partitioner", "metis")
-    order = options.pop("order", "auto")
-    check = options.pop("check", True)
     device = own_device(options.pop("device", "auto"))
     if device != ranks.device:
         ranks = join_ranks(_COLLECTIVE_SECONDS, ranks.pulse, device)
-    on_epoch, stage = options.pop("on_epoch", None), options.pop("on_stage", None) or (lambda _: None)
-    if options.pop("cache_folder", None) is not None:
-        raise ValueError("--partition-cache is not for processes started by torchrun: each cuts its part out itself")
+    on_epoch, on_stage = options.pop("on_epoch", None), options.pop("on_stage", None)
+    stage = on_stage if on_stage is not None and ranks.rank == 0 else lambda _: None
     checkpointing = {name: options.pop(name, None) for name in _CHECKPOINTING}
     for name in ("workers", "timeout", "log_folder"):
         options.pop(name, None)
-    inductive = bool(options.pop("inductive", False))
-    checkpointing["settings"] = {"inductive": inductive} | dict(checkpointing["settings"] or {})
-    fit_options = checked_options(options, data)
-    seen = visible_in_training(model, data) if inductive else data
-    weights = checked_shares(shares, ranks.world_size, seen, "training nodes" if inductive else "nodes")
-    plan = _checkpoints(model, data, ranks, fit_options, checkpointing)
-    if ranks.rank == 0 and check:
-        from nugnn.check import check_model
-
-        stage("check")
-        check_model(model, data, loss=fit_options.loss, regularizer=fit_options.regularizer)
-    if ranks.rank == 0:
-        stage("partition")
-    shards, notes = [], []  # lists, so that nobody keeps a shard that training has turned into a graph
-    for graph in [seen, data] if inductive else [data]:
-        shard, said = own_shard(graph, ranks, weights, method=method, order=order)
-        shards.append(shard)
-        notes.append(said)
-    del shard
-    if ranks.rank == 0:
-        stage("train")
-    outcome = train_shard(
-        lambda: shards.pop(0),
+    shares = options.pop("shares", None)
+    given = {name: options.pop(name, default) for name, default in OF_ONE_FAMILY.items()}
+    task = task_of(model, data, workers=ranks.world_size, shares=shares, given=given, options=options)
+    if ranks.rank == 0 and checkpointing["on_note"] is not None:
+        for text in task.said:
+            checkpointing["on_note"](text)
+    plan = _checkpoints(task, ranks, checkpointing)
+    part, notes = task.joined(ranks, stage)
+    stage("train")
+    outcome = train_rank(
+        part,
         ranks,
         copy.deepcopy(model),
-        fit_options,
+        task.options,
         on_epoch if ranks.rank == 0 else None,
         checkpoints=plan,
-        make_evaluation_shard=(lambda: shards.pop(0)) if inductive else None,
     )
-    raise_if_interrupted(outcome, fit_options, plan)
+    raise_if_interrupted(outcome, task.options, plan)
     reports = [json.loads(text) for text in _gather_texts(ranks, json.dumps(outcome["report"]))]
     if ranks.rank != 0:
         return None
-    return result_of(model, [outcome, *({"report": report} for report in reports[1:])], notes[0])
+    return result_of(model, [outcome, *({"report": report} for report in reports[1:])], notes)
 
 
-def _checkpoints(
-    model: Any, data: Any, ranks: Ranks, options: FitOptions, given: dict[str, Any]
-) -> CheckpointPlan | None:
+def _checkpoints(task: Task, ranks: Ranks, given: dict[str, Any]) -> CheckpointPlan | None:
     """Where every process writes its checkpoints and which one to go on from, as rank 0 decides; a collective call."""
     begin = given["on_begin"] or (lambda _: None)
     folder = given["checkpoint_folder"]
@@ -129,18 +103,21 @@ def _checkpoints(
         (folder / mark).unlink()
     if not all(seen):
         blind = named([rank for rank, sees in enumerate(seen) if not sees])
-        if given["resume"] or given["checkpoint_every"] is not None:
+        if given["resume"] or given["checkpoint_every"] is not None or given["checkpoint_steps"] is not None:
             raise ValueError(f"{folder} is not shared: {blind} cannot see it; name one with --out that all hosts share")
         if ranks.rank == 0:
             (given["on_note"] or print)(f"no checkpoints: {folder} is not shared, {blind} cannot see it")
             begin([])
         return None
     plan = CheckpointPlan(
-        folder=folder, every=given["checkpoint_every"], identity=run_identity(model, data, options, given["settings"])
+        folder=folder,
+        every=given["checkpoint_every"],
+        every_steps=given["checkpoint_steps"],
+        identity=task.identity(given["settings"] or {}),
     )
     chosen = ""
     if ranks.rank == 0:
-        plan, before = from_where(plan, options, bool(given["resume"]), given["on_note"] or print)
+        plan, before = from_where(plan, task.options, bool(given["resume"]), given["on_note"] or print)
         begin(before)
         chosen = "" if plan.resume_from is None else plan.resume_from.name
     chosen = _gather_texts(ranks, chosen)[0]

@@ -20,12 +20,14 @@ class FitResult:
         model: With the weights of the best validation epoch (node embeddings of all nodes, in original order).
         history: One `nugnn.trainer.Epoch` per epoch, as rank 0 saw it.
         best: The epoch the weights are from.
-        logits: ``(num_nodes, C)`` of those weights, in original node order.
-        rank_reports: For each rank: ``device`` (its name), ``nodes``, ``edges``, ``halo_rows``, ``peak_memory_bytes``
-            (allocated on a GPU, resident on the CPU), ``epoch_seconds`` (median), and its split into
-            ``compute_seconds``, ``halo_seconds`` and ``sync_seconds``.
+        logits: Of those weights: ``(num_nodes, C)`` in original node order, or of the test samples in their order,
+            ``(0,)`` where there are none.
+        rank_reports: For each rank: ``device`` (its name), ``peak_memory_bytes`` (allocated on a GPU, resident on the
+            CPU), ``epoch_seconds`` (median), and its split into ``compute_seconds``, ``halo_seconds`` and
+            ``sync_seconds``; of a graph ``nodes``, ``edges`` and ``halo_rows``, of samples ``batch_samples`` (of this
+            rank in a full batch) and ``samples`` (of all ranks in an epoch).
         time_to_best_seconds: From the first epoch's start to the end of the best one.
-        notes: Sentences for the user, from the partitioner.
+        notes: Sentences for the user, on how the data were divided.
     """
 
     model: nn.Module
@@ -45,9 +47,20 @@ class FitResult:
         """Median over epochs, of the slowest rank."""
         return max(report["epoch_seconds"] for report in self.rank_reports)
 
+    @property
+    def batch_split(self) -> tuple[int, ...]:
+        """Samples of each rank in a full batch; nothing for a graph."""
+        return tuple(report["batch_samples"] for report in self.rank_reports if "batch_samples" in report)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Training samples of all ranks in a second; None for a graph."""
+        samples = self.rank_reports[0].get("samples")
+        return None if samples is None else samples / self.epoch_seconds
+
 
 def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[str]) -> FitResult:
-    """``outcomes`` of all ranks, from `nugnn.train_shard.train_shard`; only the first needs weights and logits."""
+    """``outcomes`` of all ranks, from `nugnn.train_rank.train_rank`; only the first needs weights and logits."""
     trained = copy.deepcopy(model)
     trained.load_state_dict(outcomes[0]["state"])
     trained.eval()

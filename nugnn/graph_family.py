@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nugnn.activations import make_activations
 from nugnn.comm.overlap import Overlap
+from nugnn.embedding import NodeEmbedding
 from nugnn.loss import GlobalMean, RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.model_on_shard import ModelOnShard
@@ -42,6 +43,7 @@ class GraphFamily:
     """
 
     steps_per_epoch = 1
+    division: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class GraphFamily:
     def num_rows_global(self) -> int:
         return self.graph.num_nodes_global()
 
-    def steps(self, epoch: int) -> Iterator[Sequence[None]]:
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[None]]:
         yield [None]
 
     @contextmanager
@@ -104,7 +106,7 @@ class GraphFamily:
     def settle(self) -> None:
         """Nothing differs: batch norm counts the rows of all ranks."""
 
-    def evaluate(self, num_steps: int) -> dict[str, float]:
+    def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         logits_NC, labels_N = self.predict(num_steps), self._evaluated.graph.ndata["label"]
         scores = {}
         for split, rows in self._evaluated_rows.items():
@@ -114,3 +116,19 @@ class GraphFamily:
 
     def predict_all(self, num_steps: int) -> Tensor:
         return self._evaluated.predict_all(num_steps)
+
+    @property
+    def num_predicted(self) -> int:
+        return self._evaluated.graph.num_nodes_global()
+
+    def report(self) -> dict[str, Any]:
+        graph = self.graph
+        return {"nodes": graph.num_nodes(), "edges": graph.num_edges(), "halo_rows": graph.index.plan.num_halo}
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Every node embedding is whole, in original node order."""
+        state = {key: value.detach().clone().cpu() for key, value in self.model.state_dict().items()}
+        for name, module in self.model.named_modules():
+            if isinstance(module, NodeEmbedding):
+                state[f"{name}.weight" if name else "weight"] = module.gather(self.graph).cpu()
+        return state

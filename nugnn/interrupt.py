@@ -16,12 +16,13 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         message: For the user, one line.
-        epoch: The last epoch of the checkpoint.
+        epoch: The last whole epoch of the checkpoint.
+        step: Steps of the epoch after it.
     """
 
-    def __init__(self, message: str, epoch: int) -> None:
+    def __init__(self, message: str, epoch: int, step: int = 0) -> None:
         super().__init__(message)
-        self.epoch = epoch
+        self.epoch, self.step = epoch, step
 
 
 class FirstSignalAsks:

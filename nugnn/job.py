@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
+import math
 import os
 import shutil
 import stat
@@ -26,6 +28,8 @@ _POLL_SECONDS = 0.02
 _PREFIX = "nugnn-job-"
 _LOCK = "launcher.lock"
 _NOTE_BYTES = 16384
+_MAPPED_BYTES = 1 << 20
+"""From this size on a tensor is a file of its own."""
 
 STOP = "stop"
 """Name of the file that asks the workers to stop after the epoch in progress."""
@@ -105,21 +109,56 @@ def remove_abandoned_folders(parent: Path) -> list[Path]:
 def write_job(folder: Path, payload: dict[str, Any]) -> None:
     """Store ``payload`` for the workers.
 
+    Large tensors become files beside it, which all workers map into their memory: samples are there once, not once for
+    each worker. What a worker writes into such a tensor stays its own.
+
     Raises:
         ValueError: Something in it cannot be pickled; the text names the entry.
     """
-    import cloudpickle
-
     from nugnn.datasets.whole_file import write_whole  # not at the top: the package loads torch, --help must not
 
-    for name, value in payload.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception as error:
-            raise ValueError(f"{name} cannot be handed to the worker processes: {error}") from error
     path = folder / "job.pickle"  # appears in one piece: workers may be waiting for it
     with naming_full_disk(path):
-        write_whole(path, lambda file: file.write(cloudpickle.dumps(payload)))
+        try:
+            content = _pickled(folder, payload)
+        except OSError:
+            raise
+        except Exception:
+            for name, value in payload.items():
+                try:
+                    _pickled(folder, value)
+                except Exception as error:
+                    raise ValueError(f"{name} cannot be handed to the worker processes: {error}") from error
+            raise
+        write_whole(path, lambda file: file.write(content))
+
+
+def _pickled(folder: Path, value: Any) -> bytes:
+    """``value`` without its large tensors, which go into ``folder``."""
+    import cloudpickle
+    import torch
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, each: Any) -> Any:
+            if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout != torch.strided:
+                return super().reducer_override(each)
+            if each.requires_grad or each.numel() * each.element_size() < _MAPPED_BYTES:
+                return super().reducer_override(each)
+            number, path = tempfile.mkstemp(prefix="tensor-", dir=folder)
+            with os.fdopen(number, "wb") as file:
+                file.write(each.contiguous().flatten().view(torch.uint8).numpy().data)
+            return mapped_tensor, (path, each.dtype, tuple(each.shape))
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def mapped_tensor(path: str, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """The tensor in a file of its bytes; pages are read when they are asked for, and shared until one is written to."""
+    import torch
+
+    return torch.from_file(path, shared=False, size=math.prod(shape), dtype=dtype).view(shape)
 
 
 def read_job(folder: Path) -> dict[str, Any]:

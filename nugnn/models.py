@@ -8,7 +8,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.handlers import epilogue
 from nugnn.kernels.interceptor import current_interceptor
-from nugnn.options import closest
+from nugnn.options import ConfigError, closest
 
 _LIBRARIES = (
     *(
@@ -264,6 +264,27 @@ def load_user_class(spec: str) -> type[nn.Module]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{spec} is not a torch.nn.Module")
     return found
+
+
+def refuse_unused(make: type[nn.Module], changed: Mapping[str, tuple[str, Any]]) -> None:
+    """Refuse an option that was set but that a user's class does not take: it would be ignored.
+
+    Args:
+        make: The class.
+        changed: For each flag that was set, the name of the option and its value.
+
+    Raises:
+        ConfigError: The class does not take it.
+    """
+    parameters = inspect.signature(make).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for flag, (name, value) in changed.items():
+        if name not in parameters:
+            raise ConfigError(
+                f"{flag} {value} would have no effect: {make.__name__}{inspect.signature(make)} has no "
+                f"parameter {name!r}; leave the option out, or add the parameter"
+            )
 
 
 def make_user_model(make: Callable[..., nn.Module], in_features: int, num_classes: int, **options: Any) -> nn.Module:

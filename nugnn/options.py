@@ -61,7 +61,7 @@ def check(flag: str, value: Any, spec: OptionSpec) -> Any:
     """``value`` in the type of the option, or a ConfigError."""
     if value is None and spec.optional:
         return None
-    if flag == "--shares" and not isinstance(value, str):
+    if flag in ("--shares", "--batch-split") and not isinstance(value, str):
         return value
     if spec.kind is bool:
         if not isinstance(value, bool):

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nugnn.checkpoint import newest_checkpoint, remove_checkpoints
+from nugnn.checkpoint import moment, newest_checkpoint, remove_checkpoints
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.fingerprint import check_same_run
-from nugnn.fit_options import FitOptions
 from nugnn.interrupt import Interrupted
+from nugnn.train_options import TrainOptions
 from nugnn.trainer import Epoch
 from nugnn.trainer_state import recorded_history
 
 
 def from_where(
-    plan: CheckpointPlan, options: FitOptions, resume: bool, note: Callable[[str], Any]
+    plan: CheckpointPlan, options: TrainOptions, resume: bool, note: Callable[[str], Any]
 ) -> tuple[CheckpointPlan, list[Epoch]]:
     """``plan`` with the checkpoint to go on from, and its epochs; the folder is emptied when the run starts anew.
 
@@ -32,24 +32,26 @@ def from_where(
         note(f"no checkpoint in {plan.folder} yet: starting with epoch 1")
         return plan, []
     check_same_run(checkpoint, plan.identity)
-    if checkpoint.epoch > options.epochs:
+    least = checkpoint.epoch + (checkpoint.step > 0)
+    if least > options.epochs:
         raise ValueError(
-            f"{checkpoint.folder} was written after epoch {checkpoint.epoch}, but only {options.epochs} epochs are "
-            f"asked for; ask for {checkpoint.epoch} or more"
+            f"{checkpoint.folder} was written {checkpoint.moment}, but only {options.epochs} epochs are "
+            f"asked for; ask for {least} or more"
         )
     for problem in problems:
         note(problem)
-    note(f"going on after epoch {checkpoint.epoch}, from {checkpoint.folder}")
+    note(f"going on {checkpoint.moment}, from {checkpoint.folder}")
     return replace(plan, resume_from=checkpoint.folder), recorded_history(checkpoint).epochs
 
 
-def raise_if_interrupted(outcome: dict[str, Any], options: FitOptions, plan: CheckpointPlan | None) -> None:
-    """End a run that `nugnn.train_shard.train_shard` stopped on request."""
+def raise_if_interrupted(outcome: dict[str, Any], options: TrainOptions, plan: CheckpointPlan | None) -> None:
+    """End a run that `nugnn.train_rank.train_rank` stopped on request."""
     if "interrupted_after" in outcome:
         assert plan is not None
-        number = outcome["interrupted_after"]
+        epoch, step = outcome["interrupted_after"]
         raise Interrupted(
-            f"interrupted after epoch {number} of {options.epochs}; the checkpoint is in {plan.folder}, resume=True "
+            f"interrupted {moment(epoch, step)} of {options.epochs}; the checkpoint is in {plan.folder}, resume=True "
             "goes on from it",
-            number,
+            epoch,
+            step,
         )

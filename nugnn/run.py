@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import inspect
+import importlib
 import json
 import math
 import platform
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
-from nugnn.checkpoint import list_checkpoints
-from nugnn.config import TrainConfig, flag_of, option_default
-from nugnn.datasets import load
-from nugnn.datasets.graph_data import GraphData
-from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
+from nugnn.checkpoint import installed_versions, list_checkpoints, moment
+from nugnn.config import TrainConfig
 from nugnn.datasets.whole_file import write_whole
 from nugnn.failure import EXIT_WORKER_LOST
 from nugnn.fit import fit
 from nugnn.fit_result import FitResult
 from nugnn.interrupt import Interrupted
 from nugnn.launch import WorkerFailed
-from nugnn.model_on_shard import refuse_empty_features
-from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model
-from nugnn.options import ConfigError
-from nugnn.predictions import predicted_classes, write_predictions
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
+    from nugnn.sample_config import RunConfig
     from nugnn.tensorboard import ScalarLog
-
-_STAGES = {
-    "check": "comparing one part with three on a piece of the graph",
-    "partition": "splitting the graph into {workers} parts",
-    "start": "starting {workers} workers",
-    "train": "training",
-    "stop": "finishing this epoch and writing a checkpoint; Ctrl-C again ends at once",
-}
 
 
 def run_from_config(
-    config: TrainConfig,
+    config: RunConfig,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     train: Callable[..., FitResult] = fit,
 ) -> dict[str, Any]:
@@ -56,8 +40,8 @@ def run_from_config(
 
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
     ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch),
-    ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run in it are replaced, or continued
-    with ``config.resume``.
+    ``preparation.json`` for samples, ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run
+    in it are replaced, or continued with ``config.resume``.
 
     Args:
         config: The settings.
@@ -75,9 +59,10 @@ def run_from_config(
     """
     emit = on_event or (lambda _: None)
     emit({"kind": "stage", "text": f"reading {config.dataset}"})
-    data = prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
+    family = family_of(config)
+    data = family.prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
     torch.manual_seed(config.seed)
-    model = build_model(config, data)
+    model, stages = family.build_model(config, data), family.STAGES
     out = config.out_dir
     if not config.resume and list_checkpoints(out / "checkpoint") and not (out / "result.json").exists():
         text = f"{out} holds a checkpoint of an unfinished run, which is replaced; --resume would go on from it"
@@ -89,7 +74,7 @@ def run_from_config(
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write(out / "config.yaml", config.replaced(resume=False).to_yaml())
-            for stale in ("result.json", "model.safetensors", "predictions.npy"):
+            for stale in ("result.json", "model.safetensors", "predictions.npy", "preparation.json"):
                 (out / stale).unlink(missing_ok=True)
             log.restart(epochs_before)
         except OSError as error:
@@ -105,17 +90,18 @@ def run_from_config(
             result = train(
                 model,
                 data,
-                **fit_arguments(config),
+                **family.fit_arguments(config),
                 on_epoch=note,
-                on_stage=lambda name: emit({"kind": "stage", "text": _STAGES[name].format(workers=config.workers)}),
+                on_stage=lambda name: emit({"kind": "stage", "text": stages[name].format(workers=config.workers)}),
                 log_folder=out / "logs" if config.workers > 1 else None,
                 on_begin=begin,
                 on_note=lambda text: emit({"kind": "note", "text": text}),
             )
     except Interrupted as stop:
         raise Interrupted(
-            f"interrupted after epoch {stop.epoch} of {config.epochs}, checkpoint written; {how_to_go_on(out)}",
+            f"interrupted {moment(stop.epoch, stop.step)} of {config.epochs}, checkpoint written; {how_to_go_on(out)}",
             stop.epoch,
+            stop.step,
         ) from None
     except WorkerFailed as failed:
         if failed.exit_code != EXIT_WORKER_LOST or not list_checkpoints(out / "checkpoint"):
@@ -123,50 +109,32 @@ def run_from_config(
         raise WorkerFailed(failed.exit_code, f"{failed.message}\n{how_to_go_on(out)}") from None
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
-        write_predictions(out / "predictions.npy", predicted_classes(result.logits, data), data)
+        family.write_predictions(out / "predictions.npy", result, data)
+    family.write_more(out, data)
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 
-def take_part(config: TrainConfig, train: Callable[..., Any]) -> None:
+def take_part(config: RunConfig, train: Callable[..., Any]) -> None:
     """What a process other than rank 0 does when ``torchrun`` started it: the same, showing and writing nothing."""
-    data = prepare(config)
+    family = family_of(config)
+    data = family.prepare(config)
     torch.manual_seed(config.seed)
-    train(build_model(config, data), data, **fit_arguments(config))
+    train(family.build_model(config, data), data, **family.fit_arguments(config))
 
 
-def fit_arguments(config: TrainConfig) -> dict[str, Any]:
-    """The settings that `nugnn.fit.fit` takes."""
-    return {
-        "workers": config.workers,
-        "shares": config.fractions,
-        "partitioner": config.partitioner,
-        "device": config.device,
-        "order": config.order,
-        "check": config.model_file is not None,  # the built-in ones are what the tests run
-        "timeout": config.timeout,
-        "epochs": config.epochs,
-        "patience": config.patience,
-        "evaluate_every": config.evaluate_every,
-        "lr": config.lr,
-        "weight_decay": config.weight_decay,
-        "weight_decay_first_layer_only": config.weight_decay_first_layer_only,
-        "seed": config.seed,
-        "precision": config.precision,
-        "recompute_inputs": config.recompute_inputs,
-        "overlap": config.overlap,
-        "activations": config.activations,
-        "inductive": config.inductive,
-        "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
-        "checkpoint_folder": config.out_dir / "checkpoint",
-        "checkpoint_every": config.checkpoint_every,
-        "resume": config.resume,
-        "settings": config.fixed_settings(),
-    }
+def family_of(config: RunConfig) -> Any:
+    """The module of what is done for one family of data alone: `nugnn.graph_run` or `nugnn.sample_run`.
+
+    All that training will import is imported here: DGL alone takes seconds.
+    """
+    family = "graph" if isinstance(config, TrainConfig) else "sample"
+    importlib.import_module(f"nugnn.{family}_task")
+    return importlib.import_module(f"nugnn.{family}_run")
 
 
-def _scalar_log(config: TrainConfig, data: GraphData) -> Callable[[int], ScalarLog] | None:
+def _scalar_log(config: RunConfig, data: Any) -> Callable[[int], ScalarLog] | None:
     if not config.tensorboard:
         return None
     from nugnn.tensorboard import ScalarLog
@@ -219,78 +187,16 @@ def _line(epoch: Epoch) -> str:
     return json.dumps(asdict(epoch)) + "\n"
 
 
-def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] | None = None) -> GraphData:
-    """The graph as ``config`` asks for it: split, direction, self-loops, feature scaling, in this order.
-
-    Args:
-        config: The settings.
-        on_download: Called with bytes and total (None where unknown) while a file is downloaded.
-    """
-    data = load(config.dataset or "", config.data_dir, progress=on_download, num_nodes=config.num_nodes)
-    data = data.with_split(config.split) if config.split else data
-    data = make_undirected(data) if config.undirected else data
-    data = self_loops(data, config.self_loops)  # type: ignore[arg-type]
-    return normalize_features(data, config.feature_norm) if data.features is not None else data  # type: ignore[arg-type]
-
-
-def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
-    """The model of ``config``; learnable node rows as wide as a hidden layer stand in for missing features."""
-    if data.features is not None:
-        refuse_empty_features(data.features)
-    width = config.hidden if data.features is None else data.features.shape[1]
-    options: dict[str, Any] = {
-        "layers": config.layers,
-        "hidden": config.hidden,
-        "norm": config.norm,
-        "residual": config.residual,
-        "activation": config.activation,
-        "dropout": config.dropout,
-        "input_dropout": config.input_dropout,
-    }
-    if config.model in ("gat", "gatv2") or config.model_file is not None:
-        options |= {"heads": config.heads, "attention_dropout": config.attention_dropout}
-    if config.aggregator is not None:
-        options["aggregator"] = config.aggregator
-    if config.model_file is not None:
-        make = load_user_class(config.model)
-        _refuse_unused(config, make, options)
-        model = make_user_model(make, width, data.num_classes, **options)
-    else:
-        model = GNN(config.model, width, data.num_classes, **options)
-    if data.features is None:
-        model = WithNodeEmbedding(data.num_nodes, width, model, seed=config.seed)
-    return model
-
-
-def _refuse_unused(config: TrainConfig, make: type[nn.Module], options: dict[str, Any]) -> None:
-    """An option that was set but that the user's class does not take would be ignored."""
-    parameters = inspect.signature(make).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    defaults = {entry.name: option_default(entry) for entry in fields(config)}
-    for name, value in options.items():
-        if name not in parameters and value != defaults[name]:
-            raise ConfigError(
-                f"{flag_of(name)} {value} would have no effect: {make.__name__}{inspect.signature(make)} has no "
-                f"parameter {name!r}; leave the option out, or add the parameter"
-            )
-
-
-def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[str, Any]:
+def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]:
     """``result.json``: plain types; a metric without rows is null."""
     best, last = result.best, result.history[-1]
     return {
         "dataset": data.name,
-        "model": config.model,
-        "num_features": data.num_features,
-        "num_classes": data.num_classes,
-        "workers": config.workers,
-        "shares": [
-            report["nodes"] / sum(each["nodes"] for each in result.rank_reports) for report in result.rank_reports
-        ],
+        **family_of(config).facts(config, data, result),
         "device": ", ".join(dict.fromkeys(report["device"] for report in result.rank_reports)),
         "metric": data.metric,
         "best_epoch": best.number,
+        "train": _number(best.train),
         "val": _number(best.val),
         "test": _number(best.test),
         "last_test": _number(last.test),
@@ -302,7 +208,7 @@ def summarise(config: TrainConfig, data: GraphData, result: FitResult) -> dict[s
         "versions": {
             "python": platform.python_version(),
             "torch": str(torch.__version__),  # with its build, +cpu or +cu130
-            **{name: importlib.metadata.version(name) for name in ("nugnn", "dgl", "numpy", "pymetis")},
+            **installed_versions("nugnn", "dgl", "numpy", "pymetis"),
         },
     }
 

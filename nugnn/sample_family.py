@@ -103,8 +103,9 @@ class SampleFamily:
         is_gpu = ranks.device.type == "cuda"
         how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_data_workers, "pin_memory": is_gpu}
         self._loader = batch_loader(train, self.sampler, **how)
-        self._measured = {}
-        for split, data in {"train": train if measure_train else None, "val": val, "test": test}.items():
+        self._measured, self._measures_train = {}, measure_train
+        self._num_test = 0 if test is None else _length(test)
+        for split, data in {"train": train, "val": val, "test": test}.items():
             if data is not None and _length(data) > 0:
                 sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
                 self._measured[split] = batch_loader(data, sampler, **how)
@@ -123,9 +124,13 @@ class SampleFamily:
     def steps_per_epoch(self) -> int:
         return self.sampler.num_batches
 
-    def steps(self, epoch: int) -> Iterator[Sequence[_Part]]:
-        self.sampler.begin(epoch)
-        for number, batch in enumerate(self._loader):
+    @property
+    def division(self) -> tuple[int, ...]:
+        return self.sampler.sizes
+
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[_Part]]:
+        self.sampler.begin(epoch, start)
+        for number, batch in enumerate(self._loader, start):
             whole = batch.to(self.ranks.device)
             self._counts = self.sampler.counts(number)
             cuts = [len(whole.ids) * part // self._micro_batches for part in range(self._micro_batches + 1)]
@@ -142,7 +147,13 @@ class SampleFamily:
             yield
 
     def loss(self, work: _Part) -> Tensor:
-        return self._mean(self._logits(work.x), work.labels, work.total)
+        try:
+            return self._mean(self._logits(work.x), work.labels, work.total)
+        except IndexError as error:  # from a loss on the CPU
+            raise ValueError(
+                f"{error}: labels of this batch go up to {work.labels.max()}; the model has to return a column for "
+                "each class, and labels have to count from 0"
+            ) from error
 
     def weight(self, work: _Part) -> float | Tensor:
         return work.total
@@ -151,9 +162,11 @@ class SampleFamily:
         if self._statistics is not None:
             self._statistics.average(self._counts)
 
-    def evaluate(self, num_steps: int) -> dict[str, float]:
+    def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         scores = dict.fromkeys(("train", "val", "test"), float("nan"))
         for split in self._measured:
+            if split == "train" and not (with_train or self._measures_train):
+                continue
             logits, labels, _ = self._predicted(split, num_steps)
             scores[split] = evaluate_rows(self.metric, logits, labels, self.ranks)
         return scores
@@ -169,6 +182,21 @@ class SampleFamily:
         logits, _, ids = self._predicted("test", num_steps)
         rows = torch.cat(self.ranks.gather_rows(logits.contiguous()))
         return torch.empty_like(rows).index_copy_(0, torch.cat(self.ranks.gather_rows(ids)), rows)
+
+    @property
+    def num_predicted(self) -> int:
+        return self._num_test
+
+    def report(self) -> dict[str, Any]:
+        sampler = self.sampler
+        whole = sampler.num_batches * sampler.batch_size
+        return {
+            "batch_samples": sampler.sizes[sampler.rank],
+            "samples": min(whole, sampler.num_samples),
+        }
+
+    def whole_state(self) -> dict[str, Tensor]:
+        return {key: value.detach().clone().cpu() for key, value in self.model.state_dict().items()}
 
     def _predicted(self, split: str, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels and numbers of this rank's samples of a split."""

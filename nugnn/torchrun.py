@@ -27,10 +27,10 @@ import torch.distributed as dist
 from nugnn.addresses import advertised_interface
 from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.comm.pulse import SIZE, Pulse, Stamp, read
-from nugnn.config import TrainConfig
 from nugnn.failure import EXIT_USER, EXIT_WORKER_LOST, Place, WorkerView, named, stall_of
 from nugnn.member import Member, host_name, process_space
 from nugnn.process_state import process_state
+from nugnn.sample_config import RunConfig
 from nugnn.stall import Sample, StallWatch
 from nugnn.worker_process import classify, describe
 
@@ -397,8 +397,8 @@ def _connect(member: Member, timeout: float, *, hosts: bool) -> dist.Store:
 
 def train_as_member(
     member: Member,
-    gather_settings: Callable[[], TrainConfig],
-    show_run: Callable[[TrainConfig, Callable[..., Any]], None],
+    gather_settings: Callable[[], RunConfig],
+    show_run: Callable[[RunConfig, Callable[..., Any]], None],
 ) -> None:
     """``nugnn train`` in a process that ``torchrun`` started; leaves through SystemExit or ends the process.
 
@@ -410,11 +410,12 @@ def train_as_member(
     with joined(member) as (ranks, set_timeout):
         from nugnn.fit_joined import fit_joined  # here, so that a failing import ends all processes
         from nugnn.options import ConfigError
-        from nugnn.run import how_to_go_on, take_part
+        from nugnn.run import family_of, how_to_go_on, take_part
 
         config = gather_settings()
         if config.workers != member.world_size:
             raise ConfigError(f"--workers {config.workers}: torchrun started {member.world_size}; leave --workers out")
+        family_of(config)  # what it imports takes longer than a short timeout
         set_timeout(config.timeout, lambda: how_to_go_on(config.out_dir))
 
         def train(model: Any, data: Any, **options: Any) -> Any:

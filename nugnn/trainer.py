@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,21 @@ class Epoch:
     val: float
     test: float
     seconds: dict[str, float]
+
+
+@dataclass
+class EpochInProgress:
+    """What the finished steps of an epoch leave for its end.
+
+    Args:
+        loss: This rank's shares of their losses, by the weight of each step: a float64 scalar.
+        weight: Of these steps.
+        seconds: They took on this rank: ``epoch``, of it ``halo`` and ``sync``.
+    """
+
+    loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    weight: float | Tensor = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("epoch", "halo", "sync"), 0.0))
 
 
 @dataclass
@@ -131,21 +147,61 @@ class Trainer:
             )
         self._clip_norm = clip_norm
         self.num_steps = 0
+        self.in_progress = EpochInProgress()
+        self._lap_began = time.perf_counter()
 
     def train_epoch(self) -> float:
-        """All optimizer steps of an epoch.
+        """All optimizer steps of an epoch; those that are left, of one in progress.
 
         Returns:
             The loss over all ranks, in the mean over steps by their weight.
         """
+        self._run_steps(lambda: False)
+        loss = self._end_epoch()
+        self.in_progress = EpochInProgress()
+        return loss
+
+    @property
+    def steps_into_epoch(self) -> int:
+        """Steps of the epoch in progress that are done; 0 between two epochs."""
+        return self.num_steps % self.family.steps_per_epoch
+
+    @contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """What happens inside does not count for the seconds of the epoch in progress."""
+        self._lap()
+        yield
+        self._restart_lap()
+
+    def _restart_lap(self) -> None:
+        self.ranks.clock.take()
+        self._lap_began = time.perf_counter()
+
+    def _lap(self) -> None:
+        """Count the time since the lap began for the epoch in progress."""
+        now = time.perf_counter()
+        halo, sync = self.ranks.clock.take()
+        for name, seconds in {"epoch": now - self._lap_began, "halo": halo, "sync": sync}.items():
+            self.in_progress.seconds[name] += seconds
+        self._lap_began = now
+
+    def _run_steps(self, between_steps: Callable[[], bool]) -> bool:
+        """The steps that are left of an epoch; False when ``between_steps`` said to stop before its end."""
         self.model.train()
-        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        mass: float | Tensor = 0.0
-        for works in self.family.steps(self.num_steps // self.family.steps_per_epoch):
+        done = self.in_progress
+        done.loss = done.loss.to(self.ranks.device)
+        epoch, first = divmod(self.num_steps, self.family.steps_per_epoch)
+        for works in self.family.steps(epoch, first):
             weight = self.family.weight(works[0])
-            total += self.step(works) * weight
-            mass += weight
-        global_loss = float(self.ranks.sum_(total / mass))
+            done.loss += self.step(works) * weight
+            done.weight += weight
+            if self.steps_into_epoch and between_steps():
+                return False
+        return True
+
+    def _end_epoch(self) -> float:
+        """The epoch's loss over all ranks; the schedule steps."""
+        global_loss = float(self.ranks.sum_(self.in_progress.loss / self.in_progress.weight))
         if self.scheduler is not None and not self._schedule_steps:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 self.scheduler.step(global_loss)
@@ -199,6 +255,7 @@ class Trainer:
         on_epoch: Callable[[Epoch], Any] | None = None,
         history: History | None = None,
         between_epochs: Callable[[History], bool] | None = None,
+        between_steps: Callable[[History], bool] | None = None,
     ) -> History:
         """Train until ``epochs`` are done, or until the validation metric has not improved for ``patience`` epochs.
 
@@ -212,30 +269,33 @@ class Trainer:
             history: Epochs this trainer has behind it, to go on from; extended in place.
             between_epochs: Called after each epoch but the last; what it returns, equal on all ranks, says whether to
                 stop here.
+            between_steps: Likewise after each step of an epoch but the last one; `train_epoch` goes on from there.
         """
         history = History() if history is None else history
         first = len(history.epochs) + 1
         while not history.is_finished(epochs, patience):
-            self.ranks.clock.take()
-            begin = time.perf_counter()
+            self._restart_lap()
             number = len(history.epochs) + 1
-            loss = self.train_epoch()
-            epoch_seconds = time.perf_counter() - begin
-            halo_seconds, sync_seconds = self.ranks.clock.take()
+            if not self._run_steps(lambda: between_steps is not None and between_steps(history)):
+                break
+            loss = self._end_epoch()
+            self._lap()
+            spent, self.in_progress = self.in_progress.seconds, EpochInProgress()
+            begin = time.perf_counter()
             scores = dict.fromkeys(("train", "val", "test"), math.nan)
             is_evaluated = number % evaluate_every == 0 or number == epochs
             if is_evaluated:
                 scores |= self.evaluate()
             seconds = {
-                "epoch": epoch_seconds,
-                "compute": epoch_seconds - halo_seconds - sync_seconds,
-                "halo": halo_seconds,
-                "sync": sync_seconds,
-                "evaluate": time.perf_counter() - begin - epoch_seconds,
+                "epoch": spent["epoch"],
+                "compute": spent["epoch"] - spent["halo"] - spent["sync"],
+                "halo": spent["halo"],
+                "sync": spent["sync"],
+                "evaluate": time.perf_counter() - begin,
             }
             epoch = Epoch(number, loss, scores["train"], scores["val"], scores["test"], seconds)
             history.epochs.append(epoch)
-            history.elapsed_seconds += time.perf_counter() - begin
+            history.elapsed_seconds += seconds["epoch"] + seconds["evaluate"]
             if is_evaluated:
                 self._keep_best(history, epoch)
             if on_epoch is not None:

@@ -52,15 +52,18 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "best_epoch": 0 if history.best is None else history.best.number,
         "elapsed_seconds": history.elapsed_seconds,
         "time_to_best_seconds": history.time_to_best_seconds,
+        "weight_in_progress": trainer.in_progress.weight,
     }
     own = {
         "node_ids": trainer.family.row_ids,
+        "division": list(trainer.family.division),
         "model": {name: value for name, value in model.items() if name in sharded},
         "best_model": {name: value for name, value in best.items() if name in sharded},
         "optimizer": {name: state for name, state in states.items() if name in sharded},
         "random_state": torch.get_rng_state(),
         "gpu_random_state": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "seconds": torch.tensor([[e.seconds[name] for name in _SECONDS] for e in epochs], dtype=torch.float64),
+        "in_progress": {"loss": trainer.in_progress.loss, "seconds": dict(trainer.in_progress.seconds)},
     }
     return shared, own
 
@@ -83,12 +86,25 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(shared["schedule"])
     trainer.num_steps = shared["num_steps"]
+    _load_in_progress(trainer, shared, own)
     if "loss_scale" in shared:  # not in checkpoints written before there was one
         trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())
     if trainer.ranks.device.type == "cuda" and own.get("gpu_random_state") is not None:
         torch.cuda.set_rng_state(own["gpu_random_state"].clone(), trainer.ranks.device)
     return _history(shared, own, is_same_split=same_split)
+
+
+def _load_in_progress(trainer: Trainer, shared: Tree, own: Tree) -> None:
+    """What the steps of an epoch in progress have left; nothing, in checkpoints written before there were such."""
+    from nugnn.trainer import EpochInProgress
+
+    trainer.in_progress = EpochInProgress()
+    if "in_progress" in own:
+        weight, saved = shared["weight_in_progress"], own["in_progress"]
+        trainer.in_progress = EpochInProgress(
+            loss=saved["loss"].clone(), weight=_on(weight, trainer.ranks.device), seconds=dict(saved["seconds"])
+        )
 
 
 def recorded_history(checkpoint: Checkpoint) -> History:
@@ -204,13 +220,16 @@ def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
     ranks, node_ids = trainer.ranks, trainer.family.row_ids
     own = checkpoint.read_rank(ranks.rank) if ranks.rank < checkpoint.num_parts else None
     differs = ranks.world_size != checkpoint.num_parts or own is None or not torch.equal(own["node_ids"], node_ids)
+    differs = differs or own is None or own.get("division", []) != list(trainer.family.division)
     if not bool(ranks.max_(torch.tensor([float(differs)]))):
         assert own is not None
         return True, own
     gathered: _Rows | None = None
     first: Tree = None
+    loss_in_progress = torch.zeros((), dtype=torch.float64)
     for rank in range(checkpoint.num_parts):  # one at a time: no rank ever holds all rows
         part = checkpoint.read_rank(rank)
+        loss_in_progress += part.get("in_progress", {}).get("loss", 0.0)
         leaves: dict[tuple[str, ...], Any] = {}
         for kind in ("model", "best_model"):
             leaves |= {(kind, name): value for name, value in part[kind].items()}
@@ -227,7 +246,10 @@ def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
         else:
             moved[kind][path[0]] = value
     # what is drawn at random on a split graph is the same on every rank, so their generators are too
-    return False, moved | {"random_state": first["random_state"], "seconds": first["seconds"]}
+    others = {name: first[name] for name in ("random_state", "seconds", "in_progress") if name in first}
+    if "in_progress" in others:  # the shares of all ranks, on one of them
+        others["in_progress"] = others["in_progress"] | {"loss": loss_in_progress * (ranks.rank == 0)}
+    return False, moved | others
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,14 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         pixels = read_image(self.files[number], self.size, self.is_fitted)
         return torch.from_numpy(pixels).to(torch.float32).div_(255), int(self.labels[number])
+
+    def content_hash(self) -> str:
+        """sha256 over names and sizes of the files, labels and size, not over pixels; as 64 hexadecimal digits."""
+        facts = (f"{file.parent.name}/{file.name} {file.stat().st_size}" for file in self.files)
+        digest = hashlib.sha256(f"{self.size} {self.is_fitted}\n".encode())
+        digest.update("\n".join(facts).encode("utf-8", "surrogateescape"))
+        digest.update(self.labels.contiguous().numpy().data)
+        return digest.hexdigest()
 
 
 def load_image_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +47,14 @@ class TensorSamples(Dataset[tuple[Tensor, int]]):
     def take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """``x (n, ...)`` and ``labels (n,)`` of the samples ``ids (n,)`` int64: a batch that need not be stacked."""
         return self._converted(self.x[ids]), self.labels[ids]
+
+    def content_hash(self) -> str:
+        """sha256 over all samples, as 64 hexadecimal digits: equal in every process for equal samples."""
+        digest = hashlib.sha256(f"{self.dtype} {self.largest}".encode())
+        for x in (self.x, self.labels):
+            digest.update(f"{x.dtype}{tuple(x.shape)}".encode())
+            digest.update(x.contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def _converted(self, x: Tensor) -> Tensor:
         converted = x.to(self.dtype)

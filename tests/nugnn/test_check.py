@@ -23,8 +23,8 @@ from nugnn.check import ModelDiffers, check_model, run_check
 from nugnn.check_graphs import random_graph, small_piece
 from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
+from nugnn.graph_run import build_model
 from nugnn.models import GNN, WithNodeEmbedding
-from nugnn.run import build_model
 
 USER_MODELS = Path(user_models.__file__)
 # Float64, 120 nodes, in-degrees up to 120: sums in another order are off by 120 eps = 3e-14 relative, amplified by two

@@ -40,16 +40,17 @@ from nugnn.checkpoint import (
 from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
-from nugnn.fingerprint import run_identity
+from nugnn.fingerprint import graph_facts, run_identity
 from nugnn.fit import fit
 from nugnn.fit_options import FitOptions
+from nugnn.graph_part import GraphPart
 from nugnn.interrupt import FirstSignalAsks, Interrupted
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.run import run_from_config
 from nugnn.shard_graph import ShardGraph
-from nugnn.train_shard import train_shard
+from nugnn.train_rank import train_rank
 from nugnn.trainer import Epoch, History, Trainer
 from nugnn.weights import load_weights, read_weights
 from trainers import graph_trainer
@@ -244,12 +245,12 @@ def _run_rank(
     plan = CheckpointPlan(
         folder=folder,
         every=3,
-        identity=run_identity(model, data, options),
+        identity=run_identity(model, graph_facts(data), options),
         resume_from=None if newest is None else newest.folder,
     )
     seen: list[int] = []
-    outcome = train_shard(
-        lambda: build_shard(data, parts, ranks.rank),
+    outcome = train_rank(
+        GraphPart(lambda ranks: build_shard(data, parts, ranks.rank)),
         ranks,
         model,
         options,
@@ -265,7 +266,7 @@ def test_resume_on_the_same_split_and_on_others_with_node_embeddings(ranks: Any,
     shares = [0.6, 0.3, 0.1]
     whole = ranks.run(3, _run_rank, tmp_path / "whole", "metis", shares, 8, None, False)
     stopped = ranks.run(3, _run_rank, tmp_path / "run", "metis", shares, 8, 4, False)
-    assert [outcome for outcome in stopped] == [{"interrupted_after": 4}] * 3, "all stop at the same epoch"
+    assert [outcome for outcome in stopped] == [{"interrupted_after": [4, 0]}] * 3, "all stop at the same epoch"
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["epoch-00000004", "epoch-00000003"]
     weights = read_weights(tmp_path / "run", which="last")
     assert weights["embedding.weight"].shape == (61, 6) and weights["embedding.weight"].dtype == torch.float64

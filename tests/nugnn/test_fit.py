@@ -146,12 +146,14 @@ def test_a_script_without_main_guard_and_with_its_own_class_and_functions(tmp_pa
 
 def test_weight_decay_of_the_first_layer_only() -> None:
     model = GNN("gcn", 4, 3, layers=3)
-    decayed, plain = FitOptions(weight_decay=0.1, weight_decay_first_layer_only=True).optimizer(model).param_groups
+    decayed, plain = (
+        FitOptions(weight_decay=0.1, weight_decay_first_layer_only=True).build_optimizer(model).param_groups
+    )
     assert {id(p) for p in decayed["params"]} == {id(p) for p in model.layers[0].parameters()}
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
     first, rest = (
-        FitOptions(weight_decay_first_layer_only=True).optimizer(user_models.Functions(4, 3)).param_groups
+        FitOptions(weight_decay_first_layer_only=True).build_optimizer(user_models.Functions(4, 3)).param_groups
     )  # no `layers`: the first child with parameters
     assert len(first["params"]) == 2 and len(rest["params"]) == 4
 

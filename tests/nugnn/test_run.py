@@ -21,9 +21,11 @@ from safetensors.torch import load_file
 import user_models
 from exactness import make_graph
 from nugnn.config import TrainConfig
+from nugnn.graph_run import build_model, prepare
 from nugnn.models import WithNodeEmbedding
 from nugnn.options import ConfigError
-from nugnn.run import build_model, predicted_classes, prepare, run_from_config
+from nugnn.predictions import predicted_classes
+from nugnn.run import run_from_config
 
 USER_MODELS = Path(user_models.__file__)
 NUGNN = Path(sys.executable).with_name("nugnn")

@@ -1,0 +1,79 @@
+"""How many samples of a global batch each worker takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def apportioned(count: int, sizes: Sequence[float]) -> tuple[int, ...]:
+    """``count`` in the proportions of ``sizes``, by largest remainder; among equal ones the lower rank's goes up.
+
+    >>> apportioned(7, (18, 6)), apportioned(24, (0.7, 0.2, 0.1))
+    ((5, 2), (17, 5, 2))
+    """
+    total = sum(sizes)
+    counts = [int(count * size // total) for size in sizes]
+    by_remainder = sorted(range(len(sizes)), key=lambda rank: (-(count * sizes[rank] % total), rank))
+    for rank in by_remainder[: count - sum(counts)]:
+        counts[rank] += 1
+    return tuple(counts)
+
+
+def batch_sizes(
+    split: str | Sequence[int], batch_size: int | None, workers: int, shares: Sequence[float] | None, usual: int
+) -> tuple[tuple[int, ...], str]:
+    """Samples of each worker in a full batch, and a sentence on what they follow; empty where that is plain.
+
+    Args:
+        split: ``auto``: by the shares where there are some, evenly otherwise; ``even``; or the numbers.
+        batch_size: Their sum; ``usual`` when None.
+        workers: How many.
+        shares: A positive number for each worker.
+        usual: Size of a batch where nothing says it.
+
+    Raises:
+        ValueError: The numbers do not fit each other.
+
+    >>> batch_sizes("auto", 24, 2, (0.75, 0.25), 64)
+    ((18, 6), 'batches of 24 samples are divided by the shares: 18, 6')
+    """
+    if shares is not None and (len(shares) != workers or not all(share > 0 for share in shares)):
+        raise ValueError(f"shares: {', '.join(map(str, shares))} for {workers} workers; give a positive one for each")
+    if split not in ("auto", "even"):
+        numbers = _numbers(split)
+        if shares is not None:
+            raise ValueError("batch_split in samples and shares both say how batches are divided; give one of them")
+        if len(numbers) != workers:
+            raise ValueError(f"batch_split: {len(numbers)} numbers for {workers} workers; give one for each")
+        if batch_size is not None and sum(numbers) != batch_size:
+            raise ValueError(
+                f"batch_split {','.join(map(str, numbers))} adds up to {sum(numbers)}, but batch_size is {batch_size}; "
+                "leave batch_size out, or make them equal"
+            )
+        return numbers, ""
+    total = usual if batch_size is None else batch_size
+    if total < workers:
+        raise ValueError(f"a batch of {total} samples for {workers} workers; each needs at least one")
+    if split == "even" and shares is not None:
+        raise ValueError("batch_split is even, but shares are given; leave one of them out")
+    sizes = apportioned(total, [1] * workers if shares is None else shares)
+    if workers == 1:
+        return sizes, ""
+    how = "evenly" if split == "even" else "evenly, as no shares are given" if shares is None else "by the shares"
+    return sizes, f"batches of {total} samples are divided {how}: {', '.join(map(str, sizes))}"
+
+
+def _numbers(split: str | Sequence[int]) -> tuple[int, ...]:
+    parts: Sequence[Any] = split.split(",") if isinstance(split, str) else split
+    try:
+        numbers = tuple(int(part) for part in parts)
+        if any(number < 0 or number != float(part) for number, part in zip(numbers, parts, strict=True)):
+            raise ValueError
+        if sum(numbers) < 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"batch_split {split!r} is not allowed; allowed: auto, even, or samples of each worker such as 18,6"
+        ) from None
+    return numbers

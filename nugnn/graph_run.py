@@ -1,0 +1,124 @@
+"""What ``nugnn train`` does for graphs alone: load and prepare one, build a model, say what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nugnn.config import TrainConfig, flag_of, option_default
+from nugnn.datasets import load
+from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
+from nugnn.fit_result import FitResult
+from nugnn.model_on_shard import refuse_empty_features
+from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model, refuse_unused
+from nugnn.predictions import predicted_classes
+from nugnn.predictions import write_predictions as write_rows
+
+STAGES = {
+    "check": "comparing one part with three on a piece of the graph",
+    "partition": "splitting the graph into {workers} parts",
+    "start": "starting {workers} workers",
+    "train": "training",
+    "stop": "finishing this epoch and writing a checkpoint; Ctrl-C again ends at once",
+}
+
+
+def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] | None = None) -> GraphData:
+    """The graph as ``config`` asks for it: split, direction, self-loops, feature scaling, in this order.
+
+    Args:
+        config: The settings.
+        on_download: Called with bytes and total (None where unknown) while a file is downloaded.
+    """
+    data = load(config.dataset or "", config.data_dir, progress=on_download, num_nodes=config.num_nodes)
+    data = data.with_split(config.split) if config.split else data
+    data = make_undirected(data) if config.undirected else data
+    data = self_loops(data, config.self_loops)  # type: ignore[arg-type]
+    return normalize_features(data, config.feature_norm) if data.features is not None else data  # type: ignore[arg-type]
+
+
+def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
+    """The model of ``config``; learnable node rows as wide as a hidden layer stand in for missing features."""
+    if data.features is not None:
+        refuse_empty_features(data.features)
+    width = config.hidden if data.features is None else data.features.shape[1]
+    options: dict[str, Any] = {
+        "layers": config.layers,
+        "hidden": config.hidden,
+        "norm": config.norm,
+        "residual": config.residual,
+        "activation": config.activation,
+        "dropout": config.dropout,
+        "input_dropout": config.input_dropout,
+    }
+    if config.model in ("gat", "gatv2") or config.model_file is not None:
+        options |= {"heads": config.heads, "attention_dropout": config.attention_dropout}
+    if config.aggregator is not None:
+        options["aggregator"] = config.aggregator
+    if config.model_file is not None:
+        make = load_user_class(config.model)
+        defaults = {entry.name: option_default(entry) for entry in fields(config)}
+        changed = {name: value for name, value in options.items() if value != defaults[name]}
+        refuse_unused(make, {flag_of(name): (name, value) for name, value in changed.items()})
+        model = make_user_model(make, width, data.num_classes, **options)
+    else:
+        model = GNN(config.model, width, data.num_classes, **options)
+    if data.features is None:
+        model = WithNodeEmbedding(data.num_nodes, width, model, seed=config.seed)
+    return model
+
+
+def fit_arguments(config: TrainConfig) -> dict[str, Any]:
+    """The settings that `nugnn.fit.fit` takes."""
+    return {
+        "workers": config.workers,
+        "shares": config.fractions,
+        "partitioner": config.partitioner,
+        "device": config.device,
+        "order": config.order,
+        "check": config.model_file is not None,  # the built-in ones are what the tests run
+        "timeout": config.timeout,
+        "epochs": config.epochs,
+        "patience": config.patience,
+        "evaluate_every": config.evaluate_every,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "weight_decay_first_layer_only": config.weight_decay_first_layer_only,
+        "seed": config.seed,
+        "precision": config.precision,
+        "recompute_inputs": config.recompute_inputs,
+        "overlap": config.overlap,
+        "activations": config.activations,
+        "inductive": config.inductive,
+        "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
+        "checkpoint_folder": config.out_dir / "checkpoint",
+        "checkpoint_every": config.checkpoint_every,
+        "resume": config.resume,
+        "settings": config.fixed_settings(),
+    }
+
+
+def facts(config: TrainConfig, data: GraphData, result: FitResult) -> dict[str, Any]:
+    """What ``result.json`` says of a graph."""
+    num_nodes = [report["nodes"] for report in result.rank_reports]
+    return {
+        "model": config.model,
+        "num_features": data.num_features,
+        "num_classes": data.num_classes,
+        "workers": config.workers,
+        "shares": [nodes / sum(num_nodes) for nodes in num_nodes],
+    }
+
+
+def write_more(out: Path, data: GraphData) -> None:
+    """Nothing: a graph's predictions need its settings and weights alone."""
+
+
+def write_predictions(path: Path, result: FitResult, data: GraphData) -> None:
+    """The class of each node, in the order of the input."""
+    write_rows(path, predicted_classes(result.logits, data), data)

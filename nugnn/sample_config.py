@@ -1,0 +1,194 @@
+"""The settings of a training run on samples; its options are written once, those of graphs are taken over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from nugnn.batch_split import batch_sizes
+from nugnn.config import FREE_ON_RESUME, Settings, TrainConfig, flag_of, option_default, option_spec, read_settings
+from nugnn.options import ConfigError, option, refusal
+from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
+
+BUILT_IN_NETWORKS = ("mlp", "cnn", "transformer")
+TORCHVISION_MODELS = ("resnet18", "resnet50", "vgg16")
+USUAL_BATCH_SIZE = 64
+_ONLY_FOR = {
+    "hidden": ("mlp", "cnn", "transformer"),
+    "layers": ("mlp", "cnn", "transformer"),
+    "heads": ("transformer",),
+    "norm": ("mlp",),
+    "dropout": ("mlp", "cnn", "transformer"),
+}
+_FRACTION: dict[str, Any] = {"least": 0.0, "below": 1.0, "optional": True}
+
+
+def _as_for_graphs(name: str, **changes: Any) -> Any:
+    """The option of `TrainConfig`, with another ``default`` or other parts of its `OptionSpec`."""
+    entry = TrainConfig.__dataclass_fields__[name]
+    spec = option_spec(entry)
+    default = changes.pop("default", option_default(entry))
+    spec = replace(spec, **changes)
+    return option(default, **{each.name: getattr(spec, each.name) for each in fields(spec)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig(Settings):
+    """Everything ``nugnn train`` can be told when ``dataset`` names samples; as `TrainConfig` is for graphs.
+
+    ``batch_size`` and ``batch_split`` become the numbers they stand for.
+
+    Raises:
+        ConfigError: A value is wrong.
+
+    >>> SampleConfig(dataset="mnist", workers=2, batch_split="18,6").batch_size
+    24
+    """
+
+    dataset: str | None = _as_for_graphs("dataset")
+    data_dir: str | None = _as_for_graphs("data_dir")
+    val_fraction: float | None = option(
+        None, float, "Part of the samples that val is drawn from, where it is not given (default: 0.1).", **_FRACTION
+    )
+    test_fraction: float | None = option(
+        None, float, "Part of all samples drawn for test, where no parts are given (default: 0.2).", **_FRACTION
+    )
+    image_size: int | None = option(
+        None, int, "Pixels of a side that images of imagefolder:PATH are scaled to.", least=1, optional=True
+    )
+    vocabulary_size: int | None = option(
+        None, int, "Tokens that text:PATH learns, at most (default: 8000).", least=2, optional=True
+    )
+    max_length: int | None = option(
+        None, int, "Tokens of a text (default: of the longest, at most 128).", least=1, optional=True
+    )
+
+    model: str = option(
+        "auto",
+        str,
+        f"{', '.join(BUILT_IN_NETWORKS)}; {', '.join(TORCHVISION_MODELS)} where torchvision is installed; "
+        "FILE.py:Class; auto: cnn for images, transformer for text, mlp for tables.",
+    )
+    layers: int | None = option(None, int, "Number of layers (cnn: pairs of them). Default: 2.", least=1, optional=True)
+    hidden: int | None = option(
+        None,
+        int,
+        "Width of hidden layers or tokens (default 128); of cnn's first pair (32), doubled by each next one.",
+        least=1,
+        optional=True,
+    )
+    heads: int | None = option(None, int, "Attention heads of transformer. Default: 4.", least=1, optional=True)
+    norm: str | None = option(
+        None, str, "Normalisation after each hidden layer of mlp.", choices=("none", "batch"), optional=True
+    )
+    dropout: float | None = option(None, float, "Dropout. Default: mlp 0, cnn 0.25, transformer 0.1.", **_FRACTION)
+
+    optimizer: str = option("adamw", str, "Optimizer.", choices=("adamw", "adam", "sgd"))
+    momentum: float = option(0.9, float, "Momentum of sgd.", least=0.0, below=1.0)
+    lr: float = _as_for_graphs("lr", default=1e-3)
+    weight_decay: float = _as_for_graphs("weight_decay", default=0.01)
+    clip_norm: float | None = option(None, float, "Largest norm of the gradient.", above=0.0, optional=True)
+    batch_size: int | None = option(
+        None, int, f"Samples of a batch, of all workers together (default: {USUAL_BATCH_SIZE}).", least=1, optional=True
+    )
+    batch_split: str | tuple[int, ...] = option(
+        "auto",
+        str,
+        "How a batch is divided: auto (by --shares if given, else evenly), even, or samples of each worker as 18,6.",
+    )
+    micro_batches: int = option(1, int, "Parts of a batch that run one after the other, for less memory.", least=1)
+    drop_last: bool = option(False, bool, "Leave out the last batch of an epoch when it is smaller.")
+    data_workers: int = option(0, int, "Processes that read samples ahead, for each worker.", least=0)
+    epochs: int = _as_for_graphs("epochs", default=20)
+    patience: int | None = _as_for_graphs("patience")
+    evaluate_every: int = _as_for_graphs("evaluate_every")
+    seed: int = _as_for_graphs("seed", help="Seed of weights, order, dropout and of parts that are drawn.", below=2**31)
+
+    workers: int = _as_for_graphs("workers")
+    shares: str | tuple[float, ...] = _as_for_graphs("shares")
+    device: str = _as_for_graphs("device")
+    precision: str = _as_for_graphs("precision")
+    out: str | None = _as_for_graphs("out")
+    predictions: bool = _as_for_graphs("predictions")
+    timeout: float = _as_for_graphs("timeout")
+    resume: bool = _as_for_graphs("resume")
+    checkpoint_every: int | None = _as_for_graphs("checkpoint_every")
+    checkpoint_steps: int | None = option(
+        None, int, "Optimizer steps between checkpoints, also in mid-epoch.", least=1, optional=True
+    )
+    tensorboard: bool = _as_for_graphs("tensorboard")
+
+    def __post_init__(self) -> None:
+        self._check_each()
+        if self.dataset is not None and not names_samples(self.dataset):
+            known = (*IMAGE_SETS, *(f"{kind}:PATH" for kind in PATH_KINDS))
+            raise ConfigError(refusal("--dataset", self.dataset, ", ".join(known)))
+        known_models = ("auto", *BUILT_IN_NETWORKS, *TORCHVISION_MODELS)
+        if self.model not in known_models and self.model_file is None:
+            raise ConfigError(refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))
+        self._check_device()
+        for name, models in _ONLY_FOR.items():
+            if getattr(self, name) is not None and self.network not in models and self.model_file is None:
+                raise ConfigError(
+                    f"{flag_of(name)} {getattr(self, name)} has no effect on --model {self.network}, only on "
+                    f"{', '.join(models)}; leave it out"
+                )
+        if self.optimizer != "sgd" and self.momentum != option_default(self.__dataclass_fields__["momentum"]):
+            raise ConfigError(
+                f"--momentum {self.momentum:g} has no effect on --optimizer {self.optimizer}; leave it out"
+            )
+        self._check_shares()
+        try:
+            sizes, _ = batch_sizes(self.batch_split, self.batch_size, self.workers, self.given_shares, USUAL_BATCH_SIZE)
+        except ValueError as error:
+            text = str(error)
+            for name in ("batch_split", "batch_size"):
+                text = text.replace(name, flag_of(name))
+            raise ConfigError(text) from None
+        object.__setattr__(self, "batch_size", sum(sizes))
+        if self.batch_split not in ("auto", "even"):
+            object.__setattr__(self, "batch_split", sizes)
+
+    @property
+    def network(self) -> str:
+        """The model, with ``auto`` resolved."""
+        if self.model != "auto" or self.dataset is None:
+            return self.model
+        kind = self.dataset.partition(":")[0].strip().lower()
+        return {"text": "transformer", "csv": "mlp"}.get(kind, "cnn")
+
+    @property
+    def given_shares(self) -> tuple[float, ...] | None:
+        """Part of each batch that each worker gets; None when nothing was said."""
+        return self.shares if isinstance(self.shares, tuple) else None
+
+    @property
+    def out_dir(self) -> Path:
+        """Folder for results."""
+        if self.out is not None:
+            return Path(self.out)
+        model = self.model_file[1].lower() if self.model_file else self.network
+        return Path("runs") / f"{Path((self.dataset or 'data').rpartition(':')[2]).stem}-{model}"
+
+    @classmethod
+    def free_on_resume(cls) -> frozenset[str]:
+        """How a batch is divided is free; its size is compared by what it comes to."""
+        return frozenset({*FREE_ON_RESUME, "batch_size", "batch_split", "data_workers", "checkpoint_steps"})
+
+
+RunConfig = TrainConfig | SampleConfig
+
+
+def config_kind(dataset: object) -> type[TrainConfig] | type[SampleConfig]:
+    """The settings that go with a data set."""
+    return SampleConfig if isinstance(dataset, str) and names_samples(dataset) else TrainConfig
+
+
+def read_config(path: str | Path) -> RunConfig:
+    """The settings in a YAML file, of graphs or of samples.
+
+    Raises:
+        ConfigError: As `nugnn.config.Settings.from_file` does.
+    """
+    return config_kind(read_settings(path).get("dataset")).from_file(path)

@@ -1,0 +1,101 @@
+"""How to train on samples: what `nugnn.fit` takes by name and hands to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from nugnn.train_options import TrainOptions, named_options
+
+OPTIMIZERS = ("adamw", "adam", "sgd")
+USUAL_BATCH_SIZE = 64
+
+GRAPHS_ONLY = (
+    *("partitioner", "order", "check", "cache_folder", "inductive"),
+    *("weight_decay_first_layer_only", "recompute_inputs", "overlap", "activations"),
+)
+"""What `nugnn.fit` takes for graphs alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(TrainOptions):
+    """How to train on batches of samples; what `nugnn.fit` takes by name, beside the options of every family.
+
+    Args:
+        optimizer: ``adamw``, ``adam`` or ``sgd``; takes ``lr`` and ``weight_decay``.
+        momentum: Of ``sgd``.
+        batch_size: Samples of a global batch; 64 when neither it nor a split in samples is given.
+        batch_split: How a batch is divided among workers: samples of each, such as ``(18, 6)``; ``even``; or ``auto``:
+            by the shares where some were given, evenly otherwise.
+        micro_batches: Parts of each batch that run one after the other, for less memory.
+        drop_last: Leave out the last batch of an epoch when it is smaller.
+        clip_norm: Largest norm of the gradient; none when None.
+        schedule_steps: Step the schedule after each optimizer step instead of each epoch.
+        measure_train: Measure the metric on the training samples after each epoch too; of the best weights it is
+            always measured.
+        collate_fn: Joins a list of samples; see `nugnn.batches.batch_loader`.
+        num_data_workers: Processes that read ahead, for each worker.
+    """
+
+    family: ClassVar[str] = "samples"
+    rows: ClassVar[str] = "samples"
+
+    epochs: int = 20
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    optimizer: str = "adamw"
+    momentum: float = 0.9
+    batch_size: int | None = None
+    batch_split: str | Sequence[int] = "auto"
+    micro_batches: int = 1
+    drop_last: bool = False
+    clip_norm: float | None = None
+    schedule_steps: bool = False
+    measure_train: bool = False
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    num_data_workers: int = 0
+
+    def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The one that ``optimizer`` names."""
+        how: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(model.parameters(), momentum=self.momentum, **how)
+        return {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[self.optimizer](model.parameters(), **how)
+
+    def trainer_options(self) -> dict[str, Any]:
+        """What `nugnn.trainer.Trainer` takes beside the family."""
+        more = {"schedule_steps": self.schedule_steps, "clip_norm": self.clip_norm}
+        return super().trainer_options() | more
+
+    def deciding(self) -> dict[str, Any]:
+        """Options of samples that decide the weights; how a batch is divided does not."""
+        names = ("batch_size", "micro_batches", "drop_last", "clip_norm", "schedule_steps", "measure_train")
+        return {name: getattr(self, name) for name in names}
+
+
+SAMPLES_ONLY = tuple(
+    {field.name for field in fields(SampleOptions)}
+    - {field.name for field in fields(TrainOptions)}
+    - {"optimizer"}  # to graphs, what make_optimizer may have been meant by
+)
+"""What `nugnn.fit` takes for samples alone."""
+
+
+def sample_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> SampleOptions:
+    """``options`` by name; ``others`` are names that a wrong one may have meant, too.
+
+    Raises:
+        TypeError: There is no option of that name; says which one was meant.
+        ValueError: An option belongs to graphs, or is not allowed.
+    """
+    chosen = named_options(SampleOptions, options, dict.fromkeys(GRAPHS_ONLY, "graphs"), others)
+    if chosen.optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"optimizer {chosen.optimizer!r} is not known; choose one of {', '.join(OPTIMIZERS)}, or give one of your "
+            "own as make_optimizer=lambda model: ..."
+        )
+    return chosen

@@ -1,0 +1,116 @@
+"""Training on samples: which data sets, and how batches are divided."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset, default_collate
+
+from nugnn.batch_split import batch_sizes
+from nugnn.comm.groups import Ranks
+from nugnn.datasets.samples.registry import load_samples
+from nugnn.datasets.samples.sample_data import SampleData
+from nugnn.fingerprint import run_identity
+from nugnn.sample_options import USUAL_BATCH_SIZE, sample_options
+from nugnn.sample_part import SamplePart
+from nugnn.task import Stage
+from nugnn.train_options import check_options
+
+
+class SampleTask:
+    """A `nugnn.task.Task`; the arguments are those of `nugnn.fit`."""
+
+    worker = "nugnn.worker"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        workers: int,
+        shares: Sequence[float] | None,
+        options: Mapping[str, Any],
+        others: Sequence[str],
+        val: Any,
+        test: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            hint = f"; give one of its instances, {model.__name__}(...)" if isinstance(model, type) else ""
+            raise TypeError(f"nugnn.fit: the model is {model!r}, not a torch.nn.Module{hint}")
+        chosen = sample_options(options, others)
+        data = load_samples(data, seed=chosen.seed) if isinstance(data, str) else data
+        if isinstance(data, SampleData):
+            if val is not None or test is not None:
+                raise ValueError(f"{data.name} has parts of its own; leave val and test out")
+            name, metric, num_classes = data.name, str(data.metric), data.num_classes
+            train, val, test = data.train, data.val, data.test
+        else:
+            name, metric, num_classes, train = type(data).__name__, "", 0, data
+        is_multilabel = _first_label(name, train).dim() == 2
+        metric = metric or ("micro_f1" if is_multilabel else "accuracy")
+        check_options(chosen, name, metric, is_multilabel=is_multilabel, num_classes=num_classes)
+        for part, samples in (("val", val), ("test", test)):
+            if samples is not None and len(samples) > 0:
+                _first_label(f"{name}, {part}", samples)
+        sizes, said = batch_sizes(chosen.batch_split, chosen.batch_size, workers, shares, USUAL_BATCH_SIZE)
+        self.model = model
+        self.options = replace(chosen, batch_size=sum(sizes))
+        self.said = [said] if said else []
+        self._part = SamplePart(train, val, test, sizes, metric)
+
+    def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        part = self._part
+        facts: dict[str, Any] = {}
+        for name, samples in (("train", part.train), ("val", part.val), ("test", part.test)):
+            facts |= {f"{name}_{key}": value for key, value in _facts(samples).items()}
+        return run_identity(self.model, facts, self.options, settings)
+
+    def check_devices(self, devices: Sequence[torch.device]) -> None:
+        pass
+
+    def stored(self, folder: Path, stage: Stage) -> tuple[SamplePart, list[str]]:
+        return self._part, list(self.said)
+
+    def here(self, stage: Stage) -> tuple[SamplePart, list[str]]:
+        return self._part, list(self.said)
+
+    def joined(self, ranks: Ranks, stage: Stage) -> tuple[SamplePart, list[str]]:
+        return self._part, list(self.said)
+
+
+def _first_label(name: str, samples: Any) -> Tensor:
+    """The label of the first sample, as a batch of one.
+
+    Raises:
+        ValueError: There are no samples, or they are no pairs.
+    """
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        raise ValueError(f"{name}: a map-style data set is needed, with len(data) and data[i]")
+    if len(samples) == 0:
+        raise ValueError(f"{name}: there are no samples to learn from")
+    sample = samples[0]
+    if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
+        raise ValueError(f"{name}: sample 0 is a {type(sample).__name__}; each has to be a pair (x, label)")
+    return torch.as_tensor(default_collate([sample[1]]))
+
+
+def _facts(samples: Any) -> dict[str, Any]:
+    """How many, and a hash of their bytes where a data set can say it or holds tensors."""
+    if samples is None or len(samples) == 0:
+        return {"samples": 0}
+    facts = {"samples": len(samples)}
+    if isinstance(samples, TensorDataset):
+        digest = hashlib.sha256()
+        for x in samples.tensors:
+            digest.update(f"{x.dtype}{tuple(x.shape)}".encode())
+            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return facts | {"content": digest.hexdigest()[:16]}
+    if hasattr(samples, "content_hash"):
+        return facts | {"content": samples.content_hash()[:16]}
+    return facts

@@ -1,0 +1,148 @@
+"""How to train, as far as it is the same for every family of data; and how options are read by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.loss import RowLoss
+from nugnn.metrics import METRICS
+from nugnn.precision.storage import Storage
+from nugnn.trainer import MakeScheduler
+
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "num_epochs": "epochs",
+    "optimizer": "make_optimizer",
+    "scheduler": "make_scheduler",
+}
+"""What other libraries call our options."""
+
+Chosen = TypeVar("Chosen", bound="TrainOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What `nugnn.fit_options.FitOptions` and `nugnn.sample_options.SampleOptions` have in common.
+
+    Args:
+        epochs: Upper bound of epochs.
+        patience: Stop after so many epochs without a better validation metric; None to train all.
+        evaluate_every: Epochs between evaluations; the last one is always evaluated.
+        lr: Learning rate.
+        weight_decay: Penalty on weights.
+        make_optimizer: Replaces the optimizer; gets the model.
+        make_scheduler: Makes a learning-rate schedule; gets the optimizer. It steps once after each epoch.
+        loss: Replaces cross-entropy; one value per row.
+        metric: Replaces the metric of the data.
+        class_weights: ``(C,)``, for the loss.
+        regularizer: Parameter-only term added to the loss once.
+        seed: Of dropout masks, and of the order of samples.
+        precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
+    """
+
+    family: ClassVar[str] = ""
+    rows: ClassVar[str] = ""
+    """What the options train on, and what each of its labels belongs to, for messages."""
+
+    epochs: int = 200
+    patience: int | None = None
+    evaluate_every: int = 1
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    make_scheduler: MakeScheduler | None = None
+    loss: RowLoss | None = None
+    metric: str | None = None
+    class_weights: Tensor | None = None
+    regularizer: Callable[[nn.Module], Tensor] | None = None
+    seed: int = 0
+    precision: str = "fp32"
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """What ``make_optimizer`` returns, or the usual one of the family."""
+        if self.make_optimizer is None:
+            return self.usual_optimizer(model)
+        try:
+            return self.make_optimizer(model)
+        except TypeError as error:
+            raise ValueError(
+                f"make_optimizer: {error}. It is called with the model and returns an optimizer: "
+                "make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
+            ) from error
+
+    def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the family with these options."""
+        raise NotImplementedError
+
+    def trainer_options(self) -> dict[str, Any]:
+        """What `nugnn.trainer.Trainer` takes beside the family."""
+        return {
+            "make_optimizer": self.build_optimizer,
+            "make_scheduler": self.make_scheduler,
+            "regularizer": self.regularizer,
+        }
+
+    def deciding(self) -> dict[str, Any]:
+        """Options of the family alone that decide the weights, as plain values: a resumed run has to share them."""
+        return {}
+
+
+def named_options(
+    kind: type[Chosen], options: Mapping[str, Any], elsewhere: Mapping[str, str], others: Iterable[str] = ()
+) -> Chosen:
+    """``options`` by name.
+
+    Args:
+        kind: Options of the family that is trained on.
+        options: As the user gave them.
+        elsewhere: Names that another family has, with its name.
+        others: Further names that a wrong one may have meant.
+
+    Raises:
+        TypeError: There is no option of that name; says which one was meant.
+        ValueError: It belongs to another family.
+    """
+    known = {field.name: field.name for field in fields(kind)}
+    meant = {**_OTHER_NAMES, **known, **{name: name for name in others}}
+    for name in options:
+        if name in known:
+            continue
+        if name in elsewhere:
+            raise ValueError(f"{name} belongs to {elsewhere[name]}, not to {kind.family}; leave it out")
+        near = difflib.get_close_matches(name, meant, n=1)
+        hint = f"did you mean {meant[near[0]]!r}?" if near else f"it has {', '.join(known)}"
+        raise TypeError(f"nugnn.fit has no option {name!r}; {hint}")
+    return kind(**options)
+
+
+def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabel: bool, num_classes: int) -> None:
+    """Refuse what does not fit the data, before anything is started.
+
+    Args:
+        options: As the user gave them.
+        name: Of the data.
+        metric: Of the data.
+        is_multilabel: Whether each row has several labels.
+        num_classes: How many weights of classes there have to be; 0 where that is not known.
+
+    Raises:
+        ValueError: Precision, metric or class weights do not fit.
+    """
+    Storage(options.precision)
+    metric = options.metric or metric
+    if metric not in METRICS:
+        raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")
+    if metric in ("accuracy", "micro_f1") and is_multilabel != (metric == "micro_f1"):
+        raise ValueError(
+            f"metric {metric} does not fit {name}, whose {options.rows} have "
+            + ("several labels each; use micro_f1" if is_multilabel else "one label each; use accuracy")
+        )
+    weights = options.class_weights
+    if weights is not None and num_classes and weights.shape != (num_classes,):
+        raise ValueError(f"class_weights has shape {tuple(weights.shape)}, the data {num_classes} classes")
