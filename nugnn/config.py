@@ -15,6 +15,7 @@ import yaml
 from nugnn._regular_file import no_file, shown
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
 from nugnn.sample_sets import names_samples
+from nugnn.schedules import SCHEDULES, check_schedule
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
@@ -54,6 +55,10 @@ class Settings:
     dataset: str | None
     model: str
     device: str
+    epochs: int
+    schedule: str
+    warmup_epochs: float
+    decay_epochs: int | None
     workers: int
     shares: str | tuple[float, ...]
     out: str | None
@@ -68,6 +73,15 @@ class Settings:
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
+
+    def _check_schedule(self) -> None:
+        try:
+            check_schedule(self.schedule, self.epochs, self.warmup_epochs, self.decay_epochs)
+        except ValueError as error:
+            text = str(error)
+            for name in ("warmup_epochs", "decay_epochs"):
+                text = text.replace(name, flag_of(name))
+            raise ConfigError(text.replace("schedule step", "--schedule step")) from None
 
     def _check_shares(self) -> None:
         object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
@@ -183,6 +197,18 @@ class TrainConfig(Settings):
     lr: float = option(0.01, float, "Learning rate of Adam.", above=0.0)
     weight_decay: float = option(5e-4, float, "L2 penalty.", least=0.0)
     weight_decay_first_layer_only: bool = option(False, bool, "Apply the penalty to the first layer only.")
+    schedule: str = option(
+        "constant", str, "Learning rate over the epochs: constant, cosine to zero, or step.", choices=SCHEDULES
+    )
+    warmup_epochs: float = option(0.0, float, "Epochs in which the learning rate grows from near zero.", least=0.0)
+    decay_epochs: int | None = option(
+        None,
+        int,
+        "Of --schedule step: epochs after which the rate is a tenth (default: a third of all).",
+        least=1,
+        optional=True,
+    )
+    label_smoothing: float = option(0.0, float, "Part of a label that is spread over all classes.", **_RATE)
     epochs: int = option(200, int, "Number of epochs.", least=1)
     patience: int | None = option(
         None, int, "Stop after so many epochs without a better validation metric.", least=1, optional=True
@@ -300,6 +326,7 @@ class TrainConfig(Settings):
         if self.model not in BUILT_IN_MODELS and not _MODEL_FILE.fullmatch(self.model):
             raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
         self._check_device()
+        self._check_schedule()
         if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:
             allowed = "keep, recompute: with --device cpu everything is in the host's memory already"
             raise ConfigError(refusal("--activations", "offload", allowed))

@@ -40,6 +40,10 @@ class FitOptions(TrainOptions):
     overlap: Overlap = "auto"
     activations: str = "keep"
 
+    def deciding(self) -> dict[str, Any]:
+        """Options of graphs that decide the weights, beside the settings of every family."""
+        return {"label_smoothing": self.label_smoothing}
+
     def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's."""
         if not self.weight_decay_first_layer_only:

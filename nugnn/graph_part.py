@@ -41,6 +41,7 @@ class GraphPart:
             loss=options.loss,
             metric=options.metric or metric,
             class_weights=options.class_weights,
+            label_smoothing=options.label_smoothing,
             seed=options.seed,
             precision=options.precision,
             recompute_inputs=options.recompute_inputs,

@@ -88,6 +88,18 @@ class SampleConfig(Settings):
     momentum: float = option(0.9, float, "Momentum of sgd.", least=0.0, below=1.0)
     lr: float = _as_for_graphs("lr", default=1e-3)
     weight_decay: float = _as_for_graphs("weight_decay", default=0.01)
+    schedule: str = _as_for_graphs("schedule")
+    warmup_epochs: float = _as_for_graphs("warmup_epochs")
+    decay_epochs: int | None = _as_for_graphs("decay_epochs")
+    label_smoothing: float = _as_for_graphs("label_smoothing")
+    batch_norm: str = option(
+        "all",
+        str,
+        "Statistics of batch norm: over all workers, or local to each, approximate.",
+        choices=("all", "local"),
+    )
+    shift: int = option(0, int, "Augmentation of images: moved by at most so many pixels.", least=0)
+    flip: bool = option(False, bool, "Augmentation of images: mirrored half of the time.")
     clip_norm: float | None = option(None, float, "Largest norm of the gradient.", above=0.0, optional=True)
     batch_size: int | None = option(
         None, int, f"Samples of a batch, of all workers together (default: {USUAL_BATCH_SIZE}).", least=1, optional=True
@@ -128,6 +140,7 @@ class SampleConfig(Settings):
         if self.model not in known_models and self.model_file is None:
             raise ConfigError(refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))
         self._check_device()
+        self._check_schedule()
         for name, models in _ONLY_FOR.items():
             if getattr(self, name) is not None and self.network not in models and self.model_file is None:
                 raise ConfigError(

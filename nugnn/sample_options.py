@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from nugnn.augmentation import Augmentation
+from nugnn.parameter_groups import parameter_groups
+from nugnn.samples import BatchNormRows
 from nugnn.train_options import TrainOptions, named_options
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -33,6 +36,8 @@ class SampleOptions(TrainOptions):
             by the shares where some were given, evenly otherwise.
         micro_batches: Parts of each batch that run one after the other, for less memory.
         drop_last: Leave out the last batch of an epoch when it is smaller.
+        batch_norm: ``all`` or ``local``, which is approximate; see `nugnn.sample_family.SampleFamily`.
+        augment: Changes training samples at random; see `nugnn.augmentation`.
         clip_norm: Largest norm of the gradient; none when None.
         schedule_steps: Step the schedule after each optimizer step instead of each epoch.
         measure_train: Measure the metric on the training samples after each epoch too; of the best weights it is
@@ -53,6 +58,8 @@ class SampleOptions(TrainOptions):
     batch_split: str | Sequence[int] = "auto"
     micro_batches: int = 1
     drop_last: bool = False
+    batch_norm: BatchNormRows = "all"
+    augment: Augmentation | None = None
     clip_norm: float | None = None
     schedule_steps: bool = False
     measure_train: bool = False
@@ -60,21 +67,22 @@ class SampleOptions(TrainOptions):
     num_data_workers: int = 0
 
     def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The one that ``optimizer`` names."""
-        how: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        """The one that ``optimizer`` names; ``weight_decay`` is for matrices and kernels alone."""
+        groups = parameter_groups(model, self.weight_decay)
         if self.optimizer == "sgd":
-            return torch.optim.SGD(model.parameters(), momentum=self.momentum, **how)
-        return {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[self.optimizer](model.parameters(), **how)
+            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        return {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[self.optimizer](groups, lr=self.lr)
 
-    def trainer_options(self) -> dict[str, Any]:
+    def trainer_options(self, steps_per_epoch: int) -> dict[str, Any]:
         """What `nugnn.trainer.Trainer` takes beside the family."""
         more = {"schedule_steps": self.schedule_steps, "clip_norm": self.clip_norm}
-        return super().trainer_options() | more
+        return super().trainer_options(steps_per_epoch) | more
 
     def deciding(self) -> dict[str, Any]:
         """Options of samples that decide the weights; how a batch is divided does not."""
         names = ("batch_size", "micro_batches", "drop_last", "clip_norm", "schedule_steps", "measure_train")
-        return {name: getattr(self, name) for name in names}
+        more = {"label_smoothing": self.label_smoothing, "batch_norm": self.batch_norm}
+        return {name: getattr(self, name) for name in names} | more | {"augment": repr(self.augment)}
 
 
 SAMPLES_ONLY = tuple(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from nugnn.augmentation import ShiftAndFlip
 from nugnn.config import flag_of
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.datasets.samples.sample_data import SampleData, num_samples
@@ -48,6 +49,8 @@ def prepare(config: SampleConfig, on_download: Callable[[int, int | None], None]
         vocabulary_size=config.vocabulary_size,
         max_length=config.max_length,
     )
+    if (config.shift or config.flip) and data.kind != "image":
+        raise ConfigError(f"--shift and --flip change images, and {data.name} is {data.kind}s; leave them out")
     if config.predictions and num_samples(data.test) == 0:
         raise ValueError(f"--predictions: {data.name} has no test samples to predict; leave it out")
     return data
@@ -113,6 +116,7 @@ def fit_arguments(config: SampleConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
     names = (
         *("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision"),
+        *("schedule", "warmup_epochs", "decay_epochs", "label_smoothing", "batch_norm"),
         *("optimizer", "momentum", "clip_norm", "batch_size", "batch_split", "micro_batches", "drop_last"),
     )
     return {name: getattr(config, name) for name in names} | {
@@ -121,6 +125,7 @@ def fit_arguments(config: SampleConfig) -> dict[str, Any]:
         "device": config.device,
         "timeout": config.timeout,
         "num_data_workers": config.data_workers,
+        "augment": ShiftAndFlip(config.shift, config.flip) if config.shift or config.flip else None,
         "checkpoint_folder": config.out_dir / "checkpoint",
         "checkpoint_every": config.checkpoint_every,
         "checkpoint_steps": config.checkpoint_steps,

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+SCHEDULES = ("constant", "cosine", "step")
+"""By name; see `Constant`, `Cosine` and `Steps`."""
+
 
 class Schedule(Protocol):
     """``schedule(step)``, from step 0 on; its ``repr`` tells two schedules apart in a checkpoint."""
@@ -92,6 +95,25 @@ class Steps:
 
     def __call__(self, step: int) -> float:
         return float(_warmup(step, self.warmup_steps) * self.factor ** (step // self.every))
+
+
+def check_schedule(schedule: object, epochs: int, warmup_epochs: float, decay_epochs: int | None) -> None:
+    """Refuse what is no schedule, or options that have no effect on it.
+
+    Raises:
+        ValueError: Says what may be given.
+    """
+    if isinstance(schedule, str) and schedule not in SCHEDULES:
+        raise ValueError(
+            f"schedule {schedule!r} is not known; choose one of {', '.join(SCHEDULES)}, or give a function of the "
+            "optimizer step"
+        )
+    if decay_epochs is not None and schedule != "step":
+        raise ValueError("decay_epochs has an effect on schedule step alone; leave it out")
+    if warmup_epochs and not isinstance(schedule, str):
+        raise ValueError("warmup_epochs has no effect on a schedule of your own; leave it out")
+    if not 0 <= warmup_epochs < epochs:
+        raise ValueError(f"warmup_epochs is {warmup_epochs:g}, must be from 0 to less than epochs, {epochs}")
 
 
 def _warmup(step: int, warmup_steps: int) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
 from nugnn.precision.storage import Storage
+from nugnn.schedules import Constant, Cosine, Schedule, Steps, check_schedule
 from nugnn.trainer import MakeScheduler
 
 _OTHER_NAMES = {
@@ -38,6 +39,11 @@ class TrainOptions:
         weight_decay: Penalty on weights.
         make_optimizer: Replaces the optimizer; gets the model.
         make_scheduler: Makes a learning-rate schedule; gets the optimizer. It steps once after each epoch.
+        schedule: ``constant``, ``cosine`` to zero over all epochs, ``step``, or a function of the optimizer step; see
+            `nugnn.schedules`. In place of ``make_scheduler``.
+        warmup_epochs: Epochs, or a fraction of one, in which the rate grows from near zero.
+        decay_epochs: Of ``step``: epochs after which the rate is a tenth, again and again; a third of all when None.
+        label_smoothing: Part of a label that is spread over all classes.
         loss: Replaces cross-entropy; one value per row.
         metric: Replaces the metric of the data.
         class_weights: ``(C,)``, for the loss.
@@ -57,6 +63,10 @@ class TrainOptions:
     weight_decay: float = 5e-4
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     make_scheduler: MakeScheduler | None = None
+    schedule: str | Schedule = "constant"
+    warmup_epochs: float = 0.0
+    decay_epochs: int | None = None
+    label_smoothing: float = 0.0
     loss: RowLoss | None = None
     metric: str | None = None
     class_weights: Tensor | None = None
@@ -80,11 +90,24 @@ class TrainOptions:
         """The optimizer of the family with these options."""
         raise NotImplementedError
 
-    def trainer_options(self) -> dict[str, Any]:
+    def built_schedule(self, steps_per_epoch: int) -> Schedule | None:
+        """What ``schedule`` says, by optimizer steps; None for the same rate throughout."""
+        warmup = round(self.warmup_epochs * steps_per_epoch)
+        if not isinstance(self.schedule, str):
+            return self.schedule
+        if self.schedule == "cosine":
+            return Cosine(self.epochs * steps_per_epoch, warmup)
+        if self.schedule == "step":
+            every = self.decay_epochs or max(1, self.epochs // 3)
+            return Steps(every * steps_per_epoch, warmup_steps=warmup)
+        return Constant(warmup) if warmup else None
+
+    def trainer_options(self, steps_per_epoch: int) -> dict[str, Any]:
         """What `nugnn.trainer.Trainer` takes beside the family."""
         return {
             "make_optimizer": self.build_optimizer,
             "make_scheduler": self.make_scheduler,
+            "schedule": self.built_schedule(steps_per_epoch),
             "regularizer": self.regularizer,
         }
 
@@ -135,6 +158,11 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
         ValueError: Precision, metric or class weights do not fit.
     """
     Storage(options.precision)
+    check_schedule(options.schedule, options.epochs, options.warmup_epochs, options.decay_epochs)
+    if options.make_scheduler is not None and (options.schedule != "constant" or options.warmup_epochs):
+        raise ValueError("make_scheduler was given beside schedule or warmup_epochs; give one of them")
+    if options.loss is not None and options.label_smoothing:
+        raise ValueError("label_smoothing belongs to cross-entropy; with a loss of your own, smooth in the loss")
     metric = options.metric or metric
     if metric not in METRICS:
         raise ValueError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")

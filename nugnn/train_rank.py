@@ -53,7 +53,7 @@ def train_rank(
         torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(ranks.device)
     family = part(ranks, model, options)
-    trainer = Trainer(family, **options.trainer_options())
+    trainer = Trainer(family, **options.trainer_options(family.steps_per_epoch))
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)
     history = trainer.fit(
         options.epochs,

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import nugnn
 from nugnn import job
+from nugnn.augmentation import ShiftAndFlip
 from nugnn.batch_split import batch_sizes
 from nugnn.checkpoint import CheckpointError, list_checkpoints, newest_checkpoint
 from nugnn.checkpointer import CheckpointPlan
@@ -109,6 +110,32 @@ def test_ranks_go_on_in_mid_epoch_on_the_same_split_and_on_others(ranks: Any, tm
             assert float((state[name] - value).abs().max()) <= FLOAT64_BOUND * max(float(value.abs().max()), 1e-3), name
         losses = [[epoch["loss"] for epoch in run[0]["epochs"]] for run in (resumed, whole)]
         assert losses[0] == pytest.approx(losses[1], rel=FLOAT64_BOUND)
+
+
+PIECES: dict[str, Any] = {
+    "schedule": "cosine",
+    "warmup_epochs": 0.5,
+    "label_smoothing": 0.1,
+    "weight_decay": 0.3,
+    "augment": ShiftAndFlip(1, flip=True),
+}
+
+
+def _with_options(ranks: Ranks, sizes: tuple[int, ...], pieces: dict[str, Any]) -> dict[str, Tensor]:
+    part = SamplePart(make_data("images", 50), make_data("images", 20), None, sizes, "accuracy")
+    options = SampleOptions(epochs=2, seed=3, lr=0.02, **pieces)
+    outcome = train_rank(part, ranks, make_model("cnn").double(), options)
+    return outcome.get("state", {})
+
+
+def test_options_of_training_have_an_effect_that_a_split_does_not_change(ranks: Any) -> None:
+    whole = _with_options(Ranks(), (12,), PIECES)
+    divided = ranks.run(3, _with_options, (7, 0, 5), PIECES)[0]
+    for name, value in whole.items():
+        assert float((divided[name] - value).abs().max()) <= FLOAT64_BOUND * max(float(value.abs().max()), 1e-3), name
+    for left_out in ("schedule", "warmup_epochs", "label_smoothing", "weight_decay", "augment"):
+        fewer = {name: value for name, value in PIECES.items() if name != left_out}
+        assert not _same_bits(_with_options(Ranks(), (12,), fewer), whole), left_out
 
 
 class _Shaken(Dataset[Any]):

@@ -63,6 +63,8 @@ def test_names_of_samples_are_those_that_can_be_loaded() -> None:
         (("workers=2", "batch_split=even", "shares=0.5,0.5"), "--batch-split is even, but shares are given"),
         (("batch_split=-3",), "allowed: auto, even, or samples of each worker"),
         (("batch_size=0",), "--batch-size 0 is not allowed"),
+        (("decay_epochs=3",), "--decay-epochs has an effect on --schedule step alone"),
+        (("epochs=2", "warmup_epochs=2"), "--warmup-epochs is 2, must be from 0 to less than epochs, 2"),
         (("optimizer=lion",), "allowed: adamw, adam, sgd"),
     ],
 )
@@ -126,7 +128,7 @@ def test_every_setting_reaches_training() -> None:
     """Each option either goes into a call of `fit`, builds the model or the data, or says where results go."""
     elsewhere = {"dataset", "data_dir", "val_fraction", "test_fraction", "image_size", "vocabulary_size", "max_length"}
     elsewhere |= {"model", "layers", "hidden", "heads", "norm", "dropout", "out", "predictions", "tensorboard"}
-    renamed = {"data_workers": "num_data_workers"}
+    renamed = {"data_workers": "num_data_workers", "shift": "augment", "flip": "augment"}
     arguments = fit_arguments(SampleConfig(dataset="mnist"))
     for entry in fields(SampleConfig):
         assert entry.name in elsewhere or renamed.get(entry.name, entry.name) in arguments, entry.name
