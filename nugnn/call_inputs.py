@@ -27,4 +27,11 @@ def checked_inputs(caller: str, model: Any, data: Any) -> GraphData:
         raise TypeError(f"{caller}: the model is {model!r}, not a torch.nn.Module{hint}")
     if isinstance(data, (str, Path)):
         raise TypeError(f"{caller}: the data is a name or path; give nugnn.datasets.load({str(data)!r})")
-    return data if isinstance(data, GraphData) else GraphData.from_dgl(data)
+    if isinstance(data, GraphData):
+        return data
+    if not hasattr(data, "is_homogeneous"):
+        raise TypeError(
+            f"{caller}: the data is a {type(data).__name__}, neither a graph nor a map-style data set, which has "
+            "len(data) and gives pairs (x, label) as data[i]"
+        )
+    return GraphData.from_dgl(data)

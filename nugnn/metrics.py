@@ -24,7 +24,7 @@ def evaluate_rows(metric: str, logits: Tensor, labels: Tensor, ranks: Ranks) -> 
         A value in [0, 1]; NaN when no rank has a row (or, for ROC-AUC, only one class).
 
     Raises:
-        ValueError: Unknown metric.
+        ValueError: Unknown metric; ROC-AUC of one class per row, and not two columns of logits.
     """
     if metric == "accuracy":
         hits, rows = _sum_counts(ranks, (logits.argmax(1) == labels).sum(), labels.new_tensor(len(labels)))
@@ -46,6 +46,8 @@ def _sum_counts(ranks: Ranks, *counts: Tensor) -> list[int]:
 
 
 def _roc_auc(logits: Tensor, labels: Tensor, ranks: Ranks) -> float:
+    if labels.dim() == 1 and logits.shape[1:] != (2,):
+        raise ValueError(f"roc_auc needs two classes, and the logits have shape {tuple(logits.shape)}; use accuracy")
     scores = logits if labels.dim() == 2 else (logits[:, 1] - logits[:, 0])[:, None]
     truth = labels if labels.dim() == 2 else labels[:, None]
     scores = torch.cat(ranks.gather_rows(scores.detach().double().contiguous()))

@@ -224,7 +224,10 @@ class SampleFamily:
             out = self.model(**x)
         else:
             out = self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
-        return out  # type: ignore[no-any-return]
+        if not isinstance(out, Tensor) or out.dim() < 2:
+            what = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            raise ValueError(f"the model returned {what}; it has to return a tensor (n, C), a row for each sample")
+        return out
 
 
 def _rows(batch: Batch, rows: slice) -> Batch:

@@ -106,4 +106,10 @@ def sample_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Sa
             f"optimizer {chosen.optimizer!r} is not known; choose one of {', '.join(OPTIMIZERS)}, or give one of your "
             "own as make_optimizer=lambda model: ..."
         )
+    if chosen.make_optimizer is not None and "optimizer" in options:
+        raise ValueError("optimizer and make_optimizer both say which optimizer; give one of them")
+    if chosen.momentum != SampleOptions.momentum and (chosen.optimizer != "sgd" or chosen.make_optimizer is not None):
+        raise ValueError("momentum has an effect on optimizer sgd alone; leave it out")
+    if chosen.schedule_steps and chosen.make_scheduler is None:
+        raise ValueError("schedule_steps has an effect on make_scheduler alone; leave it out")
     return chosen

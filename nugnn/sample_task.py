@@ -52,12 +52,25 @@ class SampleTask:
             train, val, test = data.train, data.val, data.test
         else:
             name, metric, num_classes, train = type(data).__name__, "", 0, data
-        is_multilabel = _first_label(name, train).dim() == 2
+        label = _first_label(name, train)
+        is_multilabel = label.dim() == 2
+        is_as_given = chosen.collate_fn is None  # a collate function may make other labels of them
+        is_class = label.dtype in (torch.int64, torch.uint8)
+        if is_as_given and chosen.loss is None and not is_multilabel and not is_class:
+            raise ValueError(
+                f"{name}: the label of sample 0 is {label.dtype}; a class is a whole number (int64), and other labels "
+                "need a loss of your own"
+            )
         metric = metric or ("micro_f1" if is_multilabel else "accuracy")
         check_options(chosen, name, metric, is_multilabel=is_multilabel, num_classes=num_classes)
         for part, samples in (("val", val), ("test", test)):
             if samples is not None and len(samples) > 0:
-                _first_label(f"{name}, {part}", samples)
+                other = _first_label(f"{name}, {part}", samples)
+                if is_as_given and other.shape != label.shape:
+                    raise ValueError(
+                        f"{name}: the label of a sample of {part} has shape {tuple(other.shape[1:])}, and "
+                        f"{tuple(label.shape[1:])} in training; the parts need the same labels"
+                    )
         sizes, said = batch_sizes(chosen.batch_split, chosen.batch_size, workers, shares, USUAL_BATCH_SIZE)
         self.model = model
         self.options = replace(chosen, batch_size=sum(sizes))

@@ -122,7 +122,7 @@ class BatchMean:
             total: From `total`; without class weights the number of samples in the global batch.
 
         Raises:
-            ValueError: The loss function reduced over samples.
+            ValueError: The loss function reduced over samples; class weights do not fit the labels.
         """
         weights = self._weights(labels) if self._multiplies else None
         return share_of_mean(self._loss, logits, labels, total, weights)
@@ -130,4 +130,12 @@ class BatchMean:
     def _weights(self, labels: Tensor) -> Tensor:
         assert self._class_weights is not None
         self._class_weights = self._class_weights.to(labels.device)  # moved once
-        return self._class_weights[labels]
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise ValueError("class_weights need one class per sample; multi-label targets have a column per class")
+        try:
+            return self._class_weights[labels]
+        except IndexError as error:  # on the CPU
+            raise ValueError(
+                f"class_weights has {len(self._class_weights)} numbers, but labels of this batch go up to "
+                f"{labels.max()}; give one for each class, and let labels count from 0"
+            ) from error

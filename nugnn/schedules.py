@@ -108,6 +108,10 @@ def check_schedule(schedule: object, epochs: int, warmup_epochs: float, decay_ep
             f"schedule {schedule!r} is not known; choose one of {', '.join(SCHEDULES)}, or give a function of the "
             "optimizer step"
         )
+    if not isinstance(schedule, str) and not callable(schedule):
+        raise ValueError(f"schedule is {schedule!r}; give one of {', '.join(SCHEDULES)}, or a function of the step")
+    if decay_epochs is not None and decay_epochs < 1:
+        raise ValueError(f"decay_epochs is {decay_epochs}, must be 1 or more")
     if decay_epochs is not None and schedule != "step":
         raise ValueError("decay_epochs has an effect on schedule step alone; leave it out")
     if warmup_epochs and not isinstance(schedule, str):

@@ -155,9 +155,13 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
         num_classes: How many weights of classes there have to be; 0 where that is not known.
 
     Raises:
-        ValueError: Precision, metric or class weights do not fit.
+        ValueError: Numbers of epochs, precision, schedule, metric or class weights do not fit.
     """
     Storage(options.precision)
+    for what in ("epochs", "evaluate_every", "patience"):
+        value = getattr(options, what)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{what} is {value!r}, must be a whole number from 1 up")
     check_schedule(options.schedule, options.epochs, options.warmup_epochs, options.decay_epochs)
     if options.make_scheduler is not None and (options.schedule != "constant" or options.warmup_epochs):
         raise ValueError("make_scheduler was given beside schedule or warmup_epochs; give one of them")

@@ -1,7 +1,7 @@
 """How much code graphs and samples share: modules and lines that a training run of each has loaded.
 
-    python tools/families.py            # counts
-    python tools/families.py --modules  # and their names
+python tools/families.py            # counts
+python tools/families.py --modules  # and their names
 """
 
 from __future__ import annotations

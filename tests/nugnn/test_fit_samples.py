@@ -222,6 +222,10 @@ class _NoPairs(Dataset[Any]):
         return torch.zeros(2)
 
 
+def _relabelled(data: TensorDataset, labels: Tensor) -> TensorDataset:
+    return TensorDataset(data.tensors[0], labels)
+
+
 def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
     data, model = make_data("images", 10), make_model("mlp").double()
     cases: list[tuple[Any, dict[str, Any], str]] = [
@@ -238,6 +242,20 @@ def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
         (data, {"workers": 3, "batch_size": 2}, "each needs at least one"),
         (data, {"checkpoint_steps": 2}, "need a checkpoint_folder"),
         (load_samples("digits-images"), {"val": data}, "has parts of its own"),
+        (data, {"momentum": 0.5}, "momentum has an effect on optimizer sgd alone"),
+        (data, {"optimizer": "sgd", "make_optimizer": torch.optim.SGD}, "give one of them"),
+        (data, {"schedule_steps": True}, "schedule_steps has an effect on make_scheduler alone"),
+        (data, {"epochs": 0}, "epochs is 0, must be a whole number from 1 up"),
+        (data, {"epochs": "3"}, "epochs is '3'"),
+        (data, {"evaluate_every": 0}, "evaluate_every is 0"),
+        (data, {"patience": 0}, "patience is 0"),
+        (data, {"schedule": 5}, "schedule is 5; give one of constant, cosine, step"),
+        (data, {"schedule": "step", "decay_epochs": 0}, "decay_epochs is 0, must be 1 or more"),
+        (_relabelled(data, torch.zeros(10)), {}, "is torch.float32; a class is a whole number"),
+        (data, {"val": _relabelled(data, torch.zeros(10, 5))}, r"of val has shape \(5,\), and \(\) in training"),
+        (data, {"class_weights": torch.ones(2)}, "class_weights has 2 numbers, but labels of this batch go up to 4"),
+        (_relabelled(data, torch.zeros(10, 5)), {"class_weights": torch.ones(5)}, "need one class per sample"),
+        (data, {"metric": "roc_auc", "val": data}, "roc_auc needs two classes"),
     ]
     for given, options, words in cases:
         with pytest.raises(ValueError, match=words):
@@ -246,6 +264,11 @@ def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
         nugnn.fit(model, data, batchsize=3)
     with pytest.raises(ValueError, match="return a column for each class"):
         nugnn.fit(nn.Sequential(nn.Flatten(), nn.Linear(72, 2)).double(), data, epochs=1)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(72, 1), nn.Flatten(0)).double()
+    with pytest.raises(ValueError, match=r"returned a tensor of shape \(10,\); it has to return a tensor \(n, C\)"):
+        nugnn.fit(flat, data, epochs=1)
+    with pytest.raises(TypeError, match="a list_iterator, neither a graph nor a map-style data set"):
+        nugnn.fit(model, iter([1]))  # type: ignore[arg-type]
 
 
 def test_options_of_one_family_are_known_to_the_other() -> None:
