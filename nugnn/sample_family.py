@@ -109,6 +109,7 @@ class SampleFamily:
             if data is not None and _length(data) > 0:
                 sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
                 self._measured[split] = batch_loader(data, sampler, **how)
+        self._checks_labels = loss is None
         chosen = choose_loss(loss, default_collate([train[0][1]]), label_smoothing)
         self._mean = BatchMean(chosen, ranks, class_weights)
 
@@ -131,6 +132,8 @@ class SampleFamily:
     def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[_Part]]:
         self.sampler.begin(epoch, start)
         for number, batch in enumerate(self._loader, start):
+            if self._checks_labels:
+                _refuse_negative_labels(batch)
             whole = batch.to(self.ranks.device)
             self._counts = self.sampler.counts(number)
             cuts = [len(whole.ids) * part // self._micro_batches for part in range(self._micro_batches + 1)]
@@ -232,6 +235,19 @@ class SampleFamily:
 
 def _rows(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.ids[rows], torch.utils._pytree.tree_map_only(Tensor, lambda x: x[rows], batch.data))
+
+
+def _refuse_negative_labels(batch: Batch) -> None:
+    """Torch leaves the label -100 out of the loss without a word, and a mean over all samples would still count it."""
+    labels = batch.data[1] if isinstance(batch.data, (tuple, list)) and len(batch.data) == 2 else None
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.dtype is not torch.int64 or labels.is_cuda:
+        return
+    wrong = (labels < 0).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"training sample {int(batch.ids[wrong[0]])} has the label {int(labels[wrong[0]])}, and classes are "
+            "numbered from 0; leave samples without a label out of the data set"
+        )
 
 
 def _length(data: Any) -> int:

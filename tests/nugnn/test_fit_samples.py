@@ -256,6 +256,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts() -> None:
         (data, {"class_weights": torch.ones(2)}, "class_weights has 2 numbers, but labels of this batch go up to 4"),
         (_relabelled(data, torch.zeros(10, 5)), {"class_weights": torch.ones(5)}, "need one class per sample"),
         (data, {"metric": "roc_auc", "val": data}, "roc_auc needs two classes"),
+        (_relabelled(data, torch.arange(10) % 5 - 100 * (torch.arange(10) == 7)), {}, "sample 7 has the label -98"),
     ]
     for given, options, words in cases:
         with pytest.raises(ValueError, match=words):
