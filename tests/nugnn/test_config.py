@@ -149,7 +149,7 @@ def test_yaml_there_and_back(tmp_path_factory: pytest.TempPathFactory, values: d
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("epoch: 3", "unknown option 'epoch' (did you mean 'epochs'?)"),
+        ("epoch: 3", "unknown option 'epoch' (did you mean 'epochs'"),
         ("- 1", "expected lines of 'option: value', found list"),
         ("", "found NoneType"),
         ("a: [", "not valid YAML"),
