@@ -267,6 +267,11 @@ def time_gradients(report: Report, structure: Structure, order: str, repeats: in
 
 def other_tiles(chosen: Tile, row_bytes: int) -> Iterator[Tile]:
     """More or fewer loads in flight, other shares of a warp for rows and edges, programs of several warps and rows."""
+    if row_bytes <= 16:
+        shapes = ((16, 4, 4, 1, 1), (1, 32, 1, 1, 1), (1, 32, 2, 1, 1), (2, 16, 4, 4, 1), (4, 32, 2, 4, 4))
+        for rows, edges, unroll, sets, warps in shapes:
+            yield Tile(rows, edges, unroll, 1, chosen.columns, sets, warps)
+        return
     for factor in (0.5, 2):
         yield replace(chosen, unroll=max(1, int(chosen.unroll * factor)))
     if chosen.rows == 1:

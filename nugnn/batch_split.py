@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+USUAL_BATCH_SIZE = 64
+"""Of a global batch, where neither it nor a split in samples is given."""
+
 
 def apportioned(count: int, sizes: Sequence[float]) -> tuple[int, ...]:
     """``count`` in the proportions of ``sizes``, by largest remainder; among equal ones the lower rank's goes up.

@@ -6,14 +6,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from nugnn.batch_split import batch_sizes
+from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.config import FREE_ON_RESUME, Settings, TrainConfig, flag_of, option_default, option_spec, read_settings
 from nugnn.options import ConfigError, option, refusal
 from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
 
 BUILT_IN_NETWORKS = ("mlp", "cnn", "transformer")
 TORCHVISION_MODELS = ("resnet18", "resnet50", "vgg16")
-USUAL_BATCH_SIZE = 64
 _ONLY_FOR = {
     "hidden": ("mlp", "cnn", "transformer"),
     "layers": ("mlp", "cnn", "transformer"),

@@ -150,8 +150,9 @@ class SampleFamily:
             yield
 
     def loss(self, work: _Part) -> Tensor:
+        logits = self._logits(work.x)  # an IndexError of the model's own is none of labels
         try:
-            return self._mean(self._logits(work.x), work.labels, work.total)
+            return self._mean(logits, work.labels, work.total)
         except IndexError as error:  # from a loss on the CPU
             raise ValueError(
                 f"{error}: labels of this batch go up to {work.labels.max()}; the model has to return a column for "

@@ -15,7 +15,6 @@ from nugnn.samples import BatchNormRows
 from nugnn.train_options import TrainOptions, named_options
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
-USUAL_BATCH_SIZE = 64
 
 GRAPHS_ONLY = (
     *("partitioner", "order", "check", "cache_folder", "inductive"),

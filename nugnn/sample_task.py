@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
-from nugnn.batch_split import batch_sizes
+from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.datasets.samples.sample_data import SampleData
 from nugnn.fingerprint import run_identity
-from nugnn.sample_options import USUAL_BATCH_SIZE, sample_options
+from nugnn.sample_options import sample_options
 from nugnn.sample_part import SamplePart
 from nugnn.task import Stage
 from nugnn.train_options import check_options
