@@ -44,6 +44,7 @@ class RowSchedule:
 
     Args:
         piece_edges: Most edges of a piece, and of a row that is not split.
+        most_edges: Those of the row that has most.
         group_begin: ``(G,)`` first light row of each group.
         group_end: ``(G,)`` the row after its last; never below ``group_begin``, no heavy row between.
         piece_row: ``(P,)`` the heavy row of each piece; pieces of a row are adjacent and in edge order.
@@ -55,6 +56,7 @@ class RowSchedule:
     """
 
     piece_edges: int
+    most_edges: int
     group_begin: Tensor
     group_end: Tensor
     piece_row: Tensor
@@ -135,6 +137,7 @@ def make_row_schedule(indptr: Tensor, piece_edges: int = PIECE_EDGES, group_cost
     key = light // _WINDOW * (piece_edges + 1) + (piece_edges - degrees[light])
     return RowSchedule(
         piece_edges,
+        int(degrees.max()) if num_rows else 0,
         begin_G[light_G].to(row_dtype),
         end_G[light_G].to(row_dtype),
         row_P.to(row_dtype),

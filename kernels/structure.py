@@ -13,6 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+MOST_SHORT_PLACES = 0x7C00
+"""Rows with more edges need places of 32 bits: smaller ones, as bits of a float16, are finite numbers that differ."""
 _EDGES_PER_PASS = 1 << 24
 """Edges sorted at once on a GPU: torch's sort needs some 32 bytes of scratch for each."""
 
@@ -86,6 +88,22 @@ class Structure:
     def transposed(self) -> TransposedStructure:
         """Out-edges grouped by source, by edge within a source; made once, on first use."""
         return self._transpose()
+
+    @cached_property
+    def out_places(self) -> Tensor:
+        """``(E,)`` for each out-edge in the order of `transposed`: which of its destination's in-edges it is, from 0.
+
+        int16 where no row has more than `MOST_SHORT_PLACES` edges, else int32; made once, on first use.
+        """
+        transposed = self.transposed
+        edges_E = transposed.make_edges()
+        most = int(self.in_degrees.max()) if self.num_edges else 0
+        dtype = torch.int16 if most <= MOST_SHORT_PLACES else torch.int32
+        places_E = torch.empty(self.num_edges, dtype=dtype, device=self.device)
+        for begin in range(0, self.num_edges, _EDGES_PER_PASS):
+            part = slice(begin, begin + _EDGES_PER_PASS)
+            places_E[part] = edges_E[part] - self.indptr[transposed.dst[part]]
+        return places_E
 
     def reversed(self) -> Structure:
         """The same edges from destinations to sources, grouped by source, without a way back to edge rows; not kept."""

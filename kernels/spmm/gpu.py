@@ -22,7 +22,8 @@ from torch.autograd.function import once_differentiable
 from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges, out_edges
-from nugnn.kernels.spmm.gpu_gradients import BITS_FROM_WIDTH, edge_gradient, winner_gradient
+from nugnn.kernels.spmm.gpu_extreme import takes, wide_extreme, wide_extreme_gradient
+from nugnn.kernels.spmm.gpu_gradients import edge_gradient
 from nugnn.kernels.structure import Structure
 
 
@@ -63,6 +64,8 @@ def aggregate(
     w = e if u is not None else None
     if reduce == "sum":
         out: Tensor = _Sum.apply(structure, op, num_heads, x, w, src_scale, dst_scale, add_to)
+    elif op == "copy_lhs" and takes(x):
+        out = _WideExtreme.apply(structure, reduce == "min", x)
     else:
         out = _Extreme.apply(structure, op, 1 if reduce == "max" else -1, num_heads, dtype, x, w)
     return out if len(features) == 1 else out.view(structure.num_dst, *features)
@@ -149,6 +152,21 @@ def _weight_gradient(
     return (-products / (w.to(wide) ** 2)).to(ctx.w_dtype)
 
 
+class _WideExtreme(Operator):
+    @staticmethod
+    def forward(ctx: Any, structure: Structure, is_min: bool, x: Tensor) -> Tensor:
+        out, winner = wide_extreme(structure, x, is_min=is_min)
+        ctx.structure = structure
+        ctx.save_for_backward(winner)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        (winner,) = ctx.saved_tensors
+        return None, None, wide_extreme_gradient(ctx.structure, grad.contiguous(), winner)
+
+
 class _Extreme(Operator):
     @staticmethod
     def forward(
@@ -179,8 +197,6 @@ class _Extreme(Operator):
         if ctx.needs_input_grad[5]:
             if ctx.op == "copy_rhs":
                 grad_x = edge_gradient(structure, grad, None, 1, True, grad.dtype, winner=winner)
-            elif w is None and grad.shape[1] >= BITS_FROM_WIDTH:
-                grad_x = winner_gradient(structure, grad, winner)
             else:
                 grad_x, _ = aggregate_rows(
                     out_edges(structure, has_edge_rows=True), grad, ctx.num_heads,

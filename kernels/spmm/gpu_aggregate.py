@@ -280,10 +280,10 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
             tl.store(out + at, value.to(out.dtype.element_ty), mask=store_mask)
 
 
-@triton.jit(do_not_specialize=["width", "out_stride", "add_stride", "zero_columns", "sign"])
+@triton.jit(do_not_specialize=["width", "out_stride", "winner_stride", "add_stride", "zero_columns", "sign"])
 def _combine_kernel(  # type: ignore[no-untyped-def]
     out, out_winner, partial, partial_winner, dst_scale, add, split_rows, split_ptr,
-    width, out_stride, add_stride, zero_columns, sign,
+    width, out_stride, winner_stride, add_stride, zero_columns, sign,
     is_extreme: tl.constexpr, has_dst_scale: tl.constexpr, adds: tl.constexpr, accumulator: tl.constexpr,
     block_columns: tl.constexpr,
 ):  # fmt: skip
@@ -309,7 +309,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
             value += more
     if is_extreme:
         value = value * sign
-        tl.store(out_winner + row * width + column, edge, mask=mask)
+        tl.store(out_winner + row * winner_stride.to(tl.int64) + column, edge, mask=mask)
     if has_dst_scale:
         value = value * tl.load(dst_scale + row).to(accumulator)
     at = row * out_stride.to(tl.int64) + column
@@ -468,7 +468,8 @@ def combine_pieces(
     block = min(1024, power_of_2(width))
     _combine_kernel[(schedule.num_split, cdiv(width, block))](
         out, out_winner, partial, partial_winner, dst_scale, add_to, schedule.split_rows, schedule.split_ptr,
-        width, out.stride(0), 0 if add_to is None else add_to.stride(0), zero_columns, sign,
+        width, out.stride(0), 0 if out_winner is None else out_winner.stride(0),
+        0 if add_to is None else add_to.stride(0), zero_columns, sign,
         is_extreme=sign != 0, has_dst_scale=dst_scale is not None, adds=add_to is not None,
         accumulator=TRITON_TYPES[partial.dtype], block_columns=block, num_warps=4 if block > 128 else 1,
     )  # fmt: skip

@@ -71,6 +71,18 @@ def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: in
     return Tile(rows, side_by_side, of_a_row // side_by_side, heads, columns)
 
 
+@functools.cache
+def wide_tile(num_columns: int, itemsize: int, mean_degree: int, loads: int = LOADS) -> Tile:
+    """A tile of one row at a time, for rows of ``num_columns`` that fill some lanes of a warp by themselves.
+
+    ``loads``: of 16 bytes in flight in each thread.
+    """
+    columns = choose_tile(1, num_columns, itemsize, mean_degree).columns
+    side_by_side = max(1, min(512 // (columns * itemsize), power_of_2(mean_degree)))
+    unroll = max(1, min(loads, power_of_2(mean_degree) // side_by_side))
+    return Tile(1, side_by_side, unroll, 1, columns)
+
+
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 

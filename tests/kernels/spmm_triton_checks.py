@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,14 +18,15 @@ from torch import Tensor
 from triton_laws import Copies
 
 from nugnn.kernels import row_schedule as schedules
+from nugnn.kernels import structure as structures
 from nugnn.kernels.broadcast import align
 from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.row_schedule import make_row_schedule
-from nugnn.kernels.spmm import gpu, gpu_aggregate, gpu_gradients
+from nugnn.kernels.spmm import gpu_aggregate, gpu_extreme, gpu_gradients
 from nugnn.kernels.spmm.gpu import aggregate
 from nugnn.kernels.spmm.gpu_aggregate import in_edges
 from nugnn.kernels.spmm.reference import spmm_reference
-from nugnn.kernels.spmm.tiles import Tile, choose_tile
+from nugnn.kernels.spmm.tiles import Tile, choose_tile, wide_tile
 from nugnn.kernels.structure import Structure
 
 DEVICE = sys.argv[1]
@@ -41,6 +43,7 @@ FEATURES = [
     ((2, 1), (4,)),
     ((1,), (9,)),
 ]
+HALVES = [torch.bfloat16, torch.float16]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 INF, NAN = float("inf"), float("nan")
 
@@ -118,9 +121,11 @@ class SmallTiles:
 
     def __enter__(self) -> None:
         gpu_aggregate.choose_tile = self._choose
+        gpu_extreme.wide_tile = lambda *_: replace(self.tile, rows=1, row_sets=1, heads=1)
 
     def __exit__(self, *_: object) -> None:
         gpu_aggregate.choose_tile = choose_tile
+        gpu_extreme.wide_tile = wide_tile
 
     def _choose(self, num_heads: int, *_: Any) -> Tile:
         return replace(self.tile, heads=self.tile.heads if num_heads > 1 else 1)
@@ -191,10 +196,14 @@ def check_sums_stay_within_the_summation_bound(seed, num_dst, shapes, op, dtype,
     reduce=st.sampled_from(["max", "min"]),
     dtype=st.sampled_from(DTYPES),
     tiles=TILES,
-    bits=st.sampled_from([None, 8, 16]),
+    is_wide=st.booleans(),
+    wide_places=st.booleans(),
 )
-def check_extremes_are_exact_and_so_is_the_edge_that_won(seed, num_dst, shapes, op, reduce, dtype, tiles, bits) -> None:
-    gpu.BITS_FROM_WIDTH, gpu_gradients._BITS_COLUMNS = (1, bits) if bits else (16, 128)
+def check_extremes_are_exact_and_so_is_the_edge_that_won(
+    seed, num_dst, shapes, op, reduce, dtype, tiles, is_wide, wide_places
+) -> None:
+    gpu_extreme.LEAST_BYTES = 1 if is_wide else 1 << 20
+    gpu_extreme.MOST_SHORT_PLACES = structures.MOST_SHORT_PLACES = 4 if wide_places else 0x7C00
     structure = a_structure(seed, num_dst)
     pair = operands(structure, op, shapes, seed, dtype, ties=True)
     with tiles:
@@ -239,6 +248,26 @@ def check_ties_infinities_and_nan() -> None:
                             (grad,) = torch.autograd.grad(out[0].sum(), x)
                             first = next(row for row in (4, 3, 2) if values[row] != values[row])
                             assert grad.flatten().tolist() == [float(row == first) for row in range(5)]
+
+
+def check_wide_extremes_of_every_triple_of_special_values() -> None:
+    values = torch.tensor([-INF, -0.0, 0.0, INF, NAN], dtype=torch.float64)
+    triples = torch.cartesian_prod(values, values, values).T
+    indptr = torch.tensor([0, 3, 3, 5, 10], device=DEVICE)
+    indices = torch.tensor([2, 1, 0, 0, 2, 1, 1, 2, 2, 0], dtype=torch.int32, device=DEVICE)
+    structure = Structure(4, indptr, indices)
+    upstream = torch.tensor([[1.0], [2], [4], [8]], dtype=torch.float64, device=DEVICE).expand(4, triples.shape[1])
+    for dtype, reduce, piece_edges in product([torch.float32, *HALVES], ["max", "min"], [3, 512]):
+        schedules._schedules[indptr] = make_row_schedule(indptr, piece_edges, 20)
+        x = torch.cat([triples, torch.zeros_like(triples[:1])]).to(DEVICE, dtype).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        exact = spmm_reference(structure, "copy_lhs", reduce, wide, None)
+        with SmallTiles(1, 2, 2, 1, 128):
+            out = aggregate(structure, "copy_lhs", reduce, x, None)
+        assert gpu_extreme.takes(x) and out.dtype == dtype
+        assert torch.equal(out.double().nan_to_num(7, posinf=8, neginf=9), exact.nan_to_num(7, posinf=8, neginf=9))
+        (right,) = torch.autograd.grad(exact, wide, upstream)
+        assert torch.equal(torch.autograd.grad(out, x, upstream.to(dtype))[0].double(), right.to(dtype).double())
 
 
 @few(8)
@@ -404,13 +433,13 @@ def check_64_bit_edges_give_the_same() -> None:
     results = []
     usual = gpu_aggregate.needs_wide_edges
     for wide in (False, True):
-        for module in (gpu_aggregate, gpu_gradients):
+        for module in (gpu_aggregate, gpu_extreme, gpu_gradients):
             module.needs_wide_edges = lambda num_edges, wide=wide: wide
         for op, reduce in (("copy_lhs", "sum"), ("mul", "max")):
             pair = operands(structure, op, ((2, 2), (2, 1)), 3, torch.float32)
             out, grads, _ = with_gradients(ours, structure, op, reduce, pair)
             results.append([out, *grads])
-    gpu_aggregate.needs_wide_edges = gpu_gradients.needs_wide_edges = usual
+    gpu_aggregate.needs_wide_edges = gpu_extreme.needs_wide_edges = gpu_gradients.needs_wide_edges = usual
     for narrow, wide in zip(results[:2], results[2:], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(narrow, wide, strict=True))
 
