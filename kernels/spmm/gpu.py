@@ -128,9 +128,7 @@ class _Sum(Operator):
                     op=ctx.op if w is not None else "copy_lhs", w=w, src_scale=dst_scale, dst_scale=src_scale,
                 )  # fmt: skip
         if ctx.needs_input_grad[4]:
-            grad_w = _weight_gradient(
-                ctx, grad.contiguous(), None if x is None else x.contiguous(), w, src_scale, dst_scale
-            )
+            grad_w = _weight_gradient(ctx, grad, x, w, src_scale, dst_scale)
         return None, None, None, grad_x, grad_w, None, None, given if ctx.needs_input_grad[7] else None
 
 
@@ -140,7 +138,7 @@ def _weight_gradient(
     structure: Structure = ctx.structure
     num_heads, is_full = ctx.num_heads, ctx.w_shape[1] != ctx.num_heads
     if ctx.op in ("add", "sub"):
-        rows = grad if is_full else grad.view(len(grad), num_heads, -1).sum(-1)
+        rows = grad if is_full else grad.reshape(len(grad), num_heads, -1).sum(-1)
         return (rows if ctx.op == "add" else -rows).to(ctx.w_dtype).index_select(0, structure.dst)
     assert w is not None
     if ctx.op == "mul":

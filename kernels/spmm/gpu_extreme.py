@@ -246,7 +246,8 @@ def wide_extreme(structure: Structure, x: Tensor, *, is_min: bool, tile: Tile | 
     partial = torch.empty(schedule.num_pieces, width, dtype=torch.float32, device=x.device)
     partial_winner = torch.empty(schedule.num_pieces, width, dtype=torch.int32, device=x.device)
     if tile is None:
-        tile = wide_tile(rows.shape[1], x.element_size(), cdiv(structure.num_edges, num_rows))
+        mean_degree = cdiv(structure.num_edges, num_rows)
+        tile = wide_tile(rows.shape[1], x.element_size(), mean_degree, LOADS // 2 if is_packed else LOADS)
     with torch.cuda.device_of(x):
         _extreme_kernel[(schedule.num_pieces + schedule.num_groups, cdiv(width, tile.columns))](
             out, winner, partial, partial_winner, rows, structure.indptr, structure.indices,

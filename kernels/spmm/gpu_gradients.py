@@ -104,6 +104,7 @@ def edge_gradient(
 
     ``is_full``: ``(E, F)`` products. Without ``x`` its entries count as 1; with ``winner`` only what the edge won.
     """
+    grad, x = grad.contiguous(), None if x is None else x.contiguous()  # padded rows are not
     width, num_edges = grad.shape[1], structure.num_edges
     num_columns = width // num_heads
     accumulator = torch.float64 if grad.dtype == torch.float64 else torch.float32

@@ -347,6 +347,27 @@ def check_views_padding_and_repetition() -> None:
     assert torch.equal(aggregate(many, "copy_lhs", "sum", x, None), spmm_reference(many, "copy_lhs", "sum", x, None))
 
 
+def check_how_rows_lie_changes_no_bit() -> None:
+    structure = a_structure(23, 6)
+    generator = torch.Generator().manual_seed(23)
+    types = ((torch.float64, 6), (torch.bfloat16, 47))
+    for (op, reduce), (dtype, width) in product(
+        (("copy_lhs", "max"), ("mul", "sum"), ("mul", "max"), ("add", "min")), types
+    ):
+        x = torch.randn(structure.num_src, width, generator=generator).to(DEVICE, dtype)
+        w = torch.randn(structure.num_edges, 1, generator=generator).to(DEVICE, dtype)
+        grad = torch.randn(structure.num_dst, width, generator=generator).to(DEVICE, dtype)
+        spread = torch.full((structure.num_src, 2 * width), NAN, dtype=dtype, device=DEVICE)
+        spread[:, ::2] = x
+        results = []
+        for u, g in ((x, grad), (padded_copy(x), padded_copy(grad)), (spread[:, ::2], grad)):
+            u, e = u.detach().requires_grad_(), None if op == "copy_lhs" else w.clone().requires_grad_()
+            out = aggregate(structure, op, reduce, u, e)
+            results.append([out, *torch.autograd.grad(out, [t for t in (u, e) if t is not None], g)])
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True)), (op, reduce, dtype)
+
+
 def check_stages_are_one_sum_rounded_once() -> None:
     for seed, dtype, width in ((31, torch.float32, 5), (32, torch.bfloat16, 24), (33, torch.float64, 3)):
         structure = a_structure(seed, 6)
