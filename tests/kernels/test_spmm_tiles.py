@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nugnn.kernels.spmm.tiles import LOADS, cdiv, choose_tile, power_of_2
+from nugnn.kernels.spmm.tiles import LOADS, cdiv, choose_tile, power_of_2, wide_tile
 
 
 @given(
@@ -23,11 +23,20 @@ def test_tiles_are_powers_of_two_within_their_bytes(
     assert all(size >= 1 and size & (size - 1) == 0 for size in sizes)
     row_bytes = tile.heads * tile.columns * itemsize
     assert row_bytes <= 1024 and tile.columns < 2 * num_columns and tile.heads < 2 * num_heads
-    # sixteen bytes for each of 32 lanes and each load, unless one row alone is wider
-    assert tile.rows * tile.edges * tile.unroll * row_bytes <= max(row_bytes, LOADS * 512 // num_streams)
+    # sixteen bytes for each of 32 lanes and each load, unless one row alone is wider; sums of 256 bytes have twice as many
+    loads = 2 * LOADS if num_heads == num_streams == 1 and row_bytes == 256 else LOADS
+    assert tile.rows * tile.edges * tile.unroll * row_bytes <= max(row_bytes, loads * 512 // num_streams)
     is_narrow = tile.edges == 32 and row_bytes <= 16 and mean_degree >= 32  # a lane for each edge
     assert is_narrow or tile.edges * tile.unroll <= max(1, power_of_2(mean_degree))
     assert num_heads > 1 or tile.heads == 1
+
+
+@given(num_columns=st.integers(16, 1100), itemsize=st.sampled_from([2, 4]), mean_degree=st.integers(1, 200))
+def test_a_wide_tile_takes_one_row_and_no_lane_twice(num_columns: int, itemsize: int, mean_degree: int) -> None:
+    tile = wide_tile(num_columns, itemsize, mean_degree)
+    assert (tile.rows, tile.heads, tile.row_sets, tile.num_warps) == (1, 1, 1, 1)
+    assert tile.columns < 2 * num_columns and tile.edges * tile.columns * itemsize <= 512
+    assert 1 <= tile.unroll <= LOADS and tile.edges * tile.unroll <= power_of_2(mean_degree)
 
 
 def test_usual_widths_are_one_pass_and_odd_ones_waste_little() -> None:
