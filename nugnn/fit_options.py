@@ -11,7 +11,7 @@ from torch import nn
 
 from nugnn.activations import checked_activations
 from nugnn.comm.groups import Ranks
-from nugnn.comm.overlap import Overlap, overlaps
+from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.datasets.graph_data import GraphData
 from nugnn.sample_options import SAMPLES_ONLY
 from nugnn.train_options import TrainOptions, check_options, named_options
@@ -81,7 +81,7 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
             f"{data.name}: there are no training nodes, so there is nothing to learn from; name some, in DGL's graphs "
             "by ndata['train_mask']"
         )
-    overlaps(chosen.overlap, Ranks())
+    overlapping_passes(chosen.overlap, Ranks())
     checked_activations(chosen.activations)
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
     return chosen

@@ -329,29 +329,43 @@ TRITON_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges grouped by the rows of an output: those of a structure, or of its transposed."""
+    """Edges grouped by the rows of an output: those of a structure, or of its transposed.
+
+    Args:
+        indptr: Of all rows.
+        indices: Of all edges.
+        edge_ids: Likewise, or None.
+        rows: First row of the output and the row after its last; all when None. A row is the same bits in any output.
+    """
 
     indptr: Tensor
     indices: Tensor
     edge_ids: Tensor | None
+    rows: tuple[int, int] | None = None
 
     @property
-    def num_rows(self) -> int:
-        return len(self.indptr) - 1
+    def offsets(self) -> Tensor:
+        """``indptr`` of the rows of the output."""
+        return self.indptr if self.rows is None else self.indptr[self.rows[0] : self.rows[1] + 1]
+
+    @property
+    def mean_degree(self) -> int:
+        """Of all rows: what is chosen by it decides about the order in which a row is summed."""
+        return cdiv(len(self.indices), max(1, len(self.indptr) - 1))
 
     @property
     def schedule(self) -> RowSchedule:
-        return row_schedule(self.indptr)
+        return row_schedule(self.indptr, self.rows)
 
 
 def in_edges(structure: Structure) -> Edges:
     return Edges(structure.indptr, structure.indices, None)
 
 
-def out_edges(structure: Structure, *, has_edge_rows: bool) -> Edges:
+def out_edges(structure: Structure, *, has_edge_rows: bool, rows: tuple[int, int] | None = None) -> Edges:
     """``has_edge_rows``: something is read for each edge, so that it has to be known which edge that is."""
     transposed = structure.transposed
-    return Edges(transposed.indptr, transposed.dst, transposed.edges if has_edge_rows else None)
+    return Edges(transposed.indptr, transposed.dst, transposed.edges if has_edge_rows else None, rows)
 
 
 @unseen
@@ -394,7 +408,8 @@ def aggregate_rows(
         ``(N, F)``, its rows padded if those of ``x`` are, or ``add_to``; and the winning edges ``(N, F)`` of a maximum
         or minimum, -1 where a row has none.
     """
-    num_rows, width, num_edges = edges.num_rows, x.shape[1], len(edges.indices)
+    offsets, width, num_edges = edges.offsets, x.shape[1], len(edges.indices)
+    num_rows = len(offsets) - 1
     num_columns = width // num_heads
     accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
     schedule = edges.schedule
@@ -419,7 +434,7 @@ def aggregate_rows(
     x_columns = x.shape[1] // num_heads  # padding included
     streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
-        tile = choose_tile(num_heads, x_columns, x.element_size(), cdiv(num_edges, num_rows), streams)
+        tile = choose_tile(num_heads, x_columns, x.element_size(), edges.mean_degree, streams)
     # left out where nothing reads them: the gradient of a plain sum is then the kernel of its forward pass
     edge_ids = edges.edge_ids if w is not None or winner is not None else None
     num_light = len(schedule.lockstep_rows)
@@ -430,7 +445,7 @@ def aggregate_rows(
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
             out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add_to,
-            edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
+            offsets, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
             schedule.num_pieces, num_light, sign, num_columns - 1,
             num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,

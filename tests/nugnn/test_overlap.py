@@ -14,7 +14,7 @@ from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_g
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import fetch_halo
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.comm.overlap import overlapped_sum, overlaps, staged_sum
+from nugnn.comm.overlap import overlapped_sum, overlapping_passes, repeated_sum
 from nugnn.kernels.spmm import spmm_sum
 from nugnn.models import GNN
 from shard_calls import make_data, shard_of
@@ -118,7 +118,7 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     added, _ = overlapped_sum(structure, x, plan, src, dst, base)
     expected = spmm_sum(structure, local.double(), src_scale=src.double(), dst_scale=dst.double()) + base.double()
     pairs.append((added, expected.to(dtype)))
-    pairs.append((staged_sum(structure, x, halo, src, dst, base), added))
+    pairs.append((repeated_sum(structure, x, halo, src, dst, base), added))
     if dtype == torch.float64:
         weights, halo_weights = torch.randn_like(out), torch.randn_like(halo)
         mine = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x, create_graph=True)[0]
@@ -157,21 +157,23 @@ def test_16_bit_sums_are_rounded_once(ranks: Any) -> None:
         assert (added[0] == added[1]).double().mean() > 0.98  # rounded twice, a quarter would differ
 
 
-def _own_loop(ranks: Ranks, choice: str) -> bool:
+def _own_loop(ranks: Ranks, choice: str) -> str:
     graph = shard_of(ranks, make_data())
-    return nugnn.intercept(nn.Identity(), graph, overlap=choice).find(HaloHandler).overlaps
+    return nugnn.intercept(nn.Identity(), graph, overlap=choice).find(HaloHandler).passes
 
 
 def test_choices(ranks: Any) -> None:
-    assert ranks.run(2, _own_loop, "on") == [True, True]
-    assert ranks.run(2, _own_loop, "off") == [False, False]
-    assert ranks.run(2, _own_loop, "auto") == [False, False]  # gloo: the transfer needs the cores that sum
-    assert not overlaps("on", Ranks())
+    assert ranks.run(2, _own_loop, "on") == ["both", "both"]
+    assert ranks.run(2, _own_loop, "backward") == ["backward", "backward"]
+    assert ranks.run(2, _own_loop, "off") == ["none", "none"]
+    assert ranks.run(2, _own_loop, "auto") == ["none", "none"]  # gloo: the transfer needs the cores that sum
+    assert overlapping_passes("on", Ranks()) == overlapping_passes("backward", Ranks()) == "none"
     over_pcie, over_nvlink = (Ranks(0, 2, carries_cuda=True, reads_peers=reads) for reads in (False, True))
-    assert overlaps("auto", over_pcie) and not overlaps("auto", over_nvlink) and overlaps("on", over_nvlink)
-    with pytest.raises(ValueError, match="auto, on or off"):
-        overlaps("yes", Ranks())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="auto, on or off"):
+    assert [overlapping_passes("auto", ranks_) for ranks_ in (over_pcie, over_nvlink)] == ["both", "backward"]
+    assert overlapping_passes("on", over_nvlink) == "both" and overlapping_passes("off", over_pcie) == "none"
+    with pytest.raises(ValueError, match="auto, on, backward or off"):
+        overlapping_passes("yes", Ranks())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="auto, on, backward or off"):
         nugnn.fit(nn.Identity(), make_graph(), overlap="always")
 
 
