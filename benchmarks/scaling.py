@@ -164,7 +164,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=list(_LOSS_RTOL), default="fp32")
     parser.add_argument("--method", default="metis", help="partitioner, as nugnn.shard takes it")
     parser.add_argument("--order", default="none", help="of the rows, as nugnn.shard takes it")
-    parser.add_argument("--overlaps", nargs="+", choices=["auto", "on", "off"], default=["auto", "off"])
+    parser.add_argument("--overlaps", nargs="+", choices=["auto", "on", "backward", "off"], default=["auto", "off"])
     parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
     parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each rank, by their time")
     parser.add_argument("--out", type=Path, help="folder for scaling.jsonl")

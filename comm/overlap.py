@@ -72,7 +72,8 @@ class Fetch:
         rows_N = as_buffer(x_N) if is_padded else x_N
         rows_H = x_N.new_empty((plan.num_halo, *rows_N.shape[1:]))
         self._begun_for = x_N.data_ptr()
-        self.inner_N = x_N if not is_padded else from_buffer(rows_N, x_N.shape[1])
+        is_copy = rows_N.data_ptr() != x_N.data_ptr()
+        self.inner_N = from_buffer(rows_N, x_N.shape[1]) if is_copy else x_N
         """``x_N``, in the rows in which it travels."""
         self._halo_H = from_buffer(rows_H, x_N.shape[1]) if is_padded else rows_H
         self._exchange = begin_fetch(rows_N, rows_H, plan, label)
@@ -216,9 +217,7 @@ def _gradient(
         structure, grad_N, plan.num_inner, of_rest=True, src_scale=src_scale_H, dst_scale=dst_scale_N, add_to=grad_H
     )
     exchange = begin_return(as_buffer(y_H) if travels_padded(y_H, plan) else y_H, plan, label)
-    y_N = sum_to_sources(
-        structure, grad_N, plan.num_inner, of_rest=False, src_scale=src_scale_N, dst_scale=dst_scale_N
-    )
+    y_N = sum_to_sources(structure, grad_N, plan.num_inner, of_rest=False, src_scale=src_scale_N, dst_scale=dst_scale_N)
     received_S = exchange.finish()
     received_S = received_S[:, : y_N.shape[1]] if y_N.dim() == 2 else received_S
     return add_returned_(y_N, received_S, plan)

@@ -26,7 +26,7 @@ class FitOptions(TrainOptions):
             (or of the first child that has parameters) only.
         recompute_inputs: Aggregate the input features anew in every epoch; their aggregate, which is the same, is kept
             otherwise.
-        overlap: ``auto``, ``on`` or ``off``: whether sums over edges begin while halo rows travel, see
+        overlap: ``auto``, ``on``, ``backward`` or ``off``: whether edges are summed while halo rows travel, see
             `nugnn.comm.overlap`; the result is the same to rounding.
         activations: What a step keeps for backward: ``keep`` everything; ``recompute`` the insides of message-passing
             layers, which run a second time; ``offload`` to the host's memory, from a GPU. Results are the same.

@@ -140,12 +140,13 @@ def sum_to_sources(
         ``(num_first, ...)``, or a row for each of the others.
     """
     rows = (num_first, structure.num_src) if of_rest else (0, num_first)
-    scales = {"src_scale": dst_scale, "dst_scale": src_scale}
     if rows[0] == rows[1] or not runs_triton(structure, y):
-        return add_sum(structure.reversed_split(num_first)[of_rest], y, **scales, add_to=add_to)
+        part = structure.reversed_split(num_first)[of_rest]
+        return add_sum(part, y, src_scale=dst_scale, dst_scale=src_scale, add_to=add_to)
     from nugnn.kernels.spmm.gpu_aggregate import out_edges
 
-    return _aggregated(out_edges(structure, has_edge_rows=False, rows=rows), y, **scales, add_to=add_to)
+    edges = out_edges(structure, has_edge_rows=False, rows=rows)
+    return _aggregated(edges, y, src_scale=dst_scale, dst_scale=src_scale, add_to=add_to)
 
 
 def prepare_sum_to_sources(structure: Structure, x: Tensor) -> None:
