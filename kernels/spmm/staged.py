@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nugnn.kernels.padded import as_buffer, from_buffer, is_padded, whole_rows
+from nugnn.kernels.padded import is_padded, padded_copy, padded_width, whole_rows
 from nugnn.kernels.spmm import runs_triton, spmm_sum
 from nugnn.kernels.structure import Structure
 
@@ -63,6 +63,7 @@ def add_sum(
 def _aggregated(
     edges: Edges,
     x: Tensor,
+    rest: Tensor | None = None,
     *,
     src_scale: Tensor | None,
     dst_scale: Tensor | None,
@@ -73,10 +74,13 @@ def _aggregated(
     from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows
 
     dtype = dtype or x.dtype
-    rows, base = (y if y is None or y.dim() == 2 else y.reshape(len(y), -1) for y in (x, add_to))
+    rows, others, base = (y if y is None or y.dim() == 2 else y.reshape(len(y), -1) for y in (x, rest, add_to))
     assert rows is not None
+    rows = whole_rows(rows)
+    if others is not None:
+        rows, others = (_with_padding_known(y) for y in (rows, whole_rows(others)))
     out, _ = aggregate_rows(
-        edges, whole_rows(rows), 1, out_dtype=dtype, src_scale=src_scale, dst_scale=dst_scale,
+        edges, rows, 1, rest=others, out_dtype=dtype, src_scale=src_scale, dst_scale=dst_scale,
         add_to=base, in_place=in_place and base is not None and base.dtype == dtype,
     )  # fmt: skip
     return out if x.dim() == 2 else out.view(len(out), *x.shape[1:])
@@ -107,8 +111,13 @@ def sum_of_both(
         ``(N, ...)``: ``add_to`` itself where that was added to in place.
     """
     in_place = add_to is not None and add_to.dim() == 2
-    return add_sum(
-        structure, _joined(first, rest), src_scale=src_scale, dst_scale=dst_scale, add_to=add_to, in_place=in_place
+    if len(rest) == 0 or not runs_triton(structure, first):
+        x = torch.cat([first, rest]) if len(rest) else first
+        return add_sum(structure, x, src_scale=src_scale, dst_scale=dst_scale, add_to=add_to, in_place=in_place)
+    from nugnn.kernels.spmm.gpu_aggregate import in_edges
+
+    return _aggregated(
+        in_edges(structure), first, rest, src_scale=src_scale, dst_scale=dst_scale, add_to=add_to, in_place=in_place
     )
 
 
@@ -155,9 +164,5 @@ def prepare_sum_to_sources(structure: Structure, x: Tensor) -> None:
         _ = structure.transposed
 
 
-def _joined(first: Tensor, rest: Tensor) -> Tensor:
-    if len(rest) == 0:
-        return first
-    if not any(map(is_padded, (first, rest))):
-        return torch.cat([first, rest])
-    return from_buffer(torch.cat([as_buffer(x) for x in (first, rest)]), first.shape[1])
+def _with_padding_known(x: Tensor) -> Tensor:
+    return x if is_padded(x) or padded_width(x.shape[1], x.element_size()) == x.shape[1] else padded_copy(x)
