@@ -141,7 +141,7 @@ def gpu_path_on_cpu() -> Iterator[None]:
         raise RuntimeError("the GPU's kernels need TRITON_INTERPRET=1 to run on a CPU")
     from nugnn import loss, recognition
     from nugnn.comm import halo_exchange
-    from nugnn.kernels import add_rows, attention, cross_entropy, epilogue, sddmm, spmm
+    from nugnn.kernels import add_rows, attention, cross_entropy, epilogue, sddmm, spmm, take_rows
 
     plain = interpreter._patch_lang_tensor
 
@@ -163,6 +163,7 @@ def gpu_path_on_cpu() -> Iterator[None]:
         (loss, "runs_in_triton"): lambda x: True,
         (spmm, "runs_in_triton"): lambda x: True,
         (add_rows, "runs_in_triton"): lambda x: True,
+        (take_rows, "runs_in_triton"): lambda x: True,
         (halo_exchange, "PADDED_DEVICES"): {"cpu"},
         (sddmm, "_on_gpu"): lambda given: True,
         (attention, "_fused"): lambda x: True,
