@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import functools
 import inspect
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 from baselines import Csr
-from harness import Recorder, brief, free_memory, kernels_of, synchronize, timing_of
+from harness import Recorder, brief, free_memory, kernels_of, milliseconds, moment, synchronize, timing_of
 from plain_models import Adjacency, PlainModel
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -328,24 +329,17 @@ def time_epochs(run: Run, epochs: int, device: torch.device) -> tuple[list[float
     """Milliseconds and losses of ``epochs`` epochs after two that do not count, and the peak over all of them."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    losses, events, samples = [], [], []
-    for number in range(epochs + 2):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            losses.append(run.step())
-            end.record()
-            events.append((start, end))
-        else:
-            begin = time.perf_counter()
-            losses.append(run.step())
-            samples.append((time.perf_counter() - begin) * 1e3)
-        if number == 0:
-            synchronize(device)  # what the first epoch compiles must not queue up before the second
+    losses = [run.step()]
+    synchronize(device)  # what the first epoch compiles must not queue up before the second
+    losses.append(run.step())
+    ends = [moment(device)]
+    for _ in range(epochs):
+        losses.append(run.step())
+        ends.append(moment(device))
     synchronize(device)
-    samples = samples or [start.elapsed_time(end) for start, end in events]
+    samples = [milliseconds(*pair) for pair in itertools.pairwise(ends)]
     most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return samples[2:], [float(loss) for loss in losses], most
+    return samples, [float(loss) for loss in losses], most
 
 
 def described(kind: str, case: Case, system: str, model: str, precision: str) -> dict[str, Any]:

@@ -112,6 +112,18 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def moment(device: torch.device) -> Any:
+    """Now: when the device has come to the end of what it was given so far, by its own clock; the host's on a CPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))
+
+
+def milliseconds(begin: Any, end: Any) -> float:
+    """Between two moments, after the device was waited for."""
+    return float((end - begin) * 1e3 if isinstance(begin, float) else begin.elapsed_time(end))
+
+
 def peak_bytes(function: Callable[[], Any], device: torch.device) -> int | None:
     """Most device memory allocated by tensors during a call, what was there before included; None on a CPU."""
     if device.type != "cuda":

@@ -140,7 +140,8 @@ def gpu_path_on_cpu() -> Iterator[None]:
     if not triton.knobs.runtime.interpret:
         raise RuntimeError("the GPU's kernels need TRITON_INTERPRET=1 to run on a CPU")
     from nugnn import loss, recognition
-    from nugnn.kernels import attention, cross_entropy, epilogue, sddmm, spmm
+    from nugnn.comm import halo_exchange
+    from nugnn.kernels import add_rows, attention, cross_entropy, epilogue, sddmm, spmm, take_rows
 
     plain = interpreter._patch_lang_tensor
 
@@ -161,6 +162,9 @@ def gpu_path_on_cpu() -> Iterator[None]:
         (cross_entropy, "runs_in_triton"): lambda x: True,
         (loss, "runs_in_triton"): lambda x: True,
         (spmm, "runs_in_triton"): lambda x: True,
+        (add_rows, "runs_in_triton"): lambda x: True,
+        (take_rows, "runs_in_triton"): lambda x: True,
+        (halo_exchange, "PADDED_DEVICES"): {"cpu"},
         (sddmm, "_on_gpu"): lambda given: True,
         (attention, "_fused"): lambda x: True,
         (recognition, "FUSED_DEVICES"): {"cpu"},

@@ -94,6 +94,11 @@ class Ranks:
     def is_split(self) -> bool:
         return self.world_size > 1
 
+    def synchronize(self) -> None:
+        """Wait until this rank's GPU has nothing left to do; nothing on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def on_wire(self, x: Tensor) -> Tensor:
         """``x`` where the process groups take it: itself, or a copy in the host's memory."""
         return x if self.carries_cuda or x.device.type == "cpu" else x.cpu()

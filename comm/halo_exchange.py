@@ -20,6 +20,7 @@ from nugnn.comm.meeting import ranks_have_met, ranks_meet
 from nugnn.kernels.add_rows import add_rows_
 from nugnn.kernels.operator import Operator
 from nugnn.kernels.padded import as_buffer, from_buffer
+from nugnn.kernels.take_rows import take_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ def _bytes_of(rows: Tensor) -> Tensor:
 
 def begin_fetch(x_N: Tensor, halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:
     """Send inner rows to the peers that read them; ``halo_H (H, ...)`` fills with theirs. Without autograd."""
-    return Exchange(halo_H, x_N[plan.send_rows], plan.recv_splits, plan.send_splits, plan, label)
+    return Exchange(halo_H, take_rows(x_N, plan.send_rows), plan.recv_splits, plan.send_splits, plan, label)
 
 
 def begin_return(halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nugnn.comm.halo_exchange import HaloPlan, fetch_halo
 from nugnn.comm.meeting import meet
-from nugnn.comm.overlap import is_staged, overlapped_sum, staged_sum
+from nugnn.comm.overlap import Fetch, Passes, can_overlap, overlapped_sum, repeated_sum
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.kernels.structure import Structure
 
@@ -38,18 +38,18 @@ class HaloHandler:
     """Extends source operands by their halo rows, once for each (tensor, version, plan) in a step.
 
     Args:
-        overlaps: Whether plain and scaled sums of source rows begin while their halo rows travel, see
+        passes: In which passes plain and scaled sums of source rows overlap with the exchange of their halo rows, see
             `nugnn.comm.overlap`. The same on every rank.
     """
 
     kinds = frozenset({"spmm", "sddmm"})
 
-    def __init__(self, *, overlaps: bool = False) -> None:
-        self.overlaps = overlaps
+    def __init__(self, *, passes: Passes = "none") -> None:
+        self.passes = passes
         self.num_exchanges = 0
         """Exchanges made since the handler exists; for tests and reports."""
         self.num_overlapped = 0
-        """How many of them travelled while edges were summed."""
+        """How many of them travel while edges are summed, in backward if not in both passes."""
         self.halo_bytes = 0
         """Bytes received since the handler exists."""
         self._memo: dict[tuple[int, int], _Known] = {}
@@ -88,8 +88,8 @@ class HaloHandler:
         attrs = {key: value for key, value in call.attrs.items() if key != "plan"}
         if plan is None:  # over out-edges: the result goes home instead
             return proceed(replace(call, attrs=attrs))
-        if self.overlaps and is_staged(call, plan):
-            return proceed(replace(call, attrs=attrs, run=self._staged(plan, call.name)))
+        if self._overlaps(call, plan):
+            return proceed(replace(call, attrs=attrs, run=self._overlapped(plan, call.name)))
         targets = ("u", "e") if call.kind == "spmm" else (attrs["lhs_target"], attrs["rhs_target"])
         inputs = tuple(
             self.local(x, plan, call.name) if target == "u" and x is not None else x
@@ -97,7 +97,18 @@ class HaloHandler:
         )
         return proceed(replace(call, inputs=inputs, attrs=attrs))
 
-    def _staged(self, plan: HaloPlan, label: str) -> Callable[..., Tensor]:
+    def begin_fetch(self, x_N: Tensor, plan: HaloPlan) -> Fetch | None:
+        """Send rows whose plain or scaled sum comes later, so that they travel until then: it has to be given this.
+
+        None where sums do not overlap with the exchange.
+        """
+        return Fetch(x_N, plan, "rows of a layer") if self.passes != "none" and can_overlap(x_N, plan) else None
+
+    def _overlaps(self, call: OperatorCall, plan: HaloPlan) -> bool:
+        is_sum = call.kind == "spmm" and call.attrs["op"] == "copy_lhs" and call.attrs["reduce"] == "sum"
+        return is_sum and self.passes != "none" and can_overlap(call.inputs[0], plan)
+
+    def _overlapped(self, plan: HaloPlan, label: str) -> Callable[..., Tensor]:
         def run(
             structure: Structure,
             x_N: Tensor,
@@ -105,14 +116,17 @@ class HaloHandler:
             src_scale: Tensor | None = None,
             dst_scale: Tensor | None = None,
             add_to: Tensor | None = None,
+            fetch: Fetch | None = None,
             **__: Any,
         ) -> Tensor:
-            if (known := self._known(x_N, plan)) is not None:
+            if fetch is None and (known := self._known(x_N, plan)) is not None:
                 if known.halo is None:
                     assert known.local is not None
                     known.halo = known.local[plan.num_inner :]
-                return staged_sum(structure, x_N, known.halo, src_scale, dst_scale, add_to)
-            out_N, halo_H = overlapped_sum(structure, x_N, plan, src_scale, dst_scale, add_to, label=label)
+                return repeated_sum(structure, x_N, known.halo, src_scale, dst_scale, add_to, passes=self.passes)
+            out_N, halo_H = overlapped_sum(
+                structure, x_N, plan, src_scale, dst_scale, add_to, passes=self.passes, fetch=fetch, label=label
+            )
             self._remember(x_N, plan, halo_H, None)
             self.num_overlapped += 1
             return out_N

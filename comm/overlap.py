@@ -1,15 +1,17 @@
-"""Sums over in-edges while halo rows travel: edges from inner rows first, the others when their rows have come.
+"""Sums over in-edges beside the exchange of halo rows: in backward alone, or in both passes.
 
-Edges are split, not destinations: with two parts of a graph such as ogbn-products most destinations have a remote
-neighbour, but most edges do not leave their part. Backward works the other way round: the gradients of halo rows are
-computed and sent first, those of inner rows meanwhile.
+Backward computes the gradients of halo rows first and sends them; those of inner rows are computed meanwhile. Rows are
+disjoint, so this costs nothing, and on GPUs every gradient is the same bits as without.
+
+Forward in both passes: edges from inner rows first, the others when their rows have come. Edges are split, not
+destinations: with two parts of a graph such as ogbn-products most destinations have a remote neighbour, but most edges
+do not leave their part. What was summed so far is put down in between, in float32.
 
 Shape suffixes: N inner, H halo, L = N + H local rows, S rows sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -17,46 +19,77 @@ from torch import Tensor
 
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import HaloPlan, add_home, add_returned_, begin_fetch, begin_return, travels_padded
-from nugnn.kernels.interceptor import OperatorCall
-from nugnn.kernels.operator import Operator
+from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import as_buffer, from_buffer
 from nugnn.kernels.spmm import spmm_sum
-from nugnn.kernels.spmm.staged import accumulator_dtype, add_sum
+from nugnn.kernels.spmm.staged import accumulator_dtype, add_sum, prepare_sum_to_sources, sum_of_both, sum_to_sources
 from nugnn.kernels.structure import Structure
 
-Overlap = Literal["auto", "on", "off"]
-"""Whether sums overlap with the exchange.
+Overlap = Literal["auto", "on", "backward", "off"]
+"""Whether sums overlap with the exchange: ``on`` in both passes, ``backward`` in backward alone, ``off`` nowhere.
 
-``auto``: where every rank has a GPU of its own and some pair of them cannot read each other's memory. Over NVLink the
-exchange takes less time than a float32 sum that is put down between two stages: 24.9 ms without overlap, 26.6 with it,
-an epoch of 3-layer SAGE on two H200 (`docs/performance.md`).
+``auto``: in both passes where every rank has a GPU of its own and some pair of them cannot read each other's memory,
+in backward where all can. Over NVLink the exchange takes less time than a float32 sum that is put down between two
+stages: 24.9 ms without overlap, 26.6 with it, an epoch of 3-layer SAGE on two H200 (`docs/performance.md`).
 """
 
+Passes = Literal["none", "backward", "both"]
+"""Passes of a step in which sums overlap with the exchange."""
 
-def overlaps(choice: Overlap, ranks: Ranks) -> bool:
+
+def overlapping_passes(choice: Overlap, ranks: Ranks) -> Passes:
     """What ``choice`` means for these ranks; the same answer on each.
 
     Raises:
         ValueError: No such choice.
     """
-    if choice not in ("auto", "on", "off"):
-        raise ValueError(f"overlap is {choice!r}, must be auto, on or off")
-    pays = ranks.carries_cuda and not ranks.reads_peers
-    return ranks.is_split and (choice == "on" or (choice == "auto" and pays))
+    if choice not in ("auto", "on", "backward", "off"):
+        raise ValueError(f"overlap is {choice!r}, must be auto, on, backward or off")
+    if choice == "auto":
+        choice = "off" if not ranks.carries_cuda else "backward" if ranks.reads_peers else "on"
+    if choice == "off" or not ranks.is_split:
+        return "none"
+    return "both" if choice == "on" else "backward"
 
 
-def is_staged(call: OperatorCall, plan: HaloPlan) -> bool:
-    """Whether :func:`overlapped_sum` computes ``call``: a sum of floating source rows, without weights."""
-    x = call.inputs[0]
-    return (
-        plan.ranks.is_split
-        and call.kind == "spmm"
-        and call.attrs["op"] == "copy_lhs"
-        and call.attrs["reduce"] == "sum"
-        and x.is_floating_point()
-        and len(x) == plan.num_inner
-        and 0 not in x.shape[1:]
-    )
+def can_overlap(x: Tensor, plan: HaloPlan) -> bool:
+    """Whether :func:`overlapped_sum` takes source rows ``x``; the same answer on every rank."""
+    return plan.ranks.is_split and x.is_floating_point() and len(x) == plan.num_inner and 0 not in x.shape[1:]
+
+
+class Fetch:
+    """Halo rows of ``x_N (N, ...)`` on their way here, and inner rows of it on their way to others.
+
+    Args:
+        x_N: As `can_overlap` says.
+        plan: Every rank of the plan has to begin with the same trailing shape and dtype.
+        label: What is fetched, for error messages.
+    """
+
+    @unseen
+    def __init__(self, x_N: Tensor, plan: HaloPlan, label: str) -> None:
+        is_padded = travels_padded(x_N, plan)
+        rows_N = as_buffer(x_N) if is_padded else x_N
+        rows_H = x_N.new_empty((plan.num_halo, *rows_N.shape[1:]))
+        self._begun_for = x_N.data_ptr()
+        is_copy = rows_N.data_ptr() != x_N.data_ptr()
+        self.inner_N = from_buffer(rows_N, x_N.shape[1]) if is_copy else x_N
+        """``x_N``, in the rows in which it travels."""
+        self._halo_H = from_buffer(rows_H, x_N.shape[1]) if is_padded else rows_H
+        self._exchange = begin_fetch(rows_N, rows_H, plan, label)
+
+    def is_of(self, x_N: Tensor) -> bool:
+        """Whether it was begun for ``x_N``."""
+        return self._begun_for == x_N.data_ptr()
+
+    def finish(self) -> Tensor:
+        """``(H, ...)``.
+
+        Raises:
+            HaloExchangeError: A peer failed, or did not take part before the timeout.
+        """
+        self._exchange.finish()
+        return self._halo_H
 
 
 def overlapped_sum(
@@ -67,6 +100,8 @@ def overlapped_sum(
     dst_scale: Tensor | None = None,
     add_to: Tensor | None = None,
     *,
+    passes: Passes = "both",
+    fetch: Fetch | None = None,
     label: str = "halo rows",
 ) -> tuple[Tensor, Tensor]:
     """``dst_scale[v] * sum of src_scale[u] * x[u] + add_to[v]`` over v's in-edges, and the halo rows it fetched.
@@ -77,7 +112,10 @@ def overlapped_sum(
         plan: Every rank of the plan has to call with the same trailing shape and dtype.
         src_scale: ``(L,)`` floating, without gradient; None for ones.
         dst_scale: ``(N,)`` likewise.
-        add_to: ``(N, ...)`` in the dtype of ``x_N``, each row contiguous; None for zeros. It stays as it is.
+        add_to: ``(N, ...)`` in the dtype of ``x_N``, each row contiguous; None for zeros. Where forward does not
+            overlap, **a GPU adds a matrix in place**.
+        passes: In which of them edges are summed while rows travel.
+        fetch: The halo rows, where somebody has begun to fetch them; it is finished here.
         label: What is fetched, for error messages.
 
     Returns:
@@ -88,21 +126,24 @@ def overlapped_sum(
         HaloExchangeError: A peer failed, or did not take part before the timeout.
     """
     structure = structure.to(x_N.device)
-    return _OverlappedSum.apply(x_N, add_to, structure, plan, src_scale, dst_scale, label)  # type: ignore[no-untyped-call, no-any-return]
+    given = (x_N, add_to, structure, plan, src_scale, dst_scale, passes == "both", fetch, label)
+    return _OverlappedSum.apply(*given)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def staged_sum(
+def repeated_sum(
     structure: Structure,
     x_N: Tensor,
     halo_H: Tensor,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     add_to: Tensor | None = None,
+    *,
+    passes: Passes = "both",
 ) -> Tensor:
-    """:func:`overlapped_sum` of halo rows that are here already; their gradient goes to ``halo_H``."""
+    """:func:`overlapped_sum` of halo rows that are here already, the same bits; their gradient goes to ``halo_H``."""
     structure = structure.to(x_N.device)
-    out: Tensor = _StagedSum.apply(x_N, halo_H, add_to, structure, src_scale, dst_scale)  # type: ignore[no-untyped-call]
-    return out
+    given = (x_N, halo_H, add_to, structure, src_scale, dst_scale, passes == "both")
+    return _RepeatedSum.apply(*given)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _OverlappedSum(Operator):
@@ -115,20 +156,24 @@ class _OverlappedSum(Operator):
         plan: HaloPlan,
         src_scale_L: Tensor | None,
         dst_scale_N: Tensor | None,
+        in_stages: bool,
+        fetch: Fetch | None,
         label: str,
     ) -> tuple[Tensor, Tensor]:
-        rows_N = as_buffer(x_N) if travels_padded(x_N, plan) else x_N
-        buffer_H = x_N.new_empty((plan.num_halo, *rows_N.shape[1:]))
-        halo_H = from_buffer(buffer_H, x_N.shape[1]) if x_N.dim() == 2 else buffer_H
-        exchange = begin_fetch(rows_N, buffer_H, plan, label)
-
-        def fetched() -> Tensor:
-            exchange.finish()
-            return halo_H
-
-        out_N = _sum(structure, x_N, fetched, src_scale_L, dst_scale_N, add_to)
+        fetch = Fetch(x_N, plan, label) if fetch is None else fetch
+        assert fetch.is_of(x_N)
+        if ctx.needs_input_grad[0]:
+            prepare_sum_to_sources(structure, x_N)
+        scales = (src_scale_L, dst_scale_N)
+        if in_stages:
+            begun = _first_stage(structure, fetch.inner_N, *scales, add_to)
+            halo_H = fetch.finish()
+            out_N = _second_stage(structure, halo_H, *scales, begun, x_N.dtype)
+        else:
+            halo_H = fetch.finish()
+            out_N = _in_one_pass(ctx, structure, fetch.inner_N, halo_H, *scales, add_to)
         ctx.structure, ctx.plan, ctx.label = structure, plan, label
-        _save(ctx, x_N, src_scale_L, dst_scale_N)
+        _save(ctx, x_N, *scales)
         ctx.set_materialize_grads(False)
         return out_N, halo_H
 
@@ -138,27 +183,47 @@ class _OverlappedSum(Operator):
         plan: HaloPlan = ctx.plan
         label = f"gradient of {ctx.label}"
         grad_N, grad_H = grads
+        needs_x, needs_add = ctx.needs_input_grad[:2]
+        grad_add = grad_N if needs_add else None
         if grad_N is None:  # the halo rows alone were used
             assert grad_H is not None
             grad_N = grad_H.new_zeros((plan.num_inner, *grad_H.shape[1:]))
-        if torch.is_grad_enabled():  # this gradient has a gradient
+        if not needs_x:
+            grad_x = None
+        elif torch.is_grad_enabled():  # this gradient has a gradient
             y_L = _sum_back(ctx.structure, grad_N, src_scale_L, dst_scale_N)
             if grad_H is not None:
                 y_L = torch.cat([y_L[: plan.num_inner], y_L[plan.num_inner :] + grad_H])
-            return add_home(y_L, plan, label), (grads[0] if ctx.needs_input_grad[1] else None), *[None] * 5
-        parts = ctx.structure.split(plan.num_inner)
-        src_scale_N, src_scale_H = _halves(src_scale_L, plan.num_inner)
-        grad_H = None if grad_H is None else grad_H.contiguous()
-        y_H = add_sum(parts.rest_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_H, add_to=grad_H)
-        exchange = begin_return(as_buffer(y_H) if travels_padded(y_H, plan) else y_H, plan, label)
-        y_N = add_sum(parts.first_reversed, grad_N, src_scale=dst_scale_N, dst_scale=src_scale_N)
-        grad_add = grads[0] if ctx.needs_input_grad[1] else None
-        received_S = exchange.finish()
-        received_S = received_S[:, : y_N.shape[1]] if y_N.dim() == 2 else received_S
-        return add_returned_(y_N, received_S, plan), grad_add, *[None] * 5
+            grad_x = add_home(y_L, plan, label)
+        else:
+            grad_x = _gradient(ctx.structure, plan, grad_N, grad_H, src_scale_L, dst_scale_N, label)
+        return grad_x, grad_add, *[None] * 7
 
 
-class _StagedSum(Operator):
+@unseen
+def _gradient(
+    structure: Structure,
+    plan: HaloPlan,
+    grad_N: Tensor,
+    grad_H: Tensor | None,
+    src_scale_L: Tensor | None,
+    dst_scale_N: Tensor | None,
+    label: str,
+) -> Tensor:
+    """The gradient of the inner rows: that of the halo rows is sent first, and what peers send is added last."""
+    src_scale_N, src_scale_H = _halves(src_scale_L, plan.num_inner)
+    grad_H = None if grad_H is None else grad_H.contiguous()
+    y_H = sum_to_sources(
+        structure, grad_N, plan.num_inner, of_rest=True, src_scale=src_scale_H, dst_scale=dst_scale_N, add_to=grad_H
+    )
+    exchange = begin_return(as_buffer(y_H) if travels_padded(y_H, plan) else y_H, plan, label)
+    y_N = sum_to_sources(structure, grad_N, plan.num_inner, of_rest=False, src_scale=src_scale_N, dst_scale=dst_scale_N)
+    received_S = exchange.finish()
+    received_S = received_S[:, : y_N.shape[1]] if y_N.dim() == 2 else received_S
+    return add_returned_(y_N, received_S, plan)
+
+
+class _RepeatedSum(Operator):
     """Saves what `_OverlappedSum` does: a layer that runs again in backward may find its halo rows remembered."""
 
     @staticmethod
@@ -170,10 +235,14 @@ class _StagedSum(Operator):
         structure: Structure,
         src_scale_L: Tensor | None,
         dst_scale_N: Tensor | None,
+        in_stages: bool,
     ) -> Tensor:
         ctx.structure, ctx.num_inner = structure, len(x_N)
-        _save(ctx, x_N, src_scale_L, dst_scale_N)
-        return _sum(structure, x_N, lambda: halo_H, src_scale_L, dst_scale_N, add_to)
+        scales = (src_scale_L, dst_scale_N)
+        _save(ctx, x_N, *scales)
+        if not in_stages:
+            return _in_one_pass(ctx, structure, x_N, halo_H, *scales, add_to)
+        return _second_stage(structure, halo_H, *scales, _first_stage(structure, x_N, *scales, add_to), x_N.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -181,32 +250,61 @@ class _StagedSum(Operator):
         grad_add = grads[0] if ctx.needs_input_grad[2] else None
         if torch.is_grad_enabled():
             y_L = _sum_back(ctx.structure, grads[0], src_scale_L, dst_scale_N)
-            return y_L[: ctx.num_inner], y_L[ctx.num_inner :], grad_add, None, None, None
-        parts = ctx.structure.split(ctx.num_inner)
-        halves = zip((parts.first_reversed, parts.rest_reversed), _halves(src_scale_L, ctx.num_inner), strict=True)
-        y_N, y_H = (add_sum(part, grads[0], src_scale=dst_scale_N, dst_scale=scale) for part, scale in halves)
-        return y_N, y_H, grad_add, None, None, None
+            return y_L[: ctx.num_inner], y_L[ctx.num_inner :], grad_add, *[None] * 4
+        y_N, y_H = (
+            sum_to_sources(
+                ctx.structure, grads[0], ctx.num_inner, of_rest=of_rest, src_scale=scale, dst_scale=dst_scale_N
+            )
+            for of_rest, scale in zip((False, True), _halves(src_scale_L, ctx.num_inner), strict=True)
+        )
+        return y_N, y_H, grad_add, *[None] * 4
 
 
 def _save(ctx: Any, x: Tensor, *scales: Tensor | None) -> None:
     ctx.save_for_backward(x.new_empty(0), *scales)
 
 
-def _sum(
+def _first_stage(
     structure: Structure,
     x_N: Tensor,
-    halo: Callable[[], Tensor],
     src_scale_L: Tensor | None,
     dst_scale_N: Tensor | None,
     add_to: Tensor | None,
 ) -> Tensor:
-    """Both stages; ``halo`` is asked for its rows in between."""
-    parts = structure.split(len(x_N))
-    src_scale_N, src_scale_H = _halves(src_scale_L, len(x_N))
-    wide = accumulator_dtype(x_N.dtype)
-    begun = add_sum(parts.first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, add_to=add_to, dtype=wide)
-    rest = {"src_scale": src_scale_H, "dst_scale": dst_scale_N}
-    return add_sum(parts.rest, halo(), **rest, add_to=begun, in_place=True, dtype=x_N.dtype)
+    """The sum over edges from inner rows, in the type in which rows are summed."""
+    src_scale_N, _ = _halves(src_scale_L, len(x_N))
+    first, wide = structure.split(len(x_N)).first, accumulator_dtype(x_N.dtype)
+    return add_sum(first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, add_to=add_to, dtype=wide)
+
+
+def _second_stage(
+    structure: Structure,
+    halo_H: Tensor,
+    src_scale_L: Tensor | None,
+    dst_scale_N: Tensor | None,
+    begun: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The whole sum from what the first stage made."""
+    num_inner = structure.num_src - len(halo_H)
+    _, src_scale_H = _halves(src_scale_L, num_inner)
+    scales = {"src_scale": src_scale_H, "dst_scale": dst_scale_N}
+    return add_sum(structure.split(num_inner).rest, halo_H, **scales, add_to=begun, in_place=True, dtype=dtype)
+
+
+def _in_one_pass(
+    ctx: Any,
+    structure: Structure,
+    x_N: Tensor,
+    halo_H: Tensor,
+    src_scale_L: Tensor | None,
+    dst_scale_N: Tensor | None,
+    add_to: Tensor | None,
+) -> Tensor:
+    out_N = sum_of_both(structure, x_N, halo_H, src_scale=src_scale_L, dst_scale=dst_scale_N, add_to=add_to)
+    if out_N is add_to:
+        ctx.mark_dirty(add_to)
+    return out_N
 
 
 def _sum_back(structure: Structure, grad_N: Tensor, src_scale_L: Tensor | None, dst_scale_N: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ Shape suffixes: n rows, I columns of an input, O of an output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,12 @@ from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, pa
 __all__ = ["products", "sum_of_products"]
 
 
-def products(x_nI: Tensor, weights_OI: Sequence[Tensor], bias_O: Tensor | None = None) -> tuple[Tensor, ...]:
+def products(
+    x_nI: Tensor,
+    weights_OI: Sequence[Tensor],
+    bias_O: Tensor | None = None,
+    on_last: Callable[[Tensor], None] | None = None,
+) -> tuple[Tensor, ...]:
     """``x @ w.t()`` for each weight; the bias goes to the first.
 
     Several products that together are no wider than the input are one, and share a buffer. A step that is open gives no
@@ -33,6 +38,8 @@ def products(x_nI: Tensor, weights_OI: Sequence[Tensor], bias_O: Tensor | None =
         x_nI: Floating, any strides.
         weights_OI: In the dtype of ``x``.
         bias_O: Likewise; None for none.
+        on_last: Gets the last product before the others are made: to send rows that then travel beside them. It must
+            not change them.
 
     Returns:
         ``(n, O)`` for each weight, rows padded where it pays; differentiable in all operands, once.
@@ -42,9 +49,8 @@ def products(x_nI: Tensor, weights_OI: Sequence[Tensor], bias_O: Tensor | None =
     """
     with torch._C.DisableTorchFunction():  # one operator: the caller names it
         if torch.is_autocast_enabled(x_nI.device.type):
-            first, *others = weights_OI
-            return F.linear(x_nI, first, bias_O), *(F.linear(x_nI, w) for w in others)
-        result: tuple[Tensor, ...] = _Products.apply(x_nI, bias_O, *weights_OI)  # type: ignore[no-untyped-call]
+            return _last_first(lambda i: F.linear(x_nI, weights_OI[i], None if i else bias_O), len(weights_OI), on_last)
+        result: tuple[Tensor, ...] = _Products.apply(x_nI, bias_O, on_last, *weights_OI)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -74,29 +80,32 @@ def sum_of_products(xs_nI: Sequence[Tensor], weights_OI: Sequence[Tensor], bias_
 
 class _Products(Operator):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, on_last: Callable[[Tensor], None] | None, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         x = _with_aligned_rows(x)
         rows = with_padding(x)
         widths = [_width(len(w), x.dtype) for w in weights]
         ctx.joins = len(weights) > 1 and sum(widths) <= rows.shape[1]
         ctx.widths, ctx.num_columns = widths, rows.shape[1]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x if any(ctx.needs_input_grad[2:]) else None, *weights)
+        ctx.save_for_backward(x if any(ctx.needs_input_grad[3:]) else None, *weights)
         if ctx.joins:
             joined = _product(rows, _joined(weights, widths, rows.shape[1]), bias)
-            return tuple(carve(joined, [len(w) for w in weights], widths))
-        biases = [bias, *[None] * (len(weights) - 1)]
-        outs = [
-            _product(rows, _padded(w, width, rows.shape[1]), b)
-            for w, b, width in zip(weights, biases, widths, strict=True)
-        ]
-        return tuple(carve(out, [len(w)], [width])[0] for out, w, width in zip(outs, weights, widths, strict=True))
+            outs = carve(joined, [len(w) for w in weights], widths)
+            return _last_first(outs.__getitem__, len(weights), on_last)
+
+        def product(i: int) -> Tensor:
+            out = _product(rows, _padded(weights[i], widths[i], rows.shape[1]), None if i else bias)
+            return carve(out, [len(weights[i])], [widths[i]])[0]
+
+        return _last_first(product, len(weights), on_last)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        needs_x, needs_bias, *needs_weights = ctx.needs_input_grad
+        needs_x, needs_bias, _, *needs_weights = ctx.needs_input_grad
         grad_bias = grads[0].sum(0) if needs_bias and grads[0] is not None else None
         given = [i for i, grad in enumerate(grads) if grad is not None]
         wholes = [_at_width(grads[i], ctx.widths[i]) for i in given]  # type: ignore[arg-type]
@@ -111,7 +120,7 @@ class _Products(Operator):
         width = weights[0].shape[1]
         del x
         ctx.maybe_clear_saved_tensors()
-        return _row_gradient(wholes, padded, width) if needs_x and given else None, grad_bias, *grad_weights
+        return _row_gradient(wholes, padded, width) if needs_x and given else None, grad_bias, None, *grad_weights
 
 
 class _SumOfProducts(Operator):
@@ -151,6 +160,16 @@ class _SumOfProducts(Operator):
             for w, columns, need in zip(weights, ctx.num_columns, needs_xs, strict=True)
         ]
         return grad_bias, *grad_xs, *grad_weights
+
+
+def _last_first(
+    make: Callable[[int], Tensor], count: int, on_last: Callable[[Tensor], None] | None
+) -> tuple[Tensor, ...]:
+    """What ``make`` makes of 0 to ``count`` - 1; the last comes first, for ``on_last``."""
+    last = make(count - 1)
+    if on_last is not None:
+        on_last(last)
+    return *(make(i) for i in range(count - 1)), last
 
 
 def _width(width: int, dtype: torch.dtype) -> int:

@@ -80,21 +80,34 @@ class RowSchedule:
 
 
 _schedules = WeakIdKeyDictionary()
+_part_schedules = WeakIdKeyDictionary()
 
 
-def row_schedule(indptr: Tensor) -> RowSchedule:
+def row_schedule(indptr: Tensor, rows: tuple[int, int] | None = None) -> RowSchedule:
     """The schedule for ``indptr`` of a structure or transposed structure; made once for each such tensor.
 
     The first call waits for the device (numbers of pieces and groups are needed on the host), later ones do not.
+
+    Args:
+        indptr: ``(N + 1,)`` int64.
+        rows: First row and the row after the last where a kernel makes these alone, numbered from the first one; all
+            when None. They are cut as in the schedule of all, so that their sums are the same bits.
     """
-    if indptr not in _schedules:
-        num_edges = int(indptr[-1]) if len(indptr) else 0
-        small = num_edges < _SMALL
-        _schedules[indptr] = make_row_schedule(
-            indptr, PIECE_EDGES // 4 if small else PIECE_EDGES, 32 if small else GROUP_COST
-        )
-    schedule: RowSchedule = _schedules[indptr]
-    return schedule
+    if rows is None:
+        if indptr not in _schedules:
+            _schedules[indptr] = make_row_schedule(indptr, *_sizes(indptr))
+        schedule: RowSchedule = _schedules[indptr]
+        return schedule
+    parts: dict[tuple[int, int], RowSchedule] = _part_schedules.setdefault(indptr, {})
+    if rows not in parts:
+        first, end = rows
+        parts[rows] = make_row_schedule(indptr[first : end + 1], *_sizes(indptr))
+    return parts[rows]
+
+
+def _sizes(indptr: Tensor) -> tuple[int, int]:
+    small = len(indptr) == 0 or int(indptr[-1]) < _SMALL
+    return (PIECE_EDGES // 4, 32) if small else (PIECE_EDGES, GROUP_COST)
 
 
 def make_row_schedule(indptr: Tensor, piece_edges: int = PIECE_EDGES, group_cost: int = GROUP_COST) -> RowSchedule:

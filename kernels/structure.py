@@ -42,6 +42,7 @@ class Structure:
     indices: Tensor
     _copies: dict[torch.device, Structure] = field(default_factory=dict, init=False, repr=False)
     _splits: dict[int, SplitStructure] = field(default_factory=dict, init=False, repr=False)
+    _reversed_splits: dict[int, tuple[Structure, Structure]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_dst(self) -> int:
@@ -110,6 +111,17 @@ class Structure:
         t = self._transpose()
         return Structure(self.num_dst, t.indptr, t.dst)
 
+    def reversed_split(self, num_first: int) -> tuple[Structure, Structure]:
+        """`reversed` in two, by rows: the first ``num_first`` source rows, and the others; made once, on first use."""
+        if num_first not in self._reversed_splits:
+            whole = self.reversed()
+            begin = int(whole.indptr[num_first])
+            self._reversed_splits[num_first] = (
+                Structure(self.num_dst, whole.indptr[: num_first + 1], whole.indices[:begin]),
+                Structure(self.num_dst, whole.indptr[num_first:] - begin, whole.indices[begin:]),
+            )
+        return self._reversed_splits[num_first]
+
     def _transpose(self) -> TransposedStructure:
         counts = torch.bincount(self.indices, minlength=self.num_src)
         indptr = torch.zeros(self.num_src + 1, dtype=torch.int64, device=self.device)
@@ -156,14 +168,6 @@ class SplitStructure:
 
     first: Structure
     rest: Structure
-
-    @cached_property
-    def first_reversed(self) -> Structure:
-        return self.first.reversed()
-
-    @cached_property
-    def rest_reversed(self) -> Structure:
-        return self.rest.reversed()
 
 
 def _split(structure: Structure, num_first: int) -> SplitStructure:

@@ -267,8 +267,9 @@ class TrainConfig(Settings):
     overlap: str = option(
         "auto",
         str,
-        "Sum over edges inside a part while halo rows travel; auto: where each worker has a GPU of its own.",
-        choices=("auto", "on", "off"),
+        "Sum over edges while halo rows travel: on, in backward alone, or off; auto: on where each worker has a GPU of "
+        "its own, in backward alone where these read each other's memory.",
+        choices=("auto", "on", "backward", "off"),
     )
     activations: str = option(
         "keep",

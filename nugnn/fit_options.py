@@ -11,7 +11,7 @@ from torch import nn
 
 from nugnn.activations import checked_activations
 from nugnn.comm.groups import Ranks
-from nugnn.comm.overlap import Overlap, overlaps
+from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.datasets.graph_data import GraphData
 from nugnn.sample_options import SAMPLES_ONLY
 from nugnn.train_options import TrainOptions, check_options, named_options
@@ -26,7 +26,7 @@ class FitOptions(TrainOptions):
             (or of the first child that has parameters) only.
         recompute_inputs: Aggregate the input features anew in every epoch; their aggregate, which is the same, is kept
             otherwise.
-        overlap: ``auto``, ``on`` or ``off``: whether sums over edges begin while halo rows travel, see
+        overlap: ``auto``, ``on``, ``backward`` or ``off``: whether edges are summed while halo rows travel, see
             `nugnn.comm.overlap`; the result is the same to rounding.
         activations: What a step keeps for backward: ``keep`` everything; ``recompute`` the insides of message-passing
             layers, which run a second time; ``offload`` to the host's memory, from a GPU. Results are the same.
@@ -81,7 +81,7 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
             f"{data.name}: there are no training nodes, so there is nothing to learn from; name some, in DGL's graphs "
             "by ndata['train_mask']"
         )
-    overlaps(chosen.overlap, Ranks())
+    overlapping_passes(chosen.overlap, Ranks())
     checked_activations(chosen.activations)
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
     return chosen

@@ -20,6 +20,7 @@ from dgl.nn.pytorch import conv
 from torch import Tensor, nn
 
 from nugnn import recognition
+from nugnn.comm.overlap import Fetch
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.kernels.products import products, sum_of_products
@@ -84,10 +85,11 @@ def _sage_mean(module: Any, graph: ShardGraph, feat: Tensor) -> Tensor:
     count_operators((module.fc_neigh, "linear"), (module.fc_self, "linear"))
     weights, bias = (module.fc_self.weight, module.fc_neigh.weight), module.fc_self.bias
     if module._in_src_feats > module._out_feats or (module._in_src_feats == module._out_feats and not _is_kept(h)):
-        if h.requires_grad and not graph.is_split:
+        if h.requires_grad:
             _ = index.structure.transposed  # sorted once, with scratch, before the products are there as well
-        out, messages = products(h, weights, bias)
-        out = index.scaled_sum(tag(messages, rows), dst_scale=mean, add_to=out)
+        fetches: list[Fetch | None] = []  # the messages travel beside the node's own product
+        out, messages = products(h, weights, bias, on_last=lambda x: fetches.append(index.begin_fetch(x)))
+        out = index.scaled_sum(tag(messages, rows), dst_scale=mean, add_to=out, fetch=fetches[0])
     else:
         out = tag(sum_of_products((h, index.scaled_sum(h, dst_scale=mean)), weights, bias), rows)
     out = out if module.activation is None else module.activation(out)

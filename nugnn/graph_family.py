@@ -35,7 +35,7 @@ class GraphFamily:
         evaluate_on: Another graph, with its rows of the splits, on which the metric is measured and predictions are
             made: inductive training sees the training nodes alone.
         recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
-        overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
+        overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
         activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
 
     Raises:

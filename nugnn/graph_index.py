@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.halo_exchange import HaloPlan, add_home, max_home
+from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.overlap import Fetch
 from nugnn.kernels.edge_softmax import edge_softmax
 from nugnn.kernels.interceptor import Interceptor, current_interceptor
 from nugnn.kernels.rows import Rows, tag
@@ -146,17 +148,25 @@ class ShardIndex:
         src_scale: Tensor | None = None,
         dst_scale: Tensor | None = None,
         add_to: Tensor | None = None,
+        fetch: Fetch | None = None,
     ) -> Tensor:
         """``dst_scale[v] * sum of e * src_scale[source] * u[source] + add_to[v]`` over v's in-edges: ``(N, ...)``.
 
         ``src_scale`` has a factor for each of the L local rows: rows travel without it. ``add_to`` may be added to in
-        place, so it has to be the caller's own.
+        place, so it has to be the caller's own. ``fetch`` is what `begin_fetch` gave for ``u``.
         """
         op = "copy_lhs" if e is None else "mul"
         attrs = {"op": op, "reduce": "sum", "plan": self.plan, "src_scale": src_scale, "dst_scale": dst_scale}
-        attrs["add_to"] = add_to
+        attrs |= {"add_to": add_to, "fetch": fetch}
         inputs = (_dense(u), _dense(e))
         return tag(self._interceptor().call("spmm", self.structure, inputs, attrs, _run_scaled), self.node_rows)
+
+    def begin_fetch(self, u: Tensor) -> Fetch | None:
+        """Send dense rows ``u (N, ...)`` on their way before `scaled_sum` asks for them; None where that does not pay.
+
+        Who gets something has to give it to the `scaled_sum` of ``u``, which comes next on this graph.
+        """
+        return self._interceptor().find(HaloHandler).begin_fetch(u, self.plan) if self.plan.ranks.is_split else None
 
     def _spmm_to_sources(self, op: str, reduce: str, x_N: Tensor | None, e: Tensor | None) -> Tensor:
         """The same over out-edges: partial results for halo sources go home to their owners."""

@@ -37,7 +37,7 @@ class ModelOnShard:
         seed: Of dropout masks.
         precision: One of `nugnn.precision.storage.PRECISIONS`.
         recompute_inputs: Aggregate the input features anew in every pass.
-        overlap: Whether sums over edges begin while halo rows travel, see `nugnn.comm.overlap`.
+        overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.comm.overlap import Overlap, overlaps
+from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import own_device
@@ -82,8 +82,8 @@ def intercept(
         graph: From `shard`.
         seed: Of dropout masks; the same on every rank.
         constant: Input features that never change: what is aggregated from them is kept from step to step.
-        overlap: Whether sums over edges begin while halo rows travel: ``auto`` (where every rank has a GPU of its own),
-            ``on`` or ``off``; the same on every rank.
+        overlap: Whether edges are summed while halo rows travel: ``on``, ``backward`` (there alone), ``off``, or
+            ``auto``, see `nugnn.comm.overlap`; the same on every rank.
 
     Raises:
         ValueError: No such choice of ``overlap``.
@@ -96,7 +96,7 @@ def intercept(
         AttentionHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),
         BatchNormHandler(graph.ranks),
-        HaloHandler(overlaps=overlaps(overlap, graph.ranks)),
+        HaloHandler(passes=overlapping_passes(overlap, graph.ranks)),
         PromotionHandler(),
     )
     return Interceptor(handlers, model, seed=seed)

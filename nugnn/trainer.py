@@ -6,6 +6,7 @@ Each rank trains on its part of the data; losses, gradients and metrics are thos
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,27 @@ class Epoch:
     val: float
     test: float
     seconds: dict[str, float]
+
+
+class HostNumber:
+    """A number of a tensor on its way to the host; a GPU goes on meanwhile.
+
+    Args:
+        x: A scalar, which stays as it is until it is read.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._arrived = None
+        self._copy = x
+        if x.device.type == "cuda":
+            self._copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(x.device).record_event()
+
+    def read(self) -> float:
+        """Waits until it is there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return float(self._copy)
 
 
 @dataclass
@@ -148,10 +170,14 @@ class Trainer:
         self._clip_norm = clip_norm
         self.num_steps = 0
         self.in_progress = EpochInProgress()
+        self._loss_of_epoch: HostNumber | None = None
         self._lap_began = time.perf_counter()
 
     def train_epoch(self) -> float:
         """All optimizer steps of an epoch; those that are left, of one in progress.
+
+        A GPU may still be at the last backward pass and step when this returns: the loss is known before. What is done
+        next on the GPU comes after them; who looks at a clock has to wait with `torch.cuda.synchronize`.
 
         Returns:
             The loss over all ranks, in the mean over steps by their weight.
@@ -193,15 +219,34 @@ class Trainer:
         epoch, first = divmod(self.num_steps, self.family.steps_per_epoch)
         for works in self.family.steps(epoch, first):
             weight = self.family.weight(works[0])
-            done.loss += self.step(works) * weight
+            is_last = self.steps_into_epoch + 1 == self.family.steps_per_epoch
+            reads = functools.partial(self._begin_reading, weight=weight) if is_last and self._reads_early else None
+            share = self.step(works, on_loss=reads)
+            done.loss += share * weight
             done.weight += weight
             if self.steps_into_epoch and between_steps():
                 return False
         return True
 
+    @property
+    def _reads_early(self) -> bool:
+        """Whether the epoch's loss comes to the host while the GPU is at the last backward pass; the same on all ranks.
+
+        The host then prepares the next epoch meanwhile. Through the host's memory, ranks would have to wait for it.
+        """
+        return self.ranks.carries_cuda or (not self.ranks.is_split and self.ranks.device.type == "cuda")
+
+    def _begin_reading(self, share: Tensor, weight: float | Tensor) -> None:
+        """With the last step's ``share`` the epoch's loss is known."""
+        done = self.in_progress
+        self._loss_of_epoch = HostNumber(self.ranks.sum_((done.loss + share * weight) / (done.weight + weight)))
+
     def _end_epoch(self) -> float:
         """The epoch's loss over all ranks; the schedule steps."""
-        global_loss = float(self.ranks.sum_(self.in_progress.loss / self.in_progress.weight))
+        if self._loss_of_epoch is None:
+            done = self.in_progress
+            self._loss_of_epoch = HostNumber(self.ranks.sum_(done.loss / done.weight))
+        global_loss, self._loss_of_epoch = self._loss_of_epoch.read(), None
         if self.scheduler is not None and not self._schedule_steps:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 self.scheduler.step(global_loss)
@@ -209,11 +254,12 @@ class Trainer:
                 self.scheduler.step()
         return global_loss
 
-    def step(self, works: Sequence[Work]) -> Tensor:
+    def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], None] | None = None) -> Tensor:
         """One optimizer step.
 
         Args:
             works: Its parts; their gradients add up.
+            on_loss: Gets what is returned as soon as it is known, before the last part's backward pass.
 
         Returns:
             This rank's share of the loss, a float64 scalar without gradient.
@@ -225,8 +271,10 @@ class Trainer:
                 loss = self.family.loss(work)
                 if self._regularizer is not None and self.ranks.rank == 0 and part == 0:
                     loss = loss + self._regularizer(self.model)
+                share += loss.detach()
+                if on_loss is not None and part == len(works) - 1:
+                    on_loss(share)
                 (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
-            share += loss.detach()
         sum_gradients(self._replicated, self.ranks)
         if self.loss_scale.unscale_(self.model.parameters()):
             if self._clip_norm is not None:  # the same everywhere: gradients are
@@ -279,6 +327,7 @@ class Trainer:
             if not self._run_steps(lambda: between_steps is not None and between_steps(history)):
                 break
             loss = self._end_epoch()
+            self.ranks.synchronize()  # what is left of the epoch is its time
             self._lap()
             spent, self.in_progress = self.in_progress.seconds, EpochInProgress()
             begin = time.perf_counter()

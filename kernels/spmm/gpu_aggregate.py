@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from nugnn.kernels.operator import unseen
 from nugnn.kernels.padded import empty_rows, is_padded, padded_copy, padded_width, with_padding
@@ -65,11 +66,11 @@ def _load(pointer, inside, in_row, other, masks_edges: tl.constexpr, masks_row: 
 
 @triton.jit
 def _take_edges(  # type: ignore[no-untyped-def]
-    total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale, in_x, in_out, in_heads, sign,
-    num_heads: tl.constexpr, x_stride: tl.constexpr, out_width: tl.constexpr, even_x: tl.constexpr,
-    even_out: tl.constexpr, op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr,
-    has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, accumulator: tl.constexpr,
-    sum_each_tile: tl.constexpr, masks_edges: tl.constexpr,
+    total, best_edge, index, edge, inside, x_at, x_rest, num_first, x_offset, w_at, winner_at, edge_ids, src_scale,
+    in_x, in_out, in_heads, sign, num_heads: tl.constexpr, x_stride: tl.constexpr, rest_stride: tl.constexpr,
+    out_width: tl.constexpr, even_x: tl.constexpr, even_out: tl.constexpr, op: tl.constexpr, weight: tl.constexpr,
+    is_extreme: tl.constexpr, has_rest: tl.constexpr, has_edge_ids: tl.constexpr, has_winner: tl.constexpr,
+    has_src_scale: tl.constexpr, accumulator: tl.constexpr, sum_each_tile: tl.constexpr, masks_edges: tl.constexpr,
 ):  # fmt: skip
     """Add one tile to ``total``, or keep its largest messages there; see :func:`_aggregate_kernel` for its axes."""
     no_weight: tl.constexpr = 1.0 if op == DIV else 0.0  # beyond the last edge: such messages are 0
@@ -80,8 +81,14 @@ def _take_edges(  # type: ignore[no-untyped-def]
         else:
             edge_row = tl.load(edge_ids + edge, eviction_policy="evict_first")
     mask = inside[None, :, :, :, None]
-    x_row = index.to(tl.int64) * x_stride
-    message = _load(x_at + x_row[None, :, :, :, None], mask, in_x, 0.0, masks_edges, not even_x).to(accumulator)
+    if has_rest:
+        row = index.to(tl.int64)
+        row_at = tl.where(index < num_first, x_at + row * x_stride, x_rest + row * rest_stride)
+        at = row_at[None, :, :, :, None] + x_offset
+    else:
+        x_row = index.to(tl.int64) * x_stride
+        at = x_at + x_row[None, :, :, :, None]
+    message = _load(at, mask, in_x, 0.0, masks_edges, not even_x).to(accumulator)
     if weight == HEAD_WEIGHT:
         at = w_at + (edge_row.to(tl.int64) * num_heads)[None, :, :, :]
         w_tile = _load(at, inside[None, :, :, :], in_heads, no_weight, masks_edges, not even_x)
@@ -112,14 +119,14 @@ def _take_edges(  # type: ignore[no-untyped-def]
 
 
 # Widths are compile-time constants: an address is then one instruction, and whole blocks need no mask.
-@triton.jit(do_not_specialize=["num_pieces", "num_light", "sign", "last_column"])
+@triton.jit(do_not_specialize=["num_pieces", "num_light", "num_first", "sign", "last_column"])
 def _aggregate_kernel(  # type: ignore[no-untyped-def]
-    out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add,
+    out, out_winner, partial, partial_winner, x, x_rest, w, winner, src_scale, dst_scale, add,
     indptr, indices, edge_ids, group_begin, group_end, lockstep_rows, piece_begin, piece_end,
-    num_pieces, num_light, sign, last_column, num_heads: tl.constexpr, num_columns: tl.constexpr,
-    x_columns: tl.constexpr, x_stride: tl.constexpr, out_stride: tl.constexpr, add_stride: tl.constexpr,
-    zero_columns: tl.constexpr, adds: tl.constexpr,
-    op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr,
+    num_pieces, num_light, num_first, sign, last_column, num_heads: tl.constexpr, num_columns: tl.constexpr,
+    x_columns: tl.constexpr, x_stride: tl.constexpr, rest_stride: tl.constexpr, out_stride: tl.constexpr,
+    add_stride: tl.constexpr, zero_columns: tl.constexpr, adds: tl.constexpr,
+    op: tl.constexpr, weight: tl.constexpr, is_extreme: tl.constexpr, by_edge: tl.constexpr, has_rest: tl.constexpr,
     has_edge_ids: tl.constexpr, has_winner: tl.constexpr, has_src_scale: tl.constexpr, has_dst_scale: tl.constexpr,
     wide_edges: tl.constexpr, accumulator: tl.constexpr, no_edge: tl.constexpr,
     rows_at_once: tl.constexpr, row_sets: tl.constexpr, unroll: tl.constexpr, block_edges: tl.constexpr,
@@ -142,7 +149,12 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
     in_out = in_heads[:, None] & (column < num_columns)[None, :]
     in_x = in_heads[:, None] & (column < x_columns)[None, :]
     out_offset = head[:, None] * num_columns + column[None, :]
-    x_at = x + (head[:, None] * x_columns + column[None, :])[:, None, None, None, :]
+    x_offset = (head[:, None] * x_columns + column[None, :])[:, None, None, None, :]
+    if has_rest:
+        x_at = x
+        x_rest -= num_first.to(tl.int64) * rest_stride  # so that rows of both are found by their index
+    else:
+        x_at = x + x_offset
     w_at = w
     if weight == HEAD_WEIGHT:
         w_at = w + head[:, None, None, None]
@@ -206,17 +218,19 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                     next_at = indices + at + tile_edges + step
                     next_index = tl.load(next_at, mask=inside, other=0, eviction_policy="evict_first")
                 total, best_edge = _take_edges(
-                    total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale,
-                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, out_width, even_x, even_out,
-                    op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, False,
+                    total, best_edge, index, edge, inside, x_at, x_rest, num_first, x_offset, w_at, winner_at, edge_ids,
+                    src_scale, in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, rest_stride, out_width,
+                    even_x, even_out, op, weight, is_extreme, has_rest, has_edge_ids, has_winner, has_src_scale,
+                    accumulator, sum_each_tile, False,
                 )  # fmt: skip
                 index = next_index
             if rest < end:
                 edge = (rest + step).to(edge_type)
                 total, best_edge = _take_edges(
-                    total, best_edge, index, edge, edge < end, x_at, w_at, winner_at, edge_ids, src_scale,
-                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, out_width, even_x, even_out,
-                    op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, True,
+                    total, best_edge, index, edge, edge < end, x_at, x_rest, num_first, x_offset, w_at, winner_at,
+                    edge_ids, src_scale, in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, rest_stride,
+                    out_width, even_x, even_out, op, weight, is_extreme, has_rest, has_edge_ids, has_winner,
+                    has_src_scale, accumulator, sum_each_tile, True,
                 )  # fmt: skip
             lowest = tl.where(end > begin, begin, -1).to(edge_type)
         else:
@@ -238,9 +252,10 @@ def _aggregate_kernel(  # type: ignore[no-untyped-def]
                 else:
                     next_index = tl.load(indices + next_edge, mask=next_inside, other=0, eviction_policy="evict_first")
                 total, best_edge = _take_edges(
-                    total, best_edge, index, edge, inside, x_at, w_at, winner_at, edge_ids, src_scale,
-                    in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, out_width, even_x, even_out,
-                    op, weight, is_extreme, has_edge_ids, has_winner, has_src_scale, accumulator, sum_each_tile, True,
+                    total, best_edge, index, edge, inside, x_at, x_rest, num_first, x_offset, w_at, winner_at, edge_ids,
+                    src_scale, in_x_tile, in_out_tile, in_heads_tile, sign, num_heads, x_stride, rest_stride, out_width,
+                    even_x, even_out, op, weight, is_extreme, has_rest, has_edge_ids, has_winner, has_src_scale,
+                    accumulator, sum_each_tile, True,
                 )  # fmt: skip
                 edge = next_edge
                 inside = next_inside
@@ -329,29 +344,43 @@ TRITON_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges grouped by the rows of an output: those of a structure, or of its transposed."""
+    """Edges grouped by the rows of an output: those of a structure, or of its transposed.
+
+    Args:
+        indptr: Of all rows.
+        indices: Of all edges.
+        edge_ids: Likewise, or None.
+        rows: First row of the output and the row after its last; all when None. A row is the same bits in any output.
+    """
 
     indptr: Tensor
     indices: Tensor
     edge_ids: Tensor | None
+    rows: tuple[int, int] | None = None
 
     @property
-    def num_rows(self) -> int:
-        return len(self.indptr) - 1
+    def offsets(self) -> Tensor:
+        """``indptr`` of the rows of the output."""
+        return self.indptr if self.rows is None else self.indptr[self.rows[0] : self.rows[1] + 1]
+
+    @property
+    def mean_degree(self) -> int:
+        """Of all rows: what is chosen by it decides about the order in which a row is summed."""
+        return cdiv(len(self.indices), max(1, len(self.indptr) - 1))
 
     @property
     def schedule(self) -> RowSchedule:
-        return row_schedule(self.indptr)
+        return row_schedule(self.indptr, self.rows)
 
 
 def in_edges(structure: Structure) -> Edges:
     return Edges(structure.indptr, structure.indices, None)
 
 
-def out_edges(structure: Structure, *, has_edge_rows: bool) -> Edges:
+def out_edges(structure: Structure, *, has_edge_rows: bool, rows: tuple[int, int] | None = None) -> Edges:
     """``has_edge_rows``: something is read for each edge, so that it has to be known which edge that is."""
     transposed = structure.transposed
-    return Edges(transposed.indptr, transposed.dst, transposed.edges if has_edge_rows else None)
+    return Edges(transposed.indptr, transposed.dst, transposed.edges if has_edge_rows else None, rows)
 
 
 @unseen
@@ -360,6 +389,7 @@ def aggregate_rows(
     x: Tensor,
     num_heads: int,
     *,
+    rest: Tensor | None = None,
     op: str = "copy_lhs",
     w: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -378,6 +408,7 @@ def aggregate_rows(
         edges: Edges grouped by output row.
         x: ``(rows, F)``, each row contiguous; rows of ``edges.indices``, or of the edge itself (``by_edge``).
         num_heads: H.
+        rest: ``(rows, F)`` likewise, numbered on after those of ``x``; None for none. For one head; padded if ``x`` is.
         op: How ``x`` and ``w`` meet.
         w: ``(E, H)`` or ``(E, F)`` contiguous, by edge row; None for copies.
         out_dtype: Type of the result; that of ``x`` without.
@@ -394,7 +425,8 @@ def aggregate_rows(
         ``(N, F)``, its rows padded if those of ``x`` are, or ``add_to``; and the winning edges ``(N, F)`` of a maximum
         or minimum, -1 where a row has none.
     """
-    num_rows, width, num_edges = edges.num_rows, x.shape[1], len(edges.indices)
+    offsets, width, num_edges = edges.offsets, x.shape[1], len(edges.indices)
+    num_rows = len(offsets) - 1
     num_columns = width // num_heads
     accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
     schedule = edges.schedule
@@ -414,12 +446,15 @@ def aggregate_rows(
     edge_dtype = torch.int64 if wide_edges else torch.int32
     out_winner = torch.empty(num_rows if is_extreme else 0, width, dtype=edge_dtype, device=x.device)
     partial_winner = torch.empty(schedule.num_pieces if is_extreme else 0, width, dtype=edge_dtype, device=x.device)
-    if num_heads == 1 and not by_edge:
+    if rest is not None:
+        assert num_heads == 1 and rest.shape[1] == width and rest.dtype == x.dtype
+        x, rest = _alike(x, rest)
+    elif num_heads == 1 and not by_edge:
         x = aligned_rows(x, num_edges)
     x_columns = x.shape[1] // num_heads  # padding included
     streams = 2 if is_extreme or winner is not None or weight == 2 else 1
     if tile is None:
-        tile = choose_tile(num_heads, x_columns, x.element_size(), cdiv(num_edges, num_rows), streams)
+        tile = choose_tile(num_heads, x_columns, x.element_size(), edges.mean_degree, streams)
     # left out where nothing reads them: the gradient of a plain sum is then the kernel of its forward pass
     edge_ids = edges.edge_ids if w is not None or winner is not None else None
     num_light = len(schedule.lockstep_rows)
@@ -429,15 +464,16 @@ def aggregate_rows(
     blocks = cdiv(num_heads, tile.heads) * cdiv(num_columns, tile.columns)
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
-            out, out_winner, partial, partial_winner, x, w, winner, src_scale, dst_scale, add_to,
-            edges.indptr, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
+            out, out_winner, partial, partial_winner, x, rest, w, winner, src_scale, dst_scale, add_to,
+            offsets, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
-            schedule.num_pieces, num_light, sign, num_columns - 1,
+            schedule.num_pieces, num_light, len(x), sign, num_columns - 1,
             num_heads=num_heads, num_columns=num_columns, x_columns=x_columns,
-            x_stride=x.stride(0), out_stride=out.stride(0), add_stride=0 if add_to is None else add_to.stride(0),
+            x_stride=x.stride(0), rest_stride=0 if rest is None else rest.stride(0), out_stride=out.stride(0),
+            add_stride=0 if add_to is None else add_to.stride(0),
             zero_columns=zero_columns, adds=add_to is not None,
             op=_CODES[op], weight=weight, is_extreme=is_extreme, by_edge=by_edge,
-            has_edge_ids=edge_ids is not None,
+            has_rest=rest is not None, has_edge_ids=edge_ids is not None,
             has_winner=winner is not None, has_src_scale=src_scale is not None, has_dst_scale=dst_scale is not None,
             wide_edges=wide_edges, accumulator=TRITON_TYPES[accumulator],
             no_edge=torch.iinfo(edge_dtype).max,
@@ -473,6 +509,14 @@ def combine_pieces(
         is_extreme=sign != 0, has_dst_scale=dst_scale is not None, adds=add_to is not None,
         accumulator=TRITON_TYPES[partial.dtype], block_columns=block, num_warps=4 if block > 128 else 1,
     )  # fmt: skip
+
+
+def _alike(x: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with padding, or neither: a single row, which is contiguous at any stride, does not show what is behind."""
+    x, rest = with_padding(x), with_padding(rest)
+    columns = max(x.shape[1], rest.shape[1])
+    x, rest = (y if y.shape[1] == columns else F.pad(y, (0, columns - y.shape[1])) for y in (x, rest))
+    return x, rest
 
 
 def aligned_rows(x: Tensor, num_edges: int) -> Tensor:

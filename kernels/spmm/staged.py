@@ -1,16 +1,22 @@
-"""Sums over in-edges in stages: the edges whose sources are here first, the others once their rows have come.
+"""Sums of source rows that come in two tensors: those that are here first, the others when they have come.
 
-Without autograd; the stages of a 16-bit sum pass float32 on, so that the whole is rounded once, as in one stage.
+Over in-edges in one pass or in a stage for each tensor, and back to the sources of either tensor alone. Without
+autograd; the stages of a 16-bit sum pass float32 on, so that the whole is rounded once, as in one pass.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from nugnn.kernels.padded import whole_rows
+from nugnn.kernels.padded import is_padded, padded_copy, padded_width, whole_rows
 from nugnn.kernels.spmm import runs_triton, spmm_sum
 from nugnn.kernels.structure import Structure
+
+if TYPE_CHECKING:
+    from nugnn.kernels.spmm.gpu_aggregate import Edges
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -47,12 +53,116 @@ def add_sum(
     if not runs_triton(structure, x):
         out = spmm_sum(structure, x.to(accumulator_dtype(x.dtype)), src_scale=src_scale, dst_scale=dst_scale)
         return (out if add_to is None else out.add_(add_to)).to(dtype)
-    from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges
+    from nugnn.kernels.spmm.gpu_aggregate import in_edges
 
-    rows, base = (y if y is None or y.dim() == 2 else y.reshape(len(y), -1) for y in (x, add_to))
+    return _aggregated(
+        in_edges(structure), x, src_scale=src_scale, dst_scale=dst_scale, add_to=add_to, in_place=in_place, dtype=dtype
+    )
+
+
+def _aggregated(
+    edges: Edges,
+    x: Tensor,
+    rest: Tensor | None = None,
+    *,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    add_to: Tensor | None,
+    in_place: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows
+
+    dtype = dtype or x.dtype
+    rows, others, base = (y if y is None or y.dim() == 2 else y.reshape(len(y), -1) for y in (x, rest, add_to))
     assert rows is not None
+    rows = whole_rows(rows)
+    if others is not None:
+        rows, others = (_with_padding_known(y) for y in (rows, whole_rows(others)))
     out, _ = aggregate_rows(
-        in_edges(structure), whole_rows(rows), 1, out_dtype=dtype, src_scale=src_scale, dst_scale=dst_scale,
+        edges, rows, 1, rest=others, out_dtype=dtype, src_scale=src_scale, dst_scale=dst_scale,
         add_to=base, in_place=in_place and base is not None and base.dtype == dtype,
     )  # fmt: skip
-    return out if x.dim() == 2 else out.view(structure.num_dst, *x.shape[1:])
+    return out if x.dim() == 2 else out.view(len(out), *x.shape[1:])
+
+
+@torch.no_grad()
+def sum_of_both(
+    structure: Structure,
+    first: Tensor,
+    rest: Tensor,
+    *,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    add_to: Tensor | None = None,
+) -> Tensor:
+    """:func:`add_sum` of ``torch.cat([first, rest])`` in one pass; the same bits as `nugnn.kernels.spmm.spmm_sum` has.
+
+    Args:
+        structure: In-edges from ``len(first) + len(rest)`` sources.
+        first: Source rows, floating.
+        rest: The others.
+        src_scale: One for each source row; None for ones.
+        dst_scale: ``(N,)``; None for ones.
+        add_to: ``(N, ...)`` with contiguous rows, in the type of ``first``; None for zeros. **A GPU adds a matrix in
+            place.**
+
+    Returns:
+        ``(N, ...)``: ``add_to`` itself where that was added to in place.
+    """
+    in_place = add_to is not None and add_to.dim() == 2
+    if len(rest) == 0 or not runs_triton(structure, first):
+        x = torch.cat([first, rest]) if len(rest) else first
+        return add_sum(structure, x, src_scale=src_scale, dst_scale=dst_scale, add_to=add_to, in_place=in_place)
+    from nugnn.kernels.spmm.gpu_aggregate import in_edges
+
+    return _aggregated(
+        in_edges(structure), first, rest, src_scale=src_scale, dst_scale=dst_scale, add_to=add_to, in_place=in_place
+    )
+
+
+@torch.no_grad()
+def sum_to_sources(
+    structure: Structure,
+    y: Tensor,
+    num_first: int,
+    *,
+    of_rest: bool,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    add_to: Tensor | None = None,
+) -> Tensor:
+    """``add_to[u] + src_scale[u] * sum over out-edges (u -> v) of dst_scale[v] * y[v]`` for some of the sources.
+
+    On a GPU each row is the same bits as in a sum for all sources.
+
+    Args:
+        structure: In-edges grouped by destination, on the device of ``y``.
+        y: ``(N, ...)``, floating.
+        num_first: How many sources are the first ones.
+        of_rest: Whether the result is of the other sources, else of the first ones.
+        src_scale: A factor for each row of the result; None for ones.
+        dst_scale: ``(N,)``; None for ones.
+        add_to: Of the shape and type of the result, with contiguous rows; None for zeros.
+
+    Returns:
+        ``(num_first, ...)``, or a row for each of the others.
+    """
+    rows = (num_first, structure.num_src) if of_rest else (0, num_first)
+    if rows[0] == rows[1] or not runs_triton(structure, y):
+        part = structure.reversed_split(num_first)[of_rest]
+        return add_sum(part, y, src_scale=dst_scale, dst_scale=src_scale, add_to=add_to)
+    from nugnn.kernels.spmm.gpu_aggregate import out_edges
+
+    edges = out_edges(structure, has_edge_rows=False, rows=rows)
+    return _aggregated(edges, y, src_scale=dst_scale, dst_scale=src_scale, add_to=add_to)
+
+
+def prepare_sum_to_sources(structure: Structure, x: Tensor) -> None:
+    """Make now what :func:`sum_to_sources` needs on a GPU: in backward, more is alive."""
+    if runs_triton(structure, x):
+        _ = structure.transposed
+
+
+def _with_padding_known(x: Tensor) -> Tensor:
+    return x if is_padded(x) or padded_width(x.shape[1], x.element_size()) == x.shape[1] else padded_copy(x)

@@ -35,6 +35,7 @@ from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.epilogue.reference import before_dropout, epilogue_rows_reference
 from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.philox import RandomKey
+from nugnn.kernels.take_rows.gpu import take_rows_triton
 
 DEVICE = sys.argv[1]
 KEY = RandomKey(2**63 + 5, 3, 2**32 - 1)
@@ -374,6 +375,15 @@ def check_rows_are_added_with_the_bits_of_index_add(dtype: torch.dtype) -> None:
         for lay_out in (Tensor.clone, padded_copy):
             given = lay_out(x)
             assert add_rows_triton(given, rows, lay_out(values)) is given and torch.equal(given, expected), width
+
+
+def check_rows_are_taken_as_they_are(dtype: torch.dtype) -> None:
+    rows = torch.randint(0, 100, (150,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    for width in (1, 47, 256, 300):
+        x = randn(100, width).to(DEVICE, dtype)
+        for lay_out in (Tensor.clone, padded_copy, beside_another):
+            taken = take_rows_triton(lay_out(x), rows)
+            assert taken.is_contiguous() and torch.equal(taken, x[rows]), width
 
 
 def same_but_for_the_order_of_sums(mine: Tensor, plain: Tensor, name: str, width: int) -> bool:

@@ -33,6 +33,7 @@ from nugnn.kernels.padded import padded_copy
 from nugnn.kernels.philox.gpu import random_words_triton
 from nugnn.kernels.sddmm.gpu import sddmm_triton
 from nugnn.kernels.spmm.gpu import aggregate
+from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges
 from nugnn.kernels.structure import Structure
 
 IS_WIDE = sys.argv[1:] == ["wide"]
@@ -140,6 +141,12 @@ def spmm(structure: Structure, width: int, dtype: torch.dtype, padded: bool, sca
     differentiate(aggregate(structure, "copy_lhs", "sum", rows(width, dtype, padded), None, scale, scale, add_to))
 
 
+def spmm_of_two(structure: Structure, width: int, dtype: torch.dtype, padded: bool) -> None:
+    x = rows(width, dtype, padded).detach()
+    some = padded_copy(torch.ones(NUM_ROWS // 2, width), dtype) if padded else x[: NUM_ROWS // 2].contiguous()
+    aggregate_rows(in_edges(structure), some, 1, rest=some)
+
+
 def weighted_spmm(structure: Structure, heads: int, dim: int, dtype: torch.dtype) -> None:
     x = torch.ones(NUM_ROWS, heads, dim, dtype=dtype).requires_grad_()
     w = torch.ones(structure.num_edges, heads, 1, dtype=dtype).requires_grad_()
@@ -201,6 +208,7 @@ QUICK: list[tuple[Any, ...]] = [
     (spmm, 47, BF16, True, True, False),  # the one that was wrong, without last_column
     (spmm, 33, FP32, True, False, True),
     (maximum, 100, BF16, False),
+    (spmm_of_two, 47, BF16, True),
     (weighted_spmm, 1, 33, FP32),
     (gatv2, 1, 47, BF16),
     (edges, 47, BF16),
@@ -210,6 +218,7 @@ QUICK: list[tuple[Any, ...]] = [
 _FLAGS = (False, True)
 WIDE: list[tuple[Any, ...]] = [
     *((spmm, *case) for case in product((3, 7, 17, 33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS, _FLAGS)),
+    *((spmm_of_two, *case) for case in product((3, 33, 47, 100, 256), (BF16, FP32), _FLAGS)),
     *((weighted_spmm, *case) for case in product((1, 4), (33, 47, 100), (BF16, FP32))),
     *((maximum, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS)),
     *((gatv2, *case) for case in product((1, 4), (33, 47, 100), (BF16, FP32), _FLAGS)),
@@ -225,7 +234,7 @@ def main() -> None:
     cases = [(padded_sums, False), (padded_sums, True), *(WIDE if IS_WIDE else QUICK)]
     for case, *arguments in cases:
         search.case = (case.__name__, *arguments)
-        if case in (spmm, weighted_spmm, maximum, gatv2, edges):
+        if case in (spmm, spmm_of_two, weighted_spmm, maximum, gatv2, edges):
             arguments.insert(0, structure)
         case(*arguments)
     known = [line for line in search.wrong if line.startswith("_padded_sums_kernel of ('padded_sums', True)")]

@@ -449,6 +449,51 @@ def check_sums_are_added_in_place_and_rounded_once() -> None:
         assert torch.equal(to_x, torch.autograd.grad(alone, x, grad)[0])
 
 
+@few(4)
+@given(
+    seed=st.integers(0, 2**31),
+    num_dst=st.integers(1, 5),
+    width=st.sampled_from([1, 5, 8, 19]),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(["plain", "padded", "beside others"]),
+    adds=st.booleans(),
+    tiles=TILES,
+)
+def check_sums_of_two_tensors_and_of_some_rows_have_the_bits_of_one_sum(
+    seed, num_dst, width, dtype, layout, adds, tiles
+) -> None:
+    structure = a_structure(seed, num_dst)
+    x, y, base = (
+        torch.randn(rows, width, generator=torch.Generator().manual_seed(seed + rows)).to(DEVICE, dtype)
+        for rows in (structure.num_src, num_dst, num_dst)
+    )
+    src, dst = (1 + torch.rand(rows, device=DEVICE) for rows in (structure.num_src, num_dst))
+    first = 1 + seed % (structure.num_src - 1)
+    halves = [x[:first].clone(), x[first:].clone()]
+    if layout != "plain":
+        halves = [padded_copy(half) for half in halves]
+        x, y, base = (padded_copy(z) for z in (x, y, base))
+    if layout == "beside others":  # rows of one product among several, at another distance than received ones
+        padded = padded_width(width, dtype.itemsize)
+        buffer = torch.zeros(first, 2 * padded, dtype=dtype, device=DEVICE)
+        halves[0] = carve(buffer, [width, width], [padded, padded])[1].copy_(halves[0])
+    scales = {"src_scale": src, "dst_scale": dst, "add_to": base if adds else None}
+    with tiles:
+        one, _ = gpu_aggregate.aggregate_rows(in_edges(structure), x, 1, **scales)
+        two, _ = gpu_aggregate.aggregate_rows(in_edges(structure), halves[0], 1, rest=halves[1], **scales)
+        assert torch.equal(one, two) and is_padded(two) == is_padded(one)
+        usual = schedules._sizes
+        schedules._sizes = lambda indptr: (4, 20)  # as `a_structure` cuts all rows
+        scale, to_all = src, None
+        for rows in (None, (0, first), (first, structure.num_src)):
+            edges = gpu_aggregate.out_edges(structure, has_edge_rows=False, rows=rows)
+            begin, end = rows or (0, structure.num_src)
+            sums, _ = gpu_aggregate.aggregate_rows(edges, y, 1, src_scale=dst, dst_scale=scale[begin:end])
+            to_all = sums if to_all is None else to_all
+            assert torch.equal(sums, to_all[begin:end])
+        schedules._sizes = usual
+
+
 def check_64_bit_edges_give_the_same() -> None:
     structure = a_structure(22, 3)
     results = []

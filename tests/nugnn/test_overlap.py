@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_g
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import fetch_halo
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.comm.overlap import overlapped_sum, overlaps, staged_sum
+from nugnn.comm.overlap import Fetch, Passes, overlapped_sum, overlapping_passes, repeated_sum
 from nugnn.kernels.spmm import spmm_sum
 from nugnn.models import GNN
 from shard_calls import make_data, shard_of
@@ -56,16 +57,20 @@ def _model(name: str) -> nn.Module:
     return GNN(name, NUM_FEATURES, NUM_CLASSES, hidden=5, layers=3, **options).double()
 
 
-@pytest.mark.parametrize("split", ["2-no_train", "3-metis_unequal", "5-random"])
+@pytest.mark.parametrize(
+    ("split", "overlap"),
+    [("2-no_train", "on"), ("3-metis_unequal", "on"), ("3-metis_unequal", "backward"), ("5-random", "on")],
+)
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "readers", "readers-sum-last"])
-def test_parts_equal_one_device(ranks: Any, name: str, split: str) -> None:
+def test_parts_equal_one_device(ranks: Any, name: str, split: str, overlap: str) -> None:
     num_parts, how = int(split[0]), split[2:]
     data = make_graph(directed=how == "random", self_loops=how != "metis_unequal")
     model = _model(name)
     alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), model, _adam)
     runs: list[Run] = ranks.run(
-        num_parts, run_steps, data, make_parts(data, num_parts, how), model, _adam, overlap="on", recompute_inputs=True
-    )
+        num_parts, run_steps, data, make_parts(data, num_parts, how), model, _adam, overlap=overlap,
+        recompute_inputs=True,
+    )  # fmt: skip
     for run in runs:
         worst, where = largest_difference(alone, run)
         assert worst <= FLOAT64_BOUND, where
@@ -96,13 +101,14 @@ def _exchanges(ranks: Ranks, name: str, overlap: str) -> tuple[int, int, int]:
     ],
 )
 def test_a_tensor_still_travels_once(ranks: Any, name: str, expected: tuple[int, int, int]) -> None:
-    for mine, usual in zip(ranks.run(3, _exchanges, name, "on"), ranks.run(3, _exchanges, name, "off"), strict=True):
-        assert mine == expected
+    runs = [ranks.run(3, _exchanges, name, overlap) for overlap in ("on", "backward", "off")]
+    for mine, in_backward, usual in zip(*runs, strict=True):
+        assert mine == in_backward == expected
         assert usual == (expected[0], 0, expected[2])
 
 
-def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Sums, halo rows, gradients and gradients of gradients: in stages, and over all edges at once."""
+def _both_ways(ranks: Ranks, dtype: torch.dtype, passes: Passes) -> list[tuple[Tensor, Tensor]]:
+    """Sums, halo rows, gradients and gradients of gradients: beside the exchange, and over all edges at once."""
     graph = shard_of(ranks, make_data())
     index = graph.index
     structure, plan = index.structure, index.plan
@@ -110,15 +116,16 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     src = fetch_halo(torch.rand(plan.num_inner, generator=generator) + 0.5, plan)
     dst = torch.rand(plan.num_inner, generator=generator) + 0.5
     x = torch.randn(plan.num_inner, 2, 3, generator=generator).to(dtype).requires_grad_()
-    out, halo = overlapped_sum(structure, x, plan, src, dst)
+    summed = functools.partial(overlapped_sum, passes=passes)
+    out, halo = summed(structure, x, plan, src, dst)
     local = fetch_halo(x, plan)
     usual = spmm_sum(structure, local, src_scale=src, dst_scale=dst)
     pairs = [(out, usual), (halo, local[plan.num_inner :])]
     base = torch.randn(out.shape, generator=generator).to(dtype).requires_grad_()
-    added, _ = overlapped_sum(structure, x, plan, src, dst, base)
+    added, _ = summed(structure, x, plan, src, dst, base)
     expected = spmm_sum(structure, local.double(), src_scale=src.double(), dst_scale=dst.double()) + base.double()
     pairs.append((added, expected.to(dtype)))
-    pairs.append((staged_sum(structure, x, halo, src, dst, base), added))
+    pairs.append((repeated_sum(structure, x, halo, src, dst, base, passes=passes), added))
     if dtype == torch.float64:
         weights, halo_weights = torch.randn_like(out), torch.randn_like(halo)
         mine = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x, create_graph=True)[0]
@@ -127,27 +134,29 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         )[0]
         pairs.append((mine, theirs))
         pairs.append((torch.autograd.grad(mine.sin().sum(), x)[0], torch.autograd.grad(theirs.sin().sum(), x)[0]))
-        out, halo = overlapped_sum(structure, x, plan, src, dst)
+        out, halo = summed(structure, x, plan, src, dst)
         once = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x)[0]
         pairs.append((once, theirs))
-        out, halo = overlapped_sum(structure, x, plan, src, dst)
-        added, _ = overlapped_sum(structure, x, plan, src, dst, base)
+        out, halo = summed(structure, x, plan, src, dst)
+        added, _ = summed(structure, x, plan, src, dst, base)
         pairs += list(zip(torch.autograd.grad((added * weights).sum(), [x, base]), [None, weights], strict=True))[1:]
         of_halo = torch.autograd.grad(halo.sin().sum(), x)[0]
         pairs.append((of_halo, torch.autograd.grad(fetch_halo(x, plan)[plan.num_inner :].sin().sum(), x)[0]))
     return [(a.detach(), b.detach()) for a, b in pairs]
 
 
-def test_values_and_gradients_of_all_outputs(ranks: Any) -> None:
-    for pairs in ranks.run(3, _both_ways, torch.float64):
+@pytest.mark.parametrize("passes", ["both", "backward"])
+def test_values_and_gradients_of_all_outputs(ranks: Any, passes: Passes) -> None:
+    for pairs in ranks.run(3, _both_ways, torch.float64, passes):
         assert len(pairs) == 9
         for mine, usual in pairs:
             # fewer than 100 terms below 20, in another order; gradients pass through two such sums
             torch.testing.assert_close(mine, usual, rtol=0, atol=2 * 100 * 20 * 100 * torch.finfo(torch.float64).eps)
 
 
-def test_16_bit_sums_are_rounded_once(ranks: Any) -> None:
-    for pairs in ranks.run(3, _both_ways, torch.bfloat16):
+@pytest.mark.parametrize("passes", ["both", "backward"])
+def test_16_bit_sums_are_rounded_once(ranks: Any, passes: Passes) -> None:
+    for pairs in ranks.run(3, _both_ways, torch.bfloat16, passes):
         (out, usual), (halo, expected), added, again = pairs
         assert torch.equal(halo, expected) and torch.equal(*again)
         # sums in float32 in another order round to the same number or, rarely, to its neighbour
@@ -157,33 +166,69 @@ def test_16_bit_sums_are_rounded_once(ranks: Any) -> None:
         assert (added[0] == added[1]).double().mean() > 0.98  # rounded twice, a quarter would differ
 
 
-def _own_loop(ranks: Ranks, choice: str) -> bool:
+def _own_loop(ranks: Ranks, choice: str) -> str:
     graph = shard_of(ranks, make_data())
-    return nugnn.intercept(nn.Identity(), graph, overlap=choice).find(HaloHandler).overlaps
+    return nugnn.intercept(nn.Identity(), graph, overlap=choice).find(HaloHandler).passes
 
 
 def test_choices(ranks: Any) -> None:
-    assert ranks.run(2, _own_loop, "on") == [True, True]
-    assert ranks.run(2, _own_loop, "off") == [False, False]
-    assert ranks.run(2, _own_loop, "auto") == [False, False]  # gloo: the transfer needs the cores that sum
-    assert not overlaps("on", Ranks())
+    assert ranks.run(2, _own_loop, "on") == ["both", "both"]
+    assert ranks.run(2, _own_loop, "backward") == ["backward", "backward"]
+    assert ranks.run(2, _own_loop, "off") == ["none", "none"]
+    assert ranks.run(2, _own_loop, "auto") == ["none", "none"]  # gloo: the transfer needs the cores that sum
+    assert overlapping_passes("on", Ranks()) == overlapping_passes("backward", Ranks()) == "none"
     over_pcie, over_nvlink = (Ranks(0, 2, carries_cuda=True, reads_peers=reads) for reads in (False, True))
-    assert overlaps("auto", over_pcie) and not overlaps("auto", over_nvlink) and overlaps("on", over_nvlink)
-    with pytest.raises(ValueError, match="auto, on or off"):
-        overlaps("yes", Ranks())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="auto, on or off"):
+    assert [overlapping_passes("auto", ranks_) for ranks_ in (over_pcie, over_nvlink)] == ["both", "backward"]
+    assert overlapping_passes("on", over_nvlink) == "both" and overlapping_passes("off", over_pcie) == "none"
+    with pytest.raises(ValueError, match="auto, on, backward or off"):
+        overlapping_passes("yes", Ranks())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="auto, on, backward or off"):
         nugnn.fit(nn.Identity(), make_graph(), overlap="always")
 
 
-@pytest.mark.parametrize("name", ["gin", "sage", "two-readers"])
-def test_layers_that_run_again_find_what_they_found_first(ranks: Any, name: str) -> None:
+def _fetched_early(ranks: Ranks) -> list[bool]:
+    """Whether sums of rows on their way are those of rows fetched later; others are not taken for them."""
+    index = shard_of(ranks, make_data()).index
+    x = torch.randn(index.plan.num_inner, 3, generator=torch.Generator().manual_seed(ranks.rank))
+    same = []
+    for passes in ("both", "backward"):
+        fetch = Fetch(x, index.plan, "early")
+        early = overlapped_sum(index.structure, x, index.plan, passes=passes, fetch=fetch)
+        late = overlapped_sum(index.structure, x, index.plan, passes=passes)
+        same += [torch.equal(*pair) for pair in zip(early, late, strict=True)]
+        same.append(fetch.is_of(x) and not fetch.is_of(x.clone()))
+    return same
+
+
+def test_rows_may_be_on_their_way_already(ranks: Any) -> None:
+    assert all(all(same) for same in ranks.run(3, _fetched_early))
+
+
+def _who_needs_what(ranks: Ranks) -> tuple[int, bool]:
+    """Exchanges of a backward in which only what is added to has a gradient."""
+    index = shard_of(ranks, make_data()).index
+    x, base = torch.ones(index.plan.num_inner, 3), torch.ones(index.plan.num_inner, 3, requires_grad=True)
+    out, _ = overlapped_sum(index.structure, x, index.plan, add_to=base, passes="backward")
+    before = ranks.clock.halo_rounds
+    (grad,) = torch.autograd.grad(out.sum(), base)
+    return ranks.clock.halo_rounds - before, torch.equal(grad, base)
+
+
+def test_rows_without_gradient_do_not_travel_back(ranks: Any) -> None:
+    assert ranks.run(3, _who_needs_what) == [(0, True)] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "overlap"), [("gin", "on"), ("sage", "backward"), ("two-readers", "on"), ("two-readers", "backward")]
+)
+def test_layers_that_run_again_find_what_they_found_first(ranks: Any, name: str, overlap: str) -> None:
     data = make_graph()
     parts = make_parts(data, 3, "metis_unequal")
     torch.manual_seed(0)
     two_readers = _Twice(Readers(), Readers(num_features=NUM_CLASSES)).double()
     model = two_readers if name == "two-readers" else _model(name)
     runs = [
-        ranks.run(3, run_steps, data, parts, model, _adam, overlap="on", activations=activations)
+        ranks.run(3, run_steps, data, parts, model, _adam, overlap=overlap, activations=activations)
         for activations in ("keep", "recompute")
     ]
     for kept, repeated in zip(*runs, strict=True):

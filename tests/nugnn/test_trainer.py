@@ -23,9 +23,11 @@ from nugnn.models import GNN
 from nugnn.parameter_groups import parameter_groups
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
+from nugnn.sample_family import SampleFamily
 from nugnn.schedules import Cosine
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, Trainer
+from sample_cases import make_data, make_model
 from trainers import graph_trainer
 
 
@@ -102,6 +104,37 @@ def test_api_02_memory_is_flat_over_200_epochs(ranks: Any) -> None:
             # 195 more epochs keep 195 Epoch objects, in two lists: below 2 kB each
             assert memory["traced"][1] - memory["traced"][0] <= 195 * 2048
             assert memory["resident"][1] <= 1.01 * memory["resident"][0]
+
+
+class _ReadsEarly(Trainer):
+    """As on GPUs, whose host reads an epoch's loss before the last backward pass has run."""
+
+    _reads_early = True  # type: ignore[assignment]
+
+
+def _either_way(ranks: Ranks, kind: type[Trainer]) -> tuple[list[float], list[Tensor]]:
+    """Losses of two epochs, of graphs in one step and of samples in several, and what they leave."""
+    graphs = _trainer(ranks, make_graph(), _gnn())
+    family = SampleFamily(make_model("cnn"), make_data("images", 50), ranks, sizes=(12,) * ranks.world_size, seed=3)
+    trainers = [kind(each, clip_norm=1.0) for each in (graphs.family, family)]
+    losses = [trainer.train_epoch() for trainer in trainers for _ in range(2)]
+    losses += [epoch.loss for trainer in trainers for epoch in trainer.fit(1).epochs]
+    return losses, [p.detach().clone() for trainer in trainers for p in trainer.model.parameters()]
+
+
+def test_a_loss_that_is_read_early_is_the_loss(ranks: Any) -> None:
+    for num_parts in (1, 3):
+        late, early = (ranks.run(num_parts, _either_way, kind) for kind in (Trainer, _ReadsEarly))
+        for (a_losses, a_state), (b_losses, b_state) in zip(late, early, strict=True):
+            assert a_losses == b_losses
+            assert all(torch.equal(a, b) for a, b in zip(a_state, b_state, strict=True))
+
+
+def test_a_loss_is_known_before_the_last_backward_pass() -> None:
+    trainer = _ReadsEarly(_trainer(Ranks(), make_graph(), _gnn()).family)
+    known = []
+    share = trainer.step([None], on_loss=lambda loss: known.append((loss, next(trainer.model.parameters()).grad)))
+    assert known == [(share, None)] and next(trainer.model.parameters()).grad is not None
 
 
 # -- evaluation ----------------------------------------------------------------------------------------------------
