@@ -106,14 +106,13 @@ def split_batch_norm(
 class BatchNormHandler:
     """Answers ``F.batch_norm`` in training mode when its rows are part of a split graph."""
 
-    kinds = frozenset({"batch_norm"})
-
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self.kinds = frozenset({"batch_norm"} if ranks.is_split else ())
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
         a = _arguments(call)
-        if not self._ranks.is_split or not a.get("training", False):
+        if not a.get("training", False):
             return proceed(call)
         x = a["input"]
         rows = rows_of(x)

@@ -22,7 +22,7 @@ from nugnn.kernels.dropout.reference import (
     keep_scale,
     keep_threshold,
 )
-from nugnn.kernels.operator import Operator
+from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 
@@ -194,6 +194,7 @@ class _DropoutCsrValues(Operator):
         return _apply_csr_mask(grad, indptr, indices, ctx.p, ctx.key, row_ids), None, None, None, None, None
 
 
+@unseen
 def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool = False) -> Tensor:
     if x.numel() == 0 or p == 1:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
@@ -225,6 +226,7 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *,
     return out.view(x.shape)
 
 
+@unseen
 def _apply_csr_mask(
     values: Tensor, indptr: Tensor, indices: Tensor, p: float, key: RandomKey, row_ids: Tensor
 ) -> Tensor:
