@@ -290,15 +290,17 @@ class Interceptor(TorchFunctionMode):
     # -- names --------------------------------------------------------------------------------------------------
 
     def _watch_modules(self) -> list[RemovableHandle]:
+        stack: list[Interceptor] = _active.stack
+
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if current_interceptor() is not self:
+            if getattr(_active, "stack", None) is not stack or stack[-1] is not self:
                 return  # another thread's step
             path = self._path_of(module)
             self._path_stack.append(path)
             self._begin_module_call(path, args, module)
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if current_interceptor() is not self:
+            if getattr(_active, "stack", None) is not stack or stack[-1] is not self:
                 return
             if len(self._path_stack) <= self._anchor_depth:
                 self._second_run.close()
