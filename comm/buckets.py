@@ -42,9 +42,7 @@ class Bucket:
         """Give each parameter its part of ``total``, the sum over ranks; none where no rank has a gradient."""
         *pieces, counts = total.split([*(p.numel() for p in self.parameters), len(self.parameters)])
         is_somewhere = self._is_present if all(self._is_present) else (counts != 0).tolist()
-        for parameter, order, piece, somewhere in zip(
-            self.parameters, self._orders, pieces, is_somewhere, strict=True
-        ):
+        for parameter, order, piece, somewhere in zip(self.parameters, self._orders, pieces, is_somewhere, strict=True):
             parameter.grad = _shaped(piece, parameter, order) if somewhere else None
 
 

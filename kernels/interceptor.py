@@ -204,7 +204,9 @@ class Interceptor(TorchFunctionMode):
         seed: Of every random mask.
     """
 
-    def __init__(self, handlers: Sequence[Handler | Observer], model: nn.Module | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, handlers: Sequence[Handler | Observer], model: nn.Module | None = None, *, seed: int = 0
+    ) -> None:
         super().__init__()
         self.seed = seed
         self.step_number = 0
