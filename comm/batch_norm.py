@@ -66,6 +66,88 @@ class _SplitBatchNorm(Operator):
         )
 
 
+class _FusedBatchNorm(Operator):
+    """The same in torch's kernels for GPUs: a pass over ``x`` for its statistics, one to normalise, two in backward.
+
+    Ranks exchange mean, inverse deviation and count, and combine them as Chan et al. do (torch does it in float32).
+    Nothing is asked of the device, so the host does not wait in any layer.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running: tuple[Tensor | None, Tensor | None],
+        momentum: float,
+        eps: float,
+        ranks: Ranks,
+    ) -> Tensor:
+        x = _dense(x)
+        channels, per_channel = x.shape[1], x.numel() // max(x.shape[1], 1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        packed = torch.zeros(ranks.world_size, 2 * channels + 1, dtype=wide, device=x.device)
+        own = packed[ranks.rank]
+        own[-1] = per_channel or _NO_ROWS
+        if per_channel:
+            own[:channels], own[channels:-1] = torch.batch_norm_stats(x, eps)
+        else:
+            own[channels:-1] = 1
+        ranks.sum_(packed)
+        means, inverses, counts = (part.contiguous() for part in packed.split([channels, channels, 1], dim=1))
+        # a rank with two values knows the answer; asking the GPU for it would make the host wait in every layer
+        if per_channel <= 1 and float(counts.sum()) < 1.5:
+            raise ValueError(_TOO_FEW)
+        counts = counts.view(-1)
+        known = counts if running[0] is None else counts.to(running[0].dtype)
+        mean, inverse = torch.batch_norm_gather_stats_with_counts(
+            x, means, inverses, running[0], running[1], momentum, eps, known
+        )
+        ctx.save_for_backward(x, weight, mean, inverse, counts.to(torch.int32))
+        ctx.ranks, ctx.bias_dtype = ranks, None if bias is None else bias.dtype
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps) if per_channel else torch.empty_like(x)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        x, weight, mean, inverse, counts = ctx.saved_tensors
+        with torch._C.DisableTorchFunction():
+            grad, channels = _dense(grads[0]), x.shape[1]
+            totals = torch.zeros(2 * channels, dtype=mean.dtype, device=x.device)
+            own_weight, own_bias = totals[:channels], totals[channels:]
+            if x.numel():
+                sum_grad, sum_grad_x, own_weight, own_bias = torch.batch_norm_backward_reduce(
+                    grad, x, mean, inverse, weight, True, weight is not None, ctx.bias_dtype is not None
+                )
+                totals = torch.cat([sum_grad, sum_grad_x])
+            else:
+                own_weight, own_bias = own_weight.clone(), own_bias.clone()
+            ctx.ranks.sum_(totals)
+            grad_x = torch.empty_like(x)
+            if x.numel():
+                wide_weight = None if weight is None else weight.to(mean.dtype)
+                grad_x = torch.batch_norm_backward_elemt(
+                    grad, x, mean, inverse, wide_weight, *totals.split(channels), counts
+                )
+            # affine gradients stay local sums: the gradient sync adds them over ranks, once
+            grad_weight = None if weight is None else own_weight.to(weight.dtype)
+            grad_bias = None if ctx.bias_dtype is None else own_bias.to(ctx.bias_dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+_NO_ROWS = 1e-30
+"""The count of a rank without rows: torch divides by the first counts' sum, and this one changes no bit of the rest."""
+_TOO_FEW = "batch norm needs more than 1 row over all ranks when training, got 1 or none"
+
+
+def _dense(x: Tensor) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()]):
+        return x
+    return x.contiguous()
+
+
 def split_batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
@@ -91,6 +173,9 @@ def split_batch_norm(
     Raises:
         ValueError: There is a single value per channel over all ranks.
     """
+    if x.device.type == "cuda" and ranks.carries_cuda and ranks.is_uniform:
+        running = (running_mean, running_var)
+        return _FusedBatchNorm.apply(x, weight, bias, running, momentum, eps, ranks)  # type: ignore[no-any-return, no-untyped-call]
     out, mean, variance, count = _SplitBatchNorm.apply(x, weight, bias, eps, ranks)  # type: ignore[no-untyped-call]
     # a rank with two values knows the answer; asking a GPU for it would make the host wait in every layer
     if x.numel() <= max(x.shape[1], 1) and float(count) <= 1:
@@ -106,14 +191,13 @@ def split_batch_norm(
 class BatchNormHandler:
     """Answers ``F.batch_norm`` in training mode when its rows are part of a split graph."""
 
-    kinds = frozenset({"batch_norm"})
-
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self.kinds = frozenset({"batch_norm"} if ranks.is_split else ())
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
         a = _arguments(call)
-        if not self._ranks.is_split or not a.get("training", False):
+        if not a.get("training", False):
             return proceed(call)
         x = a["input"]
         rows = rows_of(x)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from nugnn.comm.buckets import Bucket
 from nugnn.comm.groups import Ranks
 
 
@@ -32,20 +33,8 @@ def _sum_gradients(trainable: list[nn.Parameter], ranks: Ranks) -> None:
     for parameter in trainable:
         by_type.setdefault(parameter.dtype, []).append(parameter)
     for group in by_type.values():
-        # one sum says too who has which gradient, so that nothing waits for an answer before
-        is_present = [p.grad is not None for p in group]
-        present = torch.tensor(is_present, dtype=group[0].dtype).to(group[0].device, non_blocking=True)
-        flat = ranks.sum_(torch.cat([*(_gradient(p).reshape(-1) for p in group), present]))
-        *pieces, counts = flat.split([*(p.numel() for p in group), len(group)])
-        is_somewhere = is_present if all(is_present) else (counts != 0).tolist()
-        for parameter, piece, somewhere in zip(group, pieces, is_somewhere, strict=True):
-            parameter.grad = piece.view_as(parameter) if somewhere else None
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        return torch.zeros_like(parameter)
-    return parameter.grad.to_dense() if parameter.grad.layout is not torch.strided else parameter.grad
+        bucket = Bucket(group)
+        bucket.unpack(ranks.sum_(bucket.packed()))
 
 
 def broadcast_state(tensors: Sequence[Tensor], ranks: Ranks) -> bool:

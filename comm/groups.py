@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -68,7 +68,7 @@ class Ranks:
     Args:
         rank: This process, in ``[0, world_size)``.
         world_size: P, the number of ranks (= parts).
-        halo: Group of halo exchanges; None when P = 1.
+        halo: Group of halo exchanges; None when P = 1. Samples have none: sums that begin in backward go through it.
         control: Group of gradient sums, metrics and decisions; None when P = 1.
         device: Where this rank computes.
         carries_cuda: Whether the groups take CUDA tensors (NCCL); they travel through the host's memory otherwise.
@@ -111,6 +111,26 @@ class Ranks:
                 dist.all_reduce(wire, group=self.control)
             _bring_back(x, wire)
         return x
+
+    @property
+    def sums_aside(self) -> bool:
+        """Whether `begin_sum` is to be had: the same answer everywhere."""
+        return self.halo is not None and self.is_uniform and (self.carries_cuda or self.device.type == "cpu")
+
+    def begin_sum(self, x: Tensor) -> Callable[[], None]:
+        """Begin to all-reduce ``x`` by sum, in place, in the group ``halo``.
+
+        Returns:
+            What waits until it is done; ``x`` belongs to the sum until then.
+        """
+        work = dist.all_reduce(x, group=self.halo, async_op=True)
+        assert work is not None
+
+        def wait() -> None:
+            with self.pulse.waiting("a sum over all workers"):
+                work.wait()
+
+        return wait
 
     def max_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by maximum, in place."""

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from nugnn.kernels.interceptor import Interceptor, OperatorCall
 
 _BEATS = struct.Struct("<Q")
 _TEXT = struct.Struct("<H")
@@ -80,13 +76,13 @@ class Pulse:
 
 
 class ProgressHandler:
-    """Stamps each operator that a model finishes.
+    """Stamps each operator that a model finishes: a `nugnn.kernels.interceptor.Observer`.
 
     Args:
         pulse: The stamp.
     """
 
-    kinds = frozenset(
+    observed = frozenset(
         {"spmm", "sddmm", "edge_softmax", "linear", "matmul", "bmm", "conv", "layer_norm", "dropout", "recurrent"}
     )
 
@@ -99,10 +95,8 @@ class ProgressHandler:
     def end_step(self) -> None:
         self._pulse.beat()
 
-    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        out = proceed(call)
+    def finished(self) -> None:
         self._pulse.beat()
-        return out
 
 
 def create(path: Path) -> mmap.mmap:

@@ -65,12 +65,14 @@ def _with_torch_threads(dispatcher: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(dispatcher)
     def call(*args: Any) -> Any:
         threads = torch.get_num_threads()  # before numba is asked anything: see below
-        before = numba.get_num_threads()
-        numba.set_num_threads(min(threads, most))
+        before, wanted = numba.get_num_threads(), min(threads, most)
+        if wanted != before:
+            numba.set_num_threads(wanted)
         try:
             return dispatcher(*args)
         finally:
-            numba.set_num_threads(before)
+            if wanted != before:
+                numba.set_num_threads(before)
             # numba's thread pool, once started, sets OpenMP, which torch and DGL use too, to every core. On a machine
             # that workers share, each operator then waits for threads without a core, ten times as long.
             if torch.get_num_threads() != threads:

@@ -26,10 +26,10 @@ class DropoutHandler:
             0 otherwise.
     """
 
-    kinds = frozenset({"dropout", "structured_dropout", "recurrent"})
-
     def __init__(self, *, is_split: bool) -> None:
         self._is_split = is_split
+        # on one rank torch draws where there are no masks by row
+        self.kinds = frozenset({"dropout", "structured_dropout", "recurrent"} if is_split else {"dropout"})
 
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
         if call.kind == "recurrent":
@@ -41,8 +41,6 @@ class DropoutHandler:
         if not training or p == 0:
             return proceed(call)
         if call.kind == "structured_dropout":
-            if not self._is_split:
-                return proceed(call)
             raise NotImplementedError(
                 f"{call.name}: this kind of dropout would draw different masks for different numbers of parts. "
                 "Use torch.nn.Dropout, or apply the mask to nodes before nugnn.fit."
@@ -72,7 +70,7 @@ class DropoutHandler:
         """``torch.lstm`` and its kin draw masks between their layers, inside one call."""
         start = 5 if isinstance(call.inputs[3], (list, tuple)) else 4  # packed sequences come with their sizes
         num_layers, p, training = call.inputs[start : start + 3]
-        if self._is_split and training and p > 0 and num_layers > 1:
+        if training and p > 0 and num_layers > 1:
             raise NotImplementedError(
                 f"{call.name}: dropout between the layers of a recurrent network would draw different masks for "
                 "different numbers of parts. Give it dropout=0, or stack one-layer networks with torch.nn.Dropout."
@@ -117,14 +115,13 @@ class RandomDrawHandler:
         is_split: Whether other ranks hold further rows; on one rank torch draws as ever.
     """
 
-    kinds = frozenset({"random"})
-
     def __init__(self, *, is_split: bool) -> None:
         self._is_split = is_split
+        self.kinds = frozenset({"random"} if is_split else ())
 
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
         function = getattr(call.run, "__name__", "")
-        if not self._is_split or not _draws(function, call.inputs, call.attrs):
+        if not _draws(function, call.inputs, call.attrs):
             return proceed(call)
         tensors = [x for x in (*call.inputs, *call.attrs.values()) if isinstance(x, Tensor)]
         if not any((rows := rows_of(x)) is not None and rows.split for x in tensors):

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
-from nugnn.kernels.row_rules import propagate
+from nugnn.kernels.row_rules import Follow, follower
 from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.structure import Structure
 
@@ -54,13 +54,26 @@ class OperatorCall:
 
 
 class Handler(Protocol):
-    """A link of the chain: may change the call, answer it, or look at it; ``proceed`` runs the rest."""
+    """A link of the chain: may change the call, answer it, or look at it; ``proceed`` runs the rest.
+
+    A call costs Python time in each operator of a model, so a handler asks for no kind that it only passes on.
+    """
 
     @property
     def kinds(self) -> frozenset[str] | None:
         """Kinds of operator this handler wants to see; None for all."""
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any: ...
+
+
+class Observer(Protocol):
+    """Stands among the handlers, and is told only that an operator has run: nothing has to be named for it."""
+
+    @property
+    def observed(self) -> frozenset[str]:
+        """Kinds of operator it is told about."""
+
+    def finished(self) -> None: ...
 
 
 H = TypeVar("H")
@@ -103,13 +116,47 @@ def current_interceptor() -> Interceptor | None:
     return stack[-1] if stack else None
 
 
-@dataclass(frozen=True)
-class _Start:
+class _Counts:
+    """How often each (module path, kind) has been called.
+
+    Args:
+        before: Counts to begin with; not modified.
+    """
+
+    __slots__ = ("_before", "_log", "now")
+
+    def __init__(self, before: dict[tuple[str, str], int] | None = None) -> None:
+        self._before: dict[tuple[str, str], int] = before or {}
+        self._log: list[tuple[str, str]] = []
+        self.now = dict(self._before)
+
+    def add(self, key: tuple[str, str]) -> int:
+        """Calls of ``key`` before this one."""
+        count = self.now.get(key, 0)
+        self.now[key] = count + 1
+        self._log.append(key)
+        return count
+
+    @property
+    def position(self) -> int:
+        """For `at`; a number instead of a copy, for every module call asks."""
+        return len(self._log)
+
+    def at(self, position: int) -> dict[tuple[str, str], int]:
+        """The counts as they were there."""
+        calls = dict(self._before)
+        for key in self._log[:position]:
+            calls[key] = calls.get(key, 0) + 1
+        return calls
+
+
+class _Start(NamedTuple):
     """How a module call began: its first tensor and where that lay, the counts, and the identity of all rows."""
 
     first: weakref.ref[Tensor] | None
     pointer: int
-    calls: dict[tuple[str, str], int]
+    counts: _Counts
+    position: int
     rows: tuple[weakref.ref[Rows] | None, ...]
 
 
@@ -117,8 +164,23 @@ class _Start:
 class _Counters:
     """How often each (module path, kind) has been called, and how each module call began."""
 
-    calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    counts: _Counts = field(default_factory=_Counts)
     starts: dict[str, list[_Start]] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> dict[tuple[str, str], int]:
+        return self.counts.now
+
+
+class _Plan(NamedTuple):
+    """What the mode does about a torch function, found out on its first call."""
+
+    kind: str | None
+    chain: tuple[Handler, ...]
+    finished: tuple[Callable[[], None], ...]
+    follow: Follow
+    is_question: bool
+    is_backward: bool
 
 
 @dataclass(frozen=True)
@@ -137,17 +199,20 @@ class Interceptor(TorchFunctionMode):
     checkpointing then repeats the names, and so the dropout masks, of the first run).
 
     Args:
-        handlers: Outermost first.
+        handlers: Outermost first; `Observer` among them.
         model: Its module paths become operator names; not modified.
         seed: Of every random mask.
     """
 
-    def __init__(self, handlers: Sequence[Handler], model: nn.Module | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, handlers: Sequence[Handler | Observer], model: nn.Module | None = None, *, seed: int = 0
+    ) -> None:
         super().__init__()
         self.seed = seed
         self.step_number = 0
         self._handlers = tuple(handlers)
         self._chains: dict[str, tuple[Handler, ...]] = {}
+        self._plans: dict[Any, _Plan] = {}
         self._paths = {} if model is None else {id(module): path for path, module in model.named_modules()}
         self._path_stack: list[str] = [""]
         self._scope = ""
@@ -218,7 +283,7 @@ class Interceptor(TorchFunctionMode):
         """
         before = self._path_stack, self._scope, self._counters, self._anchor_depth
         self._path_stack, self._scope = list(place.path), place.scope
-        self._counters, self._anchor_depth = _Counters(dict(place.calls)), len(place.path)
+        self._counters, self._anchor_depth = _Counters(_Counts(place.calls)), len(place.path)
         try:
             yield
         finally:
@@ -227,15 +292,17 @@ class Interceptor(TorchFunctionMode):
     # -- names --------------------------------------------------------------------------------------------------
 
     def _watch_modules(self) -> list[RemovableHandle]:
+        stack: list[Interceptor] = _active.stack
+
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if current_interceptor() is not self:
+            if getattr(_active, "stack", None) is not stack or stack[-1] is not self:
                 return  # another thread's step
             path = self._path_of(module)
             self._path_stack.append(path)
             self._begin_module_call(path, args, module)
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if current_interceptor() is not self:
+            if getattr(_active, "stack", None) is not stack or stack[-1] is not self:
                 return
             if len(self._path_stack) <= self._anchor_depth:
                 self._second_run.close()
@@ -248,7 +315,8 @@ class Interceptor(TorchFunctionMode):
         ]
 
     def _path_of(self, module: nn.Module) -> str:
-        return self._paths.get(id(module), f"{self._path_stack[-1]}.{type(module).__name__}".lstrip("."))
+        path = self._paths.get(id(module))
+        return f"{self._path_stack[-1]}.{type(module).__name__}".lstrip(".") if path is None else path
 
     def _begin_module_call(self, path: str, args: tuple[Any, ...], module: nn.Module | None = None) -> None:
         """Note how a module call begins; when autograd recomputes the call, everything begins like that again."""
@@ -256,9 +324,10 @@ class Interceptor(TorchFunctionMode):
         pointer = _address(tensors[0]) if tensors else 0
         starts = self._counters.starts.setdefault(path, [])
         if not in_backward():
-            identities = tuple(None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors)
+            identities = tuple([None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors])
             first = weakref.ref(tensors[0]) if tensors else None
-            starts.append(_Start(first, pointer, dict(self._counters.calls), identities))
+            counts = self._counters.counts
+            starts.append(_Start(first, pointer, counts, counts.position, identities))
             return
         depth = len(self._path_stack)
         if self._anchor_depth and depth > self._anchor_depth:
@@ -276,23 +345,22 @@ class Interceptor(TorchFunctionMode):
             )
         _identify(path, tensors, matching[0])
         if module is not None:
-            self._second_run.enter_context(self._counting_from(matching[0].calls, depth))
+            start = matching[0]
+            self._second_run.enter_context(self._counting_from(start.counts.at(start.position), depth))
             self._second_run.enter_context(ModuleState(module).restored())
 
     @contextmanager
     def _counting_from(self, calls: dict[tuple[str, str], int], depth: int) -> Iterator[None]:
-        before = self._counters.calls
-        self._counters.calls, self._anchor_depth = dict(calls), depth
+        before = self._counters.counts
+        self._counters.counts, self._anchor_depth = _Counts(calls), depth
         try:
             yield
         finally:
-            self._counters.calls, self._anchor_depth = before, 0
+            self._counters.counts, self._anchor_depth = before, 0
 
     def _next_name(self, kind: str) -> str:
         path = self._path_stack[-1]
-        key = (path, kind)
-        count = self._counters.calls.get(key, 0)
-        self._counters.calls[key] = count + 1
+        count = self._counters.counts.add((path, kind))
         base = f"{path}/{kind}" if path else kind
         return f"{self._scope}{base}" + (f"#{count}" if count else "")
 
@@ -334,11 +402,14 @@ class Interceptor(TorchFunctionMode):
         """Run one operator through the chain; torch functions that an operator on a graph calls are not looked at."""
         call = OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run)
         with nullcontext() if structure is None else torch._C.DisableTorchFunction():
-            return self._proceed(call, self._chain(kind))
+            out = self._proceed(call, self._chain(kind))
+        for finished in self._finished(kind):
+            finished()
+        return out
 
     @property
-    def handlers(self) -> tuple[Handler, ...]:
-        """The chain, outermost first."""
+    def handlers(self) -> tuple[Handler | Observer, ...]:
+        """The chain, outermost first, and who observes it."""
         return self._handlers
 
     def find(self, handler_type: type[H]) -> H:
@@ -351,38 +422,59 @@ class Interceptor(TorchFunctionMode):
     def _chain(self, kind: str) -> tuple[Handler, ...]:
         chain = self._chains.get(kind)
         if chain is None:
-            chain = tuple(h for h in self._handlers if h.kinds is None or kind in h.kinds)
+            links = [h for h in self._handlers if not hasattr(h, "observed")]
+            chain = tuple(h for h in links if h.kinds is None or kind in h.kinds)  # type: ignore[union-attr, misc]
             self._chains[kind] = chain
         return chain
+
+    def _finished(self, kind: str) -> tuple[Callable[[], None], ...]:
+        observers = [h for h in self._handlers if hasattr(h, "observed")]
+        return tuple(o.finished for o in observers if kind in o.observed)  # type: ignore[union-attr]
 
     def _proceed(self, call: OperatorCall, chain: tuple[Handler, ...]) -> Any:
         if not chain:
             return call.compute()
         return chain[0](call, lambda next_call: self._proceed(next_call, chain[1:]), self)
 
+    def _plan(self, func: Any) -> _Plan:
+        kind = _KIND_OF.get(func)
+        plan = _Plan(
+            kind,
+            () if kind is None else self._chain(kind),
+            () if kind is None else self._finished(kind),
+            follower(func),
+            func in _QUESTIONS,
+            func in BACKWARD_FUNCTIONS,
+        )
+        if len(self._plans) < _MOST_PLANS:
+            self._plans[func] = plan
+        return plan
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _QUESTIONS:
+        plan = self._plans.get(func) or self._plan(func)
+        if plan.is_question:
             return func(*args, **kwargs)
-        if func in BACKWARD_FUNCTIONS:
+        if plan.is_backward:
             return run_backward(self, func, args, kwargs)
-        if in_backward() and len(self._path_stack) == 1 and not torch.is_grad_enabled():
+        if len(self._path_stack) == 1 and in_backward() and not torch.is_grad_enabled():
             return func(*args, **kwargs)  # the backward of some operator, not a layer that runs again
-        kind = _KIND_OF.get(func)
-        if kind is None:
-            if self._chain("other") and _has_sparse(args):
-                out = self.call("other", None, args, kwargs, func)
-            else:
-                out = func(*args, **kwargs)
-        elif self._chain(kind):
-            out = self.call(kind, None, args, kwargs, func)
-        else:
-            self._next_name(kind)
+        if plan.chain:
+            assert plan.kind is not None
+            out = self.call(plan.kind, None, args, kwargs, func)
+        elif plan.kind is None and self._chain("other") and _has_sparse(args):
+            out = self.call("other", None, args, kwargs, func)
+        else:  # no handler asks for its name, so it has none
             out = func(*args, **kwargs)
+            for finished in plan.finished:
+                finished()
         if isinstance(out, (Tensor, tuple, list)):
-            propagate(func, args, kwargs, out)
+            plan.follow(args, kwargs, out)
         return out
 
+
+_MOST_PLANS = 4096
+"""Functions that are made anew for each call would fill the memory otherwise."""
 
 _QUESTIONS = frozenset(
     {
@@ -419,9 +511,10 @@ def _identify(path: str, tensors: list[Tensor], start: _Start) -> None:
 
 def _address(x: Tensor) -> int:
     """Where the values of ``x`` lie; a sparse tensor has no storage of its own."""
-    if x.layout is torch.strided:
-        return x.data_ptr()
-    return x.values().data_ptr() if x.layout is torch.sparse_csr else id(x)
+    with torch._C.DisableTorchFunction():
+        if x.layout is torch.strided:
+            return x.data_ptr()
+        return x.values().data_ptr() if x.layout is torch.sparse_csr else id(x)
 
 
 def in_backward() -> bool:

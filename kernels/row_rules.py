@@ -19,6 +19,7 @@ from nugnn.kernels.rows import REPLICATED, Rows, rows_of, tag, tag_turned, turne
 Args = Sequence[Any]
 Kwargs = dict[str, Any]
 Rule = Callable[[Args, Kwargs, Tensor], "Rows | None"]
+Follow = Callable[[Args, Kwargs, Any], None]
 
 
 def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -32,30 +33,76 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def propagate(func: Callable[..., Any], args: Args, kwargs: Kwargs, out: Any) -> None:
     """Tag the result(s) of ``func(*args, **kwargs)`` with the identity their rows inherit."""
-    if getattr(func, "__name__", "") in _SWAPS:
-        _turn(args, kwargs, out)
-    outputs = list(tensors((out,)))
-    inputs = [*tensors(args), *tensors(kwargs.values())]
-    tags = [rows_of(x) for x in inputs]
-    if not outputs or all(rows is None for rows in tags):
-        return
-    if all(rows is not None and rows.kind == "replicated" for rows in tags):
-        for x in outputs:
-            if not isinstance(x, Parameter):
-                tag(x, REPLICATED)
-        return
-    name = getattr(func, "__name__", "")
-    # in place, or nothing to do (x.to(its own dtype)): the function returned its argument
-    returned = [any(x is given for given in inputs) for x in outputs]
-    if not name.startswith("__") and name.endswith("_"):
-        name = name.rstrip("_")
-        if returned[0] and name in _RESHAPED_IN_PLACE:
-            untag(outputs[0])
+    follower(func)(args, kwargs, out)
+
+
+def follower(func: Callable[..., Any]) -> Follow:
+    """What tags the results of ``func``, given arguments and results, as `propagate` does.
+
+    A model calls the same few functions again and again: what depends on the function alone is found out here, once.
+    """
+    full_name = getattr(func, "__name__", "")
+    is_in_place = not full_name.startswith("__") and full_name.endswith("_")
+    name = full_name.rstrip("_") if is_in_place else full_name
+    is_swap = full_name in _SWAPS
+    unshapes, keeps_given = is_in_place and name in _RESHAPED_IN_PLACE, name != "set"
+    rule, has_many = _RULES.get(name), name in _SPLIT or name in _RECURRENT
+
+    def follow(args: Args, kwargs: Kwargs, out: Any) -> None:
+        if is_swap:
+            _turn(args, kwargs, out)
+        inputs = _tensors_of(args, kwargs)
+        has_tag = has_own = False
+        num_replicated = 0
+        for x in inputs:
+            if (rows := rows_of(x)) is not None:
+                has_tag = True
+                if rows.kind == "replicated":
+                    num_replicated += 1
+                else:
+                    has_own = True
+        if not has_tag:
             return
-    for x, rows, is_given in zip(outputs, result_rows(name, args, kwargs, outputs), returned, strict=True):
-        keeps = is_given and rows_of(x) is not None and name != "set"
-        if rows is not None and not keeps and x.dim() and rows.num_rows == x.shape[0]:
-            tag(x, rows)
+        if not has_own and num_replicated == len(inputs):
+            for x in tensors((out,)):
+                if not isinstance(x, Parameter):
+                    tag(x, REPLICATED)
+            return
+        if isinstance(out, Tensor) and not has_many:
+            if unshapes and any(out is given for given in inputs):
+                untag(out)
+            elif rule is not None and has_own:
+                _inherit(out, rule(args, kwargs, out), inputs, keeps_given)
+            return
+        outputs = list(tensors((out,)))
+        if unshapes and outputs and any(outputs[0] is given for given in inputs):
+            untag(outputs[0])
+        elif outputs and has_own:
+            for x, rows in zip(outputs, result_rows(name, args, kwargs, outputs), strict=True):
+                _inherit(x, rows, inputs, keeps_given)
+
+    return follow
+
+
+def _inherit(x: Tensor, rows: Rows | None, inputs: Sequence[Tensor], keeps_given: bool) -> None:
+    if rows is None or not x.dim() or rows.num_rows != x.shape[0]:
+        return
+    # in place, or nothing to do (x.to(its own dtype)): the function returned its argument
+    if keeps_given and any(x is given for given in inputs) and rows_of(x) is not None:
+        return
+    tag(x, rows)
+
+
+def _tensors_of(args: Args, kwargs: Kwargs) -> list[Tensor]:
+    """Tensors among the arguments of a call and inside their lists and tuples."""
+    found: list[Tensor] = []
+    for values in (args, kwargs.values()) if kwargs else (args,):
+        for x in values:
+            if isinstance(x, Tensor):
+                found.append(x)
+            elif isinstance(x, (tuple, list)):
+                found += tensors(x)
+    return found
 
 
 def result_rows(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
@@ -126,10 +173,9 @@ def _agreed(operands: Iterable[Any]) -> Rows | None:
 
 
 def _elementwise(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    operands = [*tensors(args), *tensors(kwargs.values())]
-    rows = _agreed(operands)
+    tagged = [x for x in _tensors_of(args, kwargs) if _own(x) is not None]
     # broadcasting aligns last axes: rows stay rows where a tagged operand has as many axes as the result
-    return rows if any(x.dim() == out.dim() for x in operands if _own(x) is not None) else None
+    return _agreed(tagged) if any(x.dim() == out.dim() for x in tagged) else None
 
 
 def _rowwise(min_dims: int) -> Rule:

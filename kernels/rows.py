@@ -7,6 +7,7 @@ function that is not listed there drops the tag; nothing is inferred from a shap
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -106,7 +107,7 @@ class Rows:
             return ids
         return (ids[:, None] * self.fold + torch.arange(self.fold, device=ids.device)).reshape(-1)
 
-    @property
+    @functools.cached_property
     def num_rows(self) -> int | None:
         return None if self.source is None else len(self.source) * self.fold
 
@@ -166,7 +167,8 @@ def turned_rows_of(x: Any) -> Rows | None:
 
 def rows_of(x: Any) -> Rows | None:
     """The tag of ``x``; parameters are replicated unless tagged otherwise."""
-    rows = getattr(x, _ATTRIBUTE, None)
-    if rows is None and isinstance(x, torch.nn.Parameter):
+    rows: Rows | None = getattr(x, _ATTRIBUTE, None)
+    # of a parameter's class every isinstance of a plain tensor is a call of Python
+    if rows is None and type(x) is not Tensor and isinstance(x, torch.nn.Parameter):
         return REPLICATED
     return rows

@@ -101,11 +101,21 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """For `DataLoader`."""
-        return Batch(self.ids, _map(lambda x: x.pin_memory(), self.data))
+        return Batch(self.ids.pin_memory(), map_tensors(lambda x: x.pin_memory(), self.data))
 
     def to(self, device: torch.device) -> Batch:
         """Every tensor of ``data`` on ``device``; copies from pinned memory do not wait. ``ids`` go along."""
-        return Batch(self.ids.to(device, non_blocking=True), _map(lambda x: x.to(device, non_blocking=True), self.data))
+        if device.type == "cpu" and self.ids.device.type == "cpu":
+            return self
+        ids = self.ids.to(device, non_blocking=True)
+        return Batch(ids, map_tensors(lambda x: x.to(device, non_blocking=True), self.data))
+
+    def part(self, part: int, num_parts: int) -> Batch:
+        """Its samples in ``num_parts`` parts of about the same size: one of them."""
+        if num_parts == 1:
+            return self
+        first, end = (len(self.ids) * (part + more) // num_parts for more in (0, 1))
+        return Batch(self.ids[first:end], map_tensors(lambda x: x[first:end], self.data))
 
 
 def batch_loader(
@@ -189,8 +199,13 @@ class _Collate:
         ids = torch.tensor([number for number, _ in numbered], dtype=torch.int64)
         if numbered:
             return Batch(ids, self._collate([sample for _, sample in numbered]))
-        return Batch(ids, _map(lambda x: x[:0], self._collate([self._dataset[0]])))
+        return Batch(ids, map_tensors(lambda x: x[:0], self._collate([self._dataset[0]])))
 
 
-def _map(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    """``function`` of each tensor in nested tuples, lists and dictionaries; everything else stays as it is."""
+    if isinstance(data, Tensor):
+        return function(data)
+    if type(data) in (tuple, list):  # pairs are the usual case, and a tree is slow to walk
+        return type(data)(map_tensors(function, x) for x in data)
     return torch.utils._pytree.tree_map_only(Tensor, function, data)

@@ -28,11 +28,13 @@ class Family(Protocol):
         row_ids: ``(n,)`` int64 global ids of the rows that this rank's own parameters belong to; none for samples.
         num_rows_global: Of all ranks.
         steps_per_epoch: Optimizer steps.
+        sums_in_backward: Whether gradients may be summed over ranks while backward runs, in the group ``ranks.halo``.
     """
 
     model: nn.Module
     ranks: Ranks
     storage: Storage
+    sums_in_backward: bool
 
     @property
     def row_ids(self) -> Tensor: ...

@@ -77,6 +77,8 @@ class GraphFamily:
         chosen = choose_loss(loss, labels_N, label_smoothing)
         self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
 
+    sums_in_backward = False  # few parameters, and halo rows travel then
+
     @property
     def row_ids(self) -> Tensor:
         return self.graph.global_node_ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from nugnn.augmentation import Augmentation, AugmentationKey
-from nugnn.batches import Batch, SplitBatchSampler, batch_loader
+from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.groups import Ranks
 from nugnn.local_statistics import LocalStatistics, check_local_batches
 from nugnn.loss import RowLoss, choose_loss
@@ -113,6 +112,8 @@ class SampleFamily:
         chosen = choose_loss(loss, default_collate([train[0][1]]), label_smoothing)
         self._mean = BatchMean(chosen, ranks, class_weights)
 
+    sums_in_backward = True
+
     @property
     def row_ids(self) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
@@ -136,11 +137,10 @@ class SampleFamily:
                 _refuse_negative_labels(batch)
             whole = batch.to(self.ranks.device)
             self._counts = self.sampler.counts(number)
-            cuts = [len(whole.ids) * part // self._micro_batches for part in range(self._micro_batches + 1)]
             if self._augment is not None:
                 x, labels = whole.data
                 whole = Batch(whole.ids, (self._augment(x, whole.ids, AugmentationKey(self._seed, epoch)), labels))
-            parts = [self._prepared(_rows(whole, slice(*pair))) for pair in itertools.pairwise(cuts)]
+            parts = [self._prepared(whole.part(part, self._micro_batches)) for part in range(self._micro_batches)]
             total = self._mean.total(self._counts, [labels for _, labels in parts])
             yield [_Part(x, labels, total) for x, labels in parts]
 
@@ -219,7 +219,7 @@ class SampleFamily:
         """``x`` in the type of the model, and the labels; both know whose rows they are."""
         x, labels = batch.data
         dtype = self.storage.dtype_of(model_dtype(self.model))
-        x = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, x)
+        x = map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, x)
         as_samples(Batch(batch.ids, (x, labels)), self.ranks)
         return x, labels
 
@@ -232,10 +232,6 @@ class SampleFamily:
             what = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             raise ValueError(f"the model returned {what}; it has to return a tensor (n, C), a row for each sample")
         return out
-
-
-def _rows(batch: Batch, rows: slice) -> Batch:
-    return Batch(batch.ids[rows], torch.utils._pytree.tree_map_only(Tensor, lambda x: x[rows], batch.data))
 
 
 def _refuse_negative_labels(batch: Batch) -> None:

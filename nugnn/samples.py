@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nugnn.batches import Batch
+from nugnn.batches import Batch, map_tensors
 from nugnn.comm.batch_norm import BatchNormHandler, LocalBatchNormHandler
 from nugnn.comm.groups import Ranks
 from nugnn.comm.pulse import ProgressHandler
@@ -44,15 +44,16 @@ def as_samples(batch: Batch, ranks: Ranks) -> Batch:
         ValueError: A tensor has another number of rows; the collate function has to put samples on axis 0.
     """
     rows = Rows("sample", batch.ids, split=ranks.is_split)
-    for x in torch.utils._pytree.tree_leaves(batch.data):
-        if not isinstance(x, Tensor):
-            continue
+
+    def declare(x: Tensor) -> Tensor:
         if x.shape[:1] != batch.ids.shape:
             raise ValueError(
                 f"a tensor of shape {tuple(x.shape)} in a batch of {len(batch.ids)} samples: the collate function "
                 "has to put samples on axis 0 of every tensor"
             )
-        tag(x, rows)
+        return tag(x, rows)
+
+    map_tensors(declare, batch.data)
     return batch
 
 

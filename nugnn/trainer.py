@@ -10,14 +10,15 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nugnn.comm.gradients import broadcast_state, equal_everywhere, sum_gradients
+from nugnn.comm.backward_sums import BackwardSums
+from nugnn.comm.gradients import broadcast_state, equal_everywhere
 from nugnn.family import Family, Work
 from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
@@ -145,6 +146,7 @@ class Trainer:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
         self._replicated = [p for p in self.model.parameters() if id(p) not in own]
+        self._sums = BackwardSums(self._replicated, self.ranks, while_backward_runs=family.sums_in_backward)
         broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
@@ -274,8 +276,9 @@ class Trainer:
                 share += loss.detach()
                 if on_loss is not None and part == len(works) - 1:
                     on_loss(share)
-                (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
-        sum_gradients(self._replicated, self.ranks)
+                with self._sums.last_backward() if part == len(works) - 1 else nullcontext():
+                    (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
+        self._sums.finish()
         if self.loss_scale.unscale_(self.model.parameters()):
             if self._clip_norm is not None:  # the same everywhere: gradients are
                 nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)

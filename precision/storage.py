@@ -76,10 +76,7 @@ class Storage:
 
         Gradients arrive at the float32 masters.
         """
-        before, before_in_cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = self.precision == "tf32"  # torch's default rounds convolutions
-        try:
+        with _rounding(self.precision == "tf32"):
             if self.precision == "amp":
                 with torch.autocast(device.type, torch.bfloat16):
                     yield
@@ -88,9 +85,23 @@ class Storage:
                     yield
             else:
                 yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-            torch.backends.cudnn.allow_tf32 = before_in_cudnn
+
+
+@contextmanager
+def _rounding(is_tf32: bool) -> Iterator[None]:
+    """Products and convolutions in TF32, or neither; torch's default rounds convolutions alone."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    wanted = "high" if is_tf32 else "highest", is_tf32
+    if before == wanted:
+        yield
+        return
+    torch.set_float32_matmul_precision(wanted[0])
+    torch.backends.cudnn.allow_tf32 = wanted[1]
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 @contextmanager

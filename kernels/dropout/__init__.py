@@ -22,7 +22,7 @@ from nugnn.kernels.dropout.reference import (
     keep_scale,
     keep_threshold,
 )
-from nugnn.kernels.operator import Operator
+from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import whole_rows
 from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
 
@@ -147,9 +147,10 @@ class _DropoutRows(Operator):
         return _apply_mask(x, p, key, _one_of(ids, id_range))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (ids,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody differentiates the gradient, which is linear
+            return _DropoutRows.apply(grad, ctx.p, ctx.key, ctx.id_range, ids), None, None, None, None
         return _apply_mask(grad, ctx.p, ctx.key, _one_of(ids, ctx.id_range)), None, None, None, None
 
 
@@ -194,6 +195,7 @@ class _DropoutCsrValues(Operator):
         return _apply_csr_mask(grad, indptr, indices, ctx.p, ctx.key, row_ids), None, None, None, None, None
 
 
+@unseen
 def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool = False) -> Tensor:
     if x.numel() == 0 or p == 1:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
@@ -217,7 +219,7 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *,
     ids, threshold, k0, k1 = _kernel_arguments(p, key, row_ids)
     if x.dtype in _WIDE:
         out = flat if in_place else torch.empty_like(flat)
-        scale = np.asarray(keep_scale(p), dtype=as_array(flat).dtype)[()]
+        scale = (np.float32 if x.dtype is torch.float32 else np.float64)(keep_scale(p))
         cpu.scale_or_zero(as_array(flat), ids, threshold, scale, k0, k1, as_array(out))
     else:
         out = _scaled_half(flat, p)
@@ -225,6 +227,7 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *,
     return out.view(x.shape)
 
 
+@unseen
 def _apply_csr_mask(
     values: Tensor, indptr: Tensor, indices: Tensor, p: float, key: RandomKey, row_ids: Tensor
 ) -> Tensor:

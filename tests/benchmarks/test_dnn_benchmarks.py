@@ -16,17 +16,31 @@ import torch
 
 import nugnn
 from nugnn.networks import MLP
+from nugnn.precision.storage import Storage
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_both_loops_have_the_same_losses_and_a_speed() -> None:
-    args = argparse.Namespace(precision="fp32", steps=2, rounds=1, device="cpu", group=None)
+    args = argparse.Namespace(steps=2, rounds=1, device="cpu", group=None)
     case = dnn_throughput.Case("mlp", lambda: MLP(6, 3, dropout=0.5), lambda n: torch.rand(n, 6), 3, 8)
-    row = dnn_throughput.measure(case, "-", nugnn.init(), args)
+    row = dnn_throughput.measure(case, case.data(16), "fp32", "-", nugnn.init(), args)
     assert row["loss_ours"] == pytest.approx(row["loss_plain"], rel=1e-5)
     assert row["ours"] > 0 and row["ratio_least"] == row["ratio"] == row["ours"] / row["plain"]
-    assert "ratio" in dnn_throughput._line(row)
+    assert row["precision"] == "fp32" and "ratio" in dnn_throughput._line(row)
+
+
+def test_both_loops_round_alike() -> None:
+    def now() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    before = now()
+    for precision in dnn_throughput.LOSS_RTOL:
+        with dnn_throughput.rounding(precision):
+            theirs = now()
+        with Storage(precision).casts(torch.nn.Identity(), torch.device("cpu")):
+            assert now() == theirs
+    assert now() == before
 
 
 def test_the_page_says_what_fell_short() -> None:

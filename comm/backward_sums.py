@@ -1,0 +1,161 @@
+"""Sums of gradients that travel while backward still makes others."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from nugnn.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, memory_order
+from nugnn.comm.gradients import equal_everywhere
+from nugnn.comm.groups import Ranks
+
+
+class BackwardSums:
+    """Adds up the gradients of replicated parameters over ranks, as `nugnn.comm.gradients.sum_gradients` does.
+
+    Parameters stand in buckets, the last ones first, since backward comes to them first. As soon as all gradients of a
+    bucket are there, and those of the buckets before it have left, it leaves too. What has not left when backward ends
+    (parameters that this rank's loss does not depend on) leaves then: every rank sends the same buckets in the same
+    order, whatever it has. Buckets do not change while the same parameters are trained, so a run that is resumed adds
+    in the same order as one that was not.
+
+    The first step is watched, with sums after its backward: a model in which a parameter gets its gradient in several
+    pieces (`torch.utils.checkpoint` with ``use_reentrant=True`` on a layer that is called twice) goes on like that.
+
+    Args:
+        parameters: Same order on every rank; those that are frozen do not count as long as they are.
+        ranks: Who takes part.
+        while_backward_runs: Whether sums may begin before it has ended. They go through the group ``ranks.halo`` then,
+            which has to be free of other exchanges.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], ranks: Ranks, *, while_backward_runs: bool) -> None:
+        self._all, self._ranks = list(parameters), ranks
+        self._may_begin = while_backward_runs and ranks.is_split and ranks.sums_aside
+        self._trained: list[nn.Parameter] | None = None
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[int, int] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._remove = weakref.finalize(self, _remove_all, self._hooks)
+        self._is_watching = self._may_begin
+        self._begins = False
+        self._is_open = False
+        self._seen: set[int] = set()
+        self._is_in_pieces = False
+        self._missing: list[int] = []
+        self._sent: list[tuple[Tensor, Callable[[], None]]] = []
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        """Around the backward pass after which a step has all its gradients."""
+        if not self._may_begin:
+            yield
+            return
+        self._lay_out()
+        self._seen, self._is_in_pieces = set(), False
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+
+    def finish(self) -> None:
+        """Wait until all gradients are sums over ranks; a collective call, after `last_backward`.
+
+        A parameter that has a gradient on some ranks only counts as zero on the others; one that has none anywhere
+        keeps none. Every rank ends with the same bits.
+
+        Raises:
+            RuntimeError: A parameter got its gradient in several pieces, for the first time after the first step.
+        """
+        if not self._ranks.is_split:
+            return
+        with self._ranks.clock.measure("sync", self._ranks.device):
+            self._lay_out()
+            if not self._begins:
+                for bucket in self._buckets:
+                    bucket.unpack(self._ranks.sum_(bucket.packed()))
+            else:
+                self._send(len(self._buckets))
+                for bucket, (total, wait) in zip(self._buckets, self._sent, strict=True):
+                    wait()
+                    bucket.unpack(total)
+                self._sent = []
+            if self._is_watching:
+                in_pieces = torch.tensor([float(self._is_in_pieces)])
+                self._begins, self._is_watching = float(self._ranks.max_(in_pieces)) == 0, False
+            elif self._begins and self._is_in_pieces:
+                raise RuntimeError(
+                    "a parameter got its gradient in several pieces in one backward, after steps in which it did not: "
+                    "sums over workers had begun with the first. Call torch.utils.checkpoint with use_reentrant=False"
+                )
+
+    def _lay_out(self) -> None:
+        """Buckets of the parameters that are trained now; a collective call when they have changed."""
+        trained = [p for p in self._all if p.requires_grad]
+        if self._trained is not None and [*map(id, trained)] == [*map(id, self._trained)]:
+            return
+        self._trained = trained
+        orders = {id(p): memory_order(p) for p in trained}
+        numbers = torch.tensor([axis for p in trained for axis in orders[id(p)]], dtype=torch.int64)
+        if not equal_everywhere([numbers], self._ranks):
+            orders = {id(p): list(range(p.dim())) for p in trained}
+        self._buckets = [Bucket(group, [orders[id(p)] for p in group]) for group in in_buckets(trained)]
+        self._bucket_of = {id(p): i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
+        _remove_all(self._hooks)
+        self._is_watching, self._begins = self._may_begin, False
+        if self._may_begin:
+            own = weakref.ref(self)
+
+            def arrived(parameter: Tensor) -> None:
+                if (sums := own()) is not None and sums._is_open:
+                    sums._arrived(parameter)
+
+            self._hooks += [p.register_post_accumulate_grad_hook(arrived) for p in trained]
+
+    def _arrived(self, parameter: Tensor) -> None:
+        if id(parameter) in self._seen:
+            self._is_in_pieces = True
+            return
+        self._seen.add(id(parameter))
+        if not self._begins:
+            return
+        self._missing[self._bucket_of[id(parameter)]] -= 1
+        complete = len(self._sent)
+        while complete < len(self._buckets) and self._missing[complete] == 0:
+            complete += 1
+        with torch._C.DisableTorchFunction():
+            self._send(complete)
+
+    def _send(self, until: int) -> None:
+        for bucket in self._buckets[len(self._sent) : until]:
+            packed = bucket.packed()
+            for parameter in bucket.parameters:  # the memory is free for what backward makes next
+                parameter.grad = None
+            self._sent.append((packed, self._ranks.begin_sum(packed)))
+
+
+def in_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters from the last to the first, in groups of one dtype and device that may travel together."""
+    done: list[list[nn.Parameter]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        key = (parameter.dtype, parameter.device)
+        group = filling.setdefault(key, [])
+        group.append(parameter)
+        num_bytes = sum(p.numel() * p.element_size() for p in group)
+        if num_bytes >= (BUCKET_BYTES if done else FIRST_BUCKET_BYTES):
+            done.append(filling.pop(key))
+    return done + list(filling.values())
+
+
+def _remove_all(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()

@@ -1,0 +1,71 @@
+"""Gradients of several parameters as one tensor, in which they travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""A small one leaves early; the others are large enough that nobody waits for the start of a sum."""
+
+
+class Bucket:
+    """Parameters of one type whose gradients are summed together.
+
+    The tensor ends with a flag for each parameter, so that one sum says too who has which gradient, and nothing waits
+    for an answer before.
+
+    Args:
+        parameters: Of one dtype, on one device; the same on every rank.
+        orders: For each the axes in the order in which its values lie in memory; its own order of axes when None.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], orders: Sequence[Sequence[int]] | None = None) -> None:
+        self.parameters = list(parameters)
+        self._orders = [None] * len(self.parameters) if orders is None else [_unless_sorted(order) for order in orders]
+        self._is_present: list[bool] = []
+
+    def packed(self) -> Tensor:
+        """The gradients and flags of this rank; zeros where there is no gradient."""
+        first = self.parameters[0]
+        self._is_present = [p.grad is not None for p in self.parameters]
+        if all(self._is_present):
+            flags = torch.ones(len(self.parameters), dtype=first.dtype, device=first.device)
+        else:
+            flags = torch.tensor(self._is_present, dtype=first.dtype).to(first.device, non_blocking=True)
+        pieces = [_flat(p, order) for p, order in zip(self.parameters, self._orders, strict=True)]
+        return torch.cat([*pieces, flags])
+
+    def unpack(self, total: Tensor) -> None:
+        """Give each parameter its part of ``total``, the sum over ranks; none where no rank has a gradient."""
+        *pieces, counts = total.split([*(p.numel() for p in self.parameters), len(self.parameters)])
+        is_somewhere = self._is_present if all(self._is_present) else (counts != 0).tolist()
+        for parameter, order, piece, somewhere in zip(self.parameters, self._orders, pieces, is_somewhere, strict=True):
+            parameter.grad = _shaped(piece, parameter, order) if somewhere else None
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """Axes of ``x`` from the slowest to the fastest, where its values fill a block of memory; else as they are."""
+    order = sorted(range(x.dim()), key=lambda axis: (-x.stride(axis), axis))
+    return order if x.permute(order).is_contiguous() else list(range(x.dim()))
+
+
+def _unless_sorted(order: Sequence[int]) -> list[int] | None:
+    return None if list(order) == sorted(order) else list(order)
+
+
+def _flat(parameter: nn.Parameter, order: list[int] | None) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        return parameter.new_zeros(parameter.numel())
+    gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
+    return (gradient if order is None else gradient.permute(order)).reshape(-1)
+
+
+def _shaped(piece: Tensor, parameter: nn.Parameter, order: list[int] | None) -> Tensor:
+    if order is None:
+        return piece.view_as(parameter)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return piece.view([parameter.shape[axis] for axis in order]).permute(back)
