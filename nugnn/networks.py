@@ -167,7 +167,7 @@ class TransformerClassifier(nn.Module):
         layers: int = 2,
         max_length: int = 128,
         dropout: float = 0.1,
-        convolution: int = 0,
+        convolution: int = 3,
         pooling: str = "mean",
         token_dropout: float = 0.0,
     ) -> None:
@@ -186,8 +186,9 @@ class TransformerClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.classify = nn.LayerNorm(width), nn.Linear(width, num_classes)
-        for table in (self.tokens, self.places):  # torch's own spread of 1 would drown what the blocks add
-            nn.init.normal_(table.weight, std=0.02)
+        # torch's own spread of 1 would drown what the blocks add; which token matters more than where it is
+        nn.init.normal_(self.tokens.weight, std=0.3)
+        nn.init.normal_(self.places.weight, std=0.02)
         with torch.no_grad():
             self.tokens.weight[0] = 0
 
