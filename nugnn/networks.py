@@ -148,7 +148,8 @@ class TransformerClassifier(nn.Module):
         dropout: Probability, of embeddings, attention weights and each block's results.
         convolution: Tokens that a convolution before the blocks joins, an odd number; 0 for none.
         pooling: ``mean`` or ``max`` over tokens.
-        token_dropout: Probability of replacing a token by the unknown one, number 1, in training.
+        token_dropout: Probability of replacing a token by the unknown one, number 1, in training: otherwise it would
+            mean nothing to the model where words of further texts are unknown.
 
     Raises:
         ValueError: ``width`` is no multiple of ``heads``, ``convolution`` is even, or there is no such ``pooling``.
@@ -169,7 +170,7 @@ class TransformerClassifier(nn.Module):
         dropout: float = 0.1,
         convolution: int = 3,
         pooling: str = "mean",
-        token_dropout: float = 0.0,
+        token_dropout: float = 0.1,
     ) -> None:
         super().__init__()
         if width % heads:

@@ -58,8 +58,19 @@ class SampleConfig(Settings):
     image_size: int | None = option(
         None, int, "Pixels of a side that images of imagefolder:PATH are scaled to.", least=1, optional=True
     )
+    tokens: str | None = option(
+        None,
+        str,
+        "Tokens of text:PATH: words, byte pairs, or auto: words unless many would be unknown (default: auto).",
+        choices=("auto", "words", "pairs"),
+        optional=True,
+    )
     vocabulary_size: int | None = option(
-        None, int, "Tokens that text:PATH learns, at most (default: 8000).", least=2, optional=True
+        None,
+        int,
+        "Tokens that text:PATH learns, at most (default: 30000 words or 8000 pairs).",
+        least=2,
+        optional=True,
     )
     max_length: int | None = option(
         None, int, "Tokens of a text (default: of the longest, at most 128).", least=1, optional=True

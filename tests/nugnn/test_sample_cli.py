@@ -129,7 +129,8 @@ def test_networks_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_setting_reaches_training() -> None:
     """Each option either goes into a call of `fit`, builds the model or the data, or says where results go."""
-    elsewhere = {"dataset", "data_dir", "val_fraction", "test_fraction", "image_size", "vocabulary_size", "max_length"}
+    elsewhere = {"dataset", "data_dir", "val_fraction", "test_fraction", "image_size", "tokens"}
+    elsewhere |= {"vocabulary_size", "max_length"}
     elsewhere |= {"model", "layers", "hidden", "heads", "norm", "dropout", "out", "predictions", "tensorboard"}
     renamed = {"data_workers": "num_data_workers", "shift": "augment", "flip": "augment"}
     arguments = fit_arguments(SampleConfig(dataset="mnist"))
