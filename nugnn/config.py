@@ -57,7 +57,7 @@ class Settings:
     device: str
     epochs: int
     schedule: str
-    warmup_epochs: float
+    warmup_epochs: float | None
     decay_epochs: int | None
     workers: int
     shares: str | tuple[float, ...]
@@ -76,7 +76,7 @@ class Settings:
 
     def _check_schedule(self) -> None:
         try:
-            check_schedule(self.schedule, self.epochs, self.warmup_epochs, self.decay_epochs)
+            check_schedule(self.schedule, self.epochs, self.warmup_epochs or 0.0, self.decay_epochs)
         except ValueError as error:
             text = str(error)
             for name in ("warmup_epochs", "decay_epochs"):

@@ -49,30 +49,53 @@ class MLP(nn.Module):
 class CNN(nn.Module):
     """Pairs of 3 x 3 convolutions with batch norm, each followed by a maximum over 2 x 2, then one linear layer.
 
+    The linear layer reads the mean of each channel in each of ``regions`` x ``regions`` parts of the image, so that it
+    knows roughly where something was seen. Images may be of any size.
+
     Args:
         channels: Of an image.
         num_classes: Width of the result.
         widths: Channels after each pair.
+        regions: Parts along each side; 1 for the mean over the whole image.
         dropout: Probability, before the last layer.
+
+    Raises:
+        ValueError: ``regions`` is below 1.
     """
 
     def __init__(
-        self, channels: int, num_classes: int, *, widths: Sequence[int] = (32, 64), dropout: float = 0.25
+        self,
+        channels: int,
+        num_classes: int,
+        *,
+        widths: Sequence[int] = (32, 64),
+        regions: int = 2,
+        dropout: float = 0.25,
     ) -> None:
         super().__init__()
+        if regions < 1:
+            raise ValueError(f"regions is {regions}, must be 1 or more")
         steps: list[nn.Module] = []
         for before, after in zip([channels, *widths], widths, strict=False):
             for first in (before, after):
                 steps += [nn.Conv2d(first, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
             steps.append(nn.MaxPool2d(2, ceil_mode=True))
-        self.features = nn.Sequential(*steps)
+        self.features, self.regions = nn.Sequential(*steps), regions
         self.dropout = nn.Dropout(dropout)
-        self.classify = nn.Linear(widths[-1], num_classes)
+        self.classify = nn.Linear(widths[-1] * regions**2, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(n, num_classes)`` logits of images ``x (n, channels, height, width)``."""
-        pooled = F.adaptive_avg_pool2d(self.features(x), 1).flatten(1)
-        return self.classify(self.dropout(pooled))  # type: ignore[no-any-return]
+        return self.classify(self.dropout(self._means(self.features(x)).flatten(1)))  # type: ignore[no-any-return]
+
+    def _means(self, x: Tensor) -> Tensor:
+        """``(n, channels, regions, regions)``; of an image with fewer pixels than regions, some are zero."""
+        # torch's adaptive mean adds its gradients on a GPU in no fixed order, this one in a fixed one
+        sides = x.shape[-2:]
+        size = [-(-side // self.regions) for side in sides]
+        means = F.avg_pool2d(x, size, ceil_mode=True)
+        missing = [self.regions - side for side in means.shape[-2:]]
+        return F.pad(means, (0, missing[1], 0, missing[0])) if any(missing) else means
 
 
 class _Attention(nn.Module):
@@ -125,7 +148,8 @@ class TransformerClassifier(nn.Module):
         dropout: Probability, of embeddings, attention weights and each block's results.
         convolution: Tokens that a convolution before the blocks joins, an odd number; 0 for none.
         pooling: ``mean`` or ``max`` over tokens.
-        token_dropout: Probability of replacing a token by the unknown one, number 1, in training.
+        token_dropout: Probability of replacing a token by the unknown one, number 1, in training: otherwise it would
+            mean nothing to the model where words of further texts are unknown.
 
     Raises:
         ValueError: ``width`` is no multiple of ``heads``, ``convolution`` is even, or there is no such ``pooling``.
@@ -144,9 +168,9 @@ class TransformerClassifier(nn.Module):
         layers: int = 2,
         max_length: int = 128,
         dropout: float = 0.1,
-        convolution: int = 0,
+        convolution: int = 3,
         pooling: str = "mean",
-        token_dropout: float = 0.0,
+        token_dropout: float = 0.1,
     ) -> None:
         super().__init__()
         if width % heads:
@@ -163,8 +187,9 @@ class TransformerClassifier(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(_Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.classify = nn.LayerNorm(width), nn.Linear(width, num_classes)
-        for table in (self.tokens, self.places):  # torch's own spread of 1 would drown what the blocks add
-            nn.init.normal_(table.weight, std=0.02)
+        # torch's own spread of 1 would drown what the blocks add; which token matters more than where it is
+        nn.init.normal_(self.tokens.weight, std=0.3)
+        nn.init.normal_(self.places.weight, std=0.02)
         with torch.no_grad():
             self.tokens.weight[0] = 0
 

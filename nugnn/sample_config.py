@@ -10,6 +10,7 @@ from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.config import FREE_ON_RESUME, Settings, TrainConfig, flag_of, option_default, option_spec, read_settings
 from nugnn.options import ConfigError, option, refusal
 from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
+from nugnn.schedules import usual_warmup
 
 BUILT_IN_NETWORKS = ("mlp", "cnn", "transformer")
 TORCHVISION_MODELS = ("resnet18", "resnet50", "vgg16")
@@ -20,6 +21,7 @@ _ONLY_FOR = {
     "norm": ("mlp",),
     "dropout": ("mlp", "cnn", "transformer"),
 }
+_USUAL_RATE = {"cnn": 3e-3}
 _FRACTION: dict[str, Any] = {"least": 0.0, "below": 1.0, "optional": True}
 
 
@@ -36,7 +38,7 @@ def _as_for_graphs(name: str, **changes: Any) -> Any:
 class SampleConfig(Settings):
     """Everything ``nugnn train`` can be told when ``dataset`` names samples; as `TrainConfig` is for graphs.
 
-    ``batch_size`` and ``batch_split`` become the numbers they stand for.
+    ``batch_size``, ``batch_split``, ``lr`` and ``warmup_epochs`` become the numbers they stand for.
 
     Raises:
         ConfigError: A value is wrong.
@@ -56,8 +58,19 @@ class SampleConfig(Settings):
     image_size: int | None = option(
         None, int, "Pixels of a side that images of imagefolder:PATH are scaled to.", least=1, optional=True
     )
+    tokens: str | None = option(
+        None,
+        str,
+        "Tokens of text:PATH: words, byte pairs, or auto: words unless many would be unknown (default: auto).",
+        choices=("auto", "words", "pairs"),
+        optional=True,
+    )
     vocabulary_size: int | None = option(
-        None, int, "Tokens that text:PATH learns, at most (default: 8000).", least=2, optional=True
+        None,
+        int,
+        "Tokens that text:PATH learns, at most (default: 30000 words or 8000 pairs).",
+        least=2,
+        optional=True,
     )
     max_length: int | None = option(
         None, int, "Tokens of a text (default: of the longest, at most 128).", least=1, optional=True
@@ -85,10 +98,17 @@ class SampleConfig(Settings):
 
     optimizer: str = option("adamw", str, "Optimizer.", choices=("adamw", "adam", "sgd"))
     momentum: float = option(0.9, float, "Momentum of sgd.", least=0.0, below=1.0)
-    lr: float = _as_for_graphs("lr", default=1e-3)
+    lr: float | None = _as_for_graphs(
+        "lr", default=None, optional=True, help="Learning rate (default: 0.003 of cnn, 0.001 of others)."
+    )
     weight_decay: float = _as_for_graphs("weight_decay", default=0.01)
-    schedule: str = _as_for_graphs("schedule")
-    warmup_epochs: float = _as_for_graphs("warmup_epochs")
+    schedule: str = _as_for_graphs("schedule", default="cosine")
+    warmup_epochs: float | None = _as_for_graphs(
+        "warmup_epochs",
+        default=None,
+        optional=True,
+        help="Epochs in which the learning rate grows from near zero (default of cosine: a tenth of all, one at most).",
+    )
     decay_epochs: int | None = _as_for_graphs("decay_epochs")
     label_smoothing: float = _as_for_graphs("label_smoothing")
     batch_norm: str = option(
@@ -139,6 +159,10 @@ class SampleConfig(Settings):
         if self.model not in known_models and self.model_file is None:
             raise ConfigError(refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))
         self._check_device()
+        if self.lr is None:
+            object.__setattr__(self, "lr", _USUAL_RATE.get(self.network, 1e-3))
+        if self.warmup_epochs is None:
+            object.__setattr__(self, "warmup_epochs", usual_warmup(self.schedule, self.epochs))
         self._check_schedule()
         for name, models in _ONLY_FOR.items():
             if getattr(self, name) is not None and self.network not in models and self.model_file is None:

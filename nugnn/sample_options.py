@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from nugnn.augmentation import Augmentation
 from nugnn.parameter_groups import parameter_groups
 from nugnn.samples import BatchNormRows
+from nugnn.schedules import usual_warmup
 from nugnn.train_options import TrainOptions, named_options
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -30,6 +31,8 @@ class SampleOptions(TrainOptions):
     Args:
         optimizer: ``adamw``, ``adam`` or ``sgd``; takes ``lr`` and ``weight_decay``.
         momentum: Of ``sgd``.
+        schedule: As for every family; ``cosine`` when neither it nor ``make_scheduler`` is given.
+        warmup_epochs: As for every family; of ``cosine`` a tenth of the epochs, one at most, when not given.
         batch_size: Samples of a global batch; 64 when neither it nor a split in samples is given.
         batch_split: How a batch is divided among workers: samples of each, such as ``(18, 6)``; ``even``; or ``auto``:
             by the shares where some were given, evenly otherwise.
@@ -100,6 +103,10 @@ def sample_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Sa
         ValueError: An option belongs to graphs, or is not allowed.
     """
     chosen = named_options(SampleOptions, options, dict.fromkeys(GRAPHS_ONLY, "graphs"), others)
+    if chosen.make_scheduler is None and "schedule" not in options:
+        chosen = replace(chosen, schedule="cosine")
+    if "warmup_epochs" not in options and isinstance(chosen.epochs, int):
+        chosen = replace(chosen, warmup_epochs=usual_warmup(chosen.schedule, chosen.epochs))
     if chosen.optimizer not in OPTIMIZERS:
         raise ValueError(
             f"optimizer {chosen.optimizer!r} is not known; choose one of {', '.join(OPTIMIZERS)}, or give one of your "

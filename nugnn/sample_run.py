@@ -46,6 +46,7 @@ def prepare(config: SampleConfig, on_download: Callable[[int, int | None], None]
         val_fraction=config.val_fraction,
         test_fraction=config.test_fraction,
         image_size=config.image_size,
+        tokens=config.tokens,
         vocabulary_size=config.vocabulary_size,
         max_length=config.max_length,
     )

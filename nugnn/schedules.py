@@ -97,6 +97,15 @@ class Steps:
         return float(_warmup(step, self.warmup_steps) * self.factor ** (step // self.every))
 
 
+def usual_warmup(schedule: object, epochs: int) -> float:
+    """Epochs of warm-up where nothing is said: of ``cosine`` a tenth of all, one at most; of others none.
+
+    >>> [usual_warmup("cosine", epochs) for epochs in (1, 5, 20)], usual_warmup("constant", 20)
+    ([0.1, 0.5, 1.0], 0.0)
+    """
+    return min(1.0, epochs / 10) if schedule == "cosine" else 0.0
+
+
 def check_schedule(schedule: object, epochs: int, warmup_epochs: float, decay_epochs: int | None) -> None:
     """Refuse what is no schedule, or options that have no effect on it.
 

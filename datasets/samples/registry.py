@@ -22,7 +22,12 @@ from nugnn.datasets.sources import normalised
 
 BUILT_IN = "digits-images"
 PATH_KINDS = ("imagefolder", "text", "csv")
-_OPTION_USERS = {"image_size": "imagefolder:PATH", "vocabulary_size": "text:PATH", "max_length": "text:PATH"}
+_OPTION_USERS = {
+    "image_size": "imagefolder:PATH",
+    "tokens": "text:PATH",
+    "vocabulary_size": "text:PATH",
+    "max_length": "text:PATH",
+}
 
 
 def load_samples(
@@ -35,6 +40,7 @@ def load_samples(
     val_fraction: float | None = None,
     test_fraction: float | None = None,
     image_size: int | None = None,
+    tokens: str | None = None,
     vocabulary_size: int | None = None,
     max_length: int | None = None,
 ) -> SampleData:
@@ -57,14 +63,16 @@ def load_samples(
         val_fraction: Of the samples that val is drawn from, default 0.1; 0 leaves val empty.
         test_fraction: Of all samples, default 0.2, for data without parts.
         image_size: Pixels of a side, for ``imagefolder``; None when all images have one size.
-        vocabulary_size: Tokens at most, for ``text``; default 8000.
+        tokens: ``words``, byte ``pairs``, or ``auto``, the default, for ``text``; see `TextEncoder.learn`.
+        vocabulary_size: Tokens at most, for ``text``; default 30,000 words or 8,000 pairs.
         max_length: Tokens of a sample, for ``text``; default as long as the longest of train, at most 128.
 
     Raises:
         ImportError: Pillow or ``tokenizers`` is not installed and needed; names the extra.
         ValueError: an unknown name, an option that does not belong to the data, missing or broken files.
     """
-    options = {"image_size": image_size, "vocabulary_size": vocabulary_size, "max_length": max_length}
+    numbers = {"image_size": image_size, "vocabulary_size": vocabulary_size, "max_length": max_length}
+    options: dict[str, Any] = numbers | {"tokens": tokens}
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     store = cache_folder() if cache is None else Path(cache)
     try:
@@ -80,7 +88,7 @@ def _load(
     store: Path,
     seed: int,
     progress: Progress | None,
-    options: Mapping[str, int | None],
+    options: Mapping[str, Any],
     fractions: Mapping[str, float | None],
 ) -> SampleData:
     kind, colon, rest = spec.partition(":")
@@ -96,6 +104,7 @@ def _load(
             _path(rest, spec, folder),
             vocabulary_size=options["vocabulary_size"],
             max_length=options["max_length"],
+            tokens=options["tokens"],
             seed=seed,
             **fractions,
         )

@@ -15,7 +15,6 @@ from nugnn.datasets.samples.tensor_samples import TensorSamples
 from nugnn.datasets.samples.text_encoder import TextEncoder
 from nugnn.datasets.samples.tsv import read_tsv
 
-VOCABULARY_SIZE = 8000
 _SUFFIXES = (".tsv", ".tsv.gz")
 
 
@@ -24,6 +23,7 @@ def load_text(
     *,
     vocabulary_size: int | None,
     max_length: int | None,
+    tokens: str | None,
     seed: int,
     val_fraction: float | None,
     test_fraction: float | None,
@@ -33,8 +33,9 @@ def load_text(
 
     Args:
         path: The file or folder.
-        vocabulary_size: Of the tokenizer, at most; default 8000.
+        vocabulary_size: Of the tokenizer, at most; see `TextEncoder.learn`.
         max_length: Tokens of a sample; see `TextEncoder.learn`.
+        tokens: ``words``, ``pairs`` or ``auto``, the default; see `TextEncoder.learn`.
         seed: Of the division, where one is drawn.
         val_fraction: See `parts.joined`.
         test_fraction: See `parts.joined`.
@@ -60,8 +61,9 @@ def load_text(
     refuse_unseen(labels, division.train, class_names, place)
     encoder = TextEncoder.learn(
         [texts[sample] for sample in division.train],
-        vocabulary_size=VOCABULARY_SIZE if vocabulary_size is None else vocabulary_size,
+        vocabulary_size=vocabulary_size,
         max_length=max_length,
+        tokens=tokens or "auto",
     )
     train, val, test = (_samples(encoder, texts, labels, ids) for ids in division)
     return SampleData(

@@ -1,8 +1,9 @@
-"""From a text to token numbers: byte pairs learned from the training text, the same in every process."""
+"""From a text to token numbers: words or byte pairs of the training text, the same in every process."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 PADDING = "[PAD]"
 UNKNOWN = "[UNK]"
+TOKENS = ("auto", "words", "pairs")
+_USUAL_SIZE = {"words": 30_000, "pairs": 8000}
 _NUM_BYTES = 256
+_FEWEST_WORDS = 3
+_MOST_UNKNOWN = 0.2
+_TEXTS_LOOKED_AT = 20_000
 _LONGEST_BY_DEFAULT = 128
 _LENGTH_STEP = 8
 _TEXTS_AT_ONCE = 1024
@@ -24,8 +30,9 @@ _TEXTS_AT_ONCE = 1024
 class TextEncoder:
     """A tokenizer and the length that texts are cut or filled to.
 
-    Texts are brought to NFKC and lower case and parted into words; a word is written in bytes, of which the pairs that
-    are frequent in the training text became tokens. So every text has tokens, whatever its script.
+    Texts are brought to NFKC and lower case and parted into words and marks. Either those of the training text are the
+    tokens, the most frequent ones if there are too many, and others are unknown; or a word is written in bytes, of
+    which the pairs that are frequent in the training text became tokens: so every text has tokens, whatever its script.
 
     Args:
         tokenizer: Of the library ``tokenizers``; token 0 is padding.
@@ -39,38 +46,34 @@ class TextEncoder:
         self.tokenizer, self.max_length = tokenizer, max_length
 
     @classmethod
-    def learn(cls, texts: Sequence[str], *, vocabulary_size: int, max_length: int | None) -> TextEncoder:
+    def learn(
+        cls, texts: Sequence[str], *, vocabulary_size: int | None, max_length: int | None, tokens: str = "auto"
+    ) -> TextEncoder:
         """Learn tokens from the training texts.
 
         Args:
             texts: At least one.
-            vocabulary_size: At most so many tokens; small texts may give fewer.
+            vocabulary_size: At most so many tokens; small texts may give fewer. None for 30,000 words or 8,000 pairs.
+            tokens: ``words``, ``pairs``, or ``auto``: words where at most a fifth of the words of further texts will be
+                unknown, which is about the share of words that the training texts have once (Good, "The Population
+                Frequencies of Species", Biometrika 1953); so not where words are not parted by spaces.
             max_length: None for the longest training text in tokens, up to 128, rounded up to a multiple of 8.
 
         Raises:
             ImportError: the library is not installed.
-            ValueError: a vocabulary too small for the 256 bytes, padding and unknown, or a length below 1.
+            ValueError: there are no such tokens; a vocabulary too small for padding, unknown and a word, or the 256
+                bytes; or a length below 1.
         """
         library = _library()
-        if vocabulary_size < _NUM_BYTES + 2:
-            raise ValueError(
-                f"a vocabulary of {vocabulary_size} tokens; it holds padding, unknown and the {_NUM_BYTES} bytes at "
-                f"least, so give {_NUM_BYTES + 2} or more"
-            )
+        if tokens not in TOKENS:
+            raise ValueError(f"tokens {tokens!r} are not known; choose one of {', '.join(TOKENS)}")
         if max_length is not None and max_length < 1:
             raise ValueError(f"a length of {max_length} tokens; it is at least 1")
-        tokenizer = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN))
-        tokenizer.normalizer = library.normalizers.Sequence(
-            [library.normalizers.NFKC(), library.normalizers.Lowercase()]
-        )
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = library.decoders.ByteLevel()
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=vocabulary_size,
-            special_tokens=[PADDING, UNKNOWN],
-            initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
+        if tokens == "auto":
+            tokens = "words" if _share_of_rare_words(library, texts) <= _MOST_UNKNOWN else "pairs"
+        size = _USUAL_SIZE[tokens] if vocabulary_size is None else vocabulary_size
+        tokenizer, trainer = (_words if tokens == "words" else _pairs)(library, size)
+        tokenizer.normalizer = _normalizer(library)
         tokenizer.train_from_iterator(texts, trainer)
         if max_length is None:
             longest = max(map(len, _token_ids(tokenizer, texts)))
@@ -119,6 +122,46 @@ class TextEncoder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= vars(TextEncoder.from_json(state))
+
+
+def _words(library: Any, vocabulary_size: int) -> tuple[Tokenizer, Any]:
+    if vocabulary_size < _FEWEST_WORDS:
+        raise ValueError(f"a vocabulary of {vocabulary_size} tokens; it holds padding, unknown and a word at least")
+    tokenizer = library.Tokenizer(library.models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    return tokenizer, library.trainers.WordLevelTrainer(
+        vocab_size=vocabulary_size, special_tokens=[PADDING, UNKNOWN], show_progress=False
+    )
+
+
+def _pairs(library: Any, vocabulary_size: int) -> tuple[Tokenizer, Any]:
+    if vocabulary_size < _NUM_BYTES + 2:
+        raise ValueError(
+            f"a vocabulary of {vocabulary_size} tokens; it holds padding, unknown and the {_NUM_BYTES} bytes at "
+            f"least, so give {_NUM_BYTES + 2} or more"
+        )
+    tokenizer = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer, library.trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[PADDING, UNKNOWN],
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+
+
+def _normalizer(library: Any) -> Any:
+    return library.normalizers.Sequence([library.normalizers.NFKC(), library.normalizers.Lowercase()])
+
+
+def _share_of_rare_words(library: Any, texts: Sequence[str]) -> float:
+    """Part of the words of ``texts`` that are there once; of many texts, the first are looked at."""
+    normalizer, parted = _normalizer(library), library.pre_tokenizers.Whitespace()
+    counts: Counter[str] = Counter()
+    for text in texts[:_TEXTS_LOOKED_AT]:
+        counts.update(word for word, _ in parted.pre_tokenize_str(normalizer.normalize_str(text)))
+    return sum(count == 1 for count in counts.values()) / max(1, counts.total())
 
 
 def _token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import nugnn
+from nugnn.cli import gather_settings
 from nugnn.networks import MLP
 from nugnn.precision.storage import Storage
 
@@ -44,18 +45,26 @@ def test_both_loops_round_alike() -> None:
 
 
 def test_the_page_says_what_fell_short() -> None:
-    run = {"test": 0.5, "seconds": 10.0}
+    run = {"test": 0.5, "seconds": 10.0, "batch_split": [43, 21], "machine": "2 cores", "jobs": 1}
     runs = {f"{name} {seed}": run for name in dnn_accuracy.ROWS for seed in range(2)}
     runs |= {f"{name} logistic regression": {"words": 0.4, "pairs": 0.8} for name in ("trec6", "sst2")}
     page = dnn_accuracy.page(runs, 2)
+    assert "two workers with 43 and 21 samples of each batch, on 2 cores" in page
     assert "| 50.0 ± 0.0 | 97 % | no, 47.0 points short | 10 |" in page
     assert "logistic regression: 40.0 (words), 80.0 (pairs) | no, 30.0 points short" in page
 
 
+def test_each_row_is_a_command_with_settings_that_fit() -> None:
+    for row in dnn_accuracy.ROWS.values():
+        words = row.options.split()
+        given = {flag[2:].replace("-", "_"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+        assert gather_settings(given, {}).dataset == given["dataset"]
+
+
 @pytest.mark.slow
 def test_digits_train_on_two_uneven_workers(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    options = ["--worker=digits", "--seed=0", f"--data-dir={tmp_path}", f"--result={tmp_path / 'r'}", "--epochs=3"]
+    options = ["--only=digits", "--seeds=1", f"--data-dir={tmp_path}", f"--json={tmp_path / 'r'}", "--jobs=1"]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    subprocess.run([*command, str(BENCHMARKS / "dnn_accuracy.py"), *options], env=environment, check=True)
-    assert json.loads((tmp_path / "r").read_text())["test"] > 0.9
+    subprocess.run([sys.executable, str(BENCHMARKS / "dnn_accuracy.py"), *options], env=environment, check=True)
+    run = json.loads((tmp_path / "r").read_text())["digits 0"]
+    assert run["test"] > 0.95 and run["batch_split"] == [43, 21]

@@ -32,7 +32,10 @@ def _settings(*words: str) -> Any:
 def test_the_data_set_decides_which_settings_there_are() -> None:
     assert isinstance(_settings("dataset=digits"), TrainConfig)
     assert isinstance(_settings("dataset=Digits_Images"), SampleConfig)
-    assert _settings("dataset=mnist").lr == 1e-3 and _settings("dataset=cora").lr == 0.01
+    assert _settings("dataset=mnist").lr == 3e-3 and _settings("dataset=text:x").lr == 1e-3
+    assert _settings("dataset=cora").lr == 0.01 and _settings("dataset=cora").schedule == "constant"
+    assert [_settings("dataset=mnist", f"epochs={epochs}").warmup_epochs for epochs in (1, 30)] == [0.1, 1.0]
+    assert _settings("dataset=mnist", "schedule=constant").warmup_epochs == 0
     graphs, samples = ({entry.name for entry in fields(kind)} for kind in (TrainConfig, SampleConfig))
     for name in graphs - samples:
         with pytest.raises(
@@ -98,7 +101,7 @@ def _table(folder: Path) -> Path:
 def test_networks_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, table = load_samples("digits-images"), load_samples(f"csv:{_table(tmp_path)}")
     cnn = build_model(SampleConfig(dataset="digits-images", hidden=4, layers=3, dropout=0.5), images)
-    assert isinstance(cnn, CNN) and cnn.classify.in_features == 16 and cnn.dropout.p == 0.5
+    assert isinstance(cnn, CNN) and cnn.classify.in_features == 64 and cnn.dropout.p == 0.5
     assert isinstance(build_model(SampleConfig(dataset="csv:x"), table), MLP)
     with pytest.raises(ConfigError, match="takes texts, and digits-images is images; use --model cnn"):
         build_model(SampleConfig(dataset="digits-images", model="transformer"), images)
@@ -126,7 +129,8 @@ def test_networks_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_setting_reaches_training() -> None:
     """Each option either goes into a call of `fit`, builds the model or the data, or says where results go."""
-    elsewhere = {"dataset", "data_dir", "val_fraction", "test_fraction", "image_size", "vocabulary_size", "max_length"}
+    elsewhere = {"dataset", "data_dir", "val_fraction", "test_fraction", "image_size", "tokens"}
+    elsewhere |= {"vocabulary_size", "max_length"}
     elsewhere |= {"model", "layers", "hidden", "heads", "norm", "dropout", "out", "predictions", "tensorboard"}
     renamed = {"data_workers": "num_data_workers", "shift": "augment", "flip": "augment"}
     arguments = fit_arguments(SampleConfig(dataset="mnist"))

@@ -68,8 +68,40 @@ def test_options_bound_vocabulary_and_length(tmp_path):
         load_samples(f"text:{path}", max_length=0)
 
 
-def test_other_processes_learn_the_same_tokens(tmp_path):
-    path = write(tmp_path / "a.tsv", tsv(ROWS))
+PROSE = [(i % 2, f"the {WORDS[i % 6]} is not the {WORDS[i * 5 % 7]}, it is {WORDS[i % 5]}.") for i in range(40)]
+
+
+def test_words_are_tokens_and_others_are_unknown(tmp_path):
+    write(tmp_path / "train.tsv", tsv(PROSE))
+    write(tmp_path / "test.tsv", tsv([(0, "The zebra, isn't it?"), (1, "☃")]))
+    data = load_samples(f"text:{tmp_path}", val_fraction=0)
+    words = data.preparation.tokenizer.get_vocab()
+    assert {"the", "not", "ünder", ",", "."} <= words.keys() and len(words) == data.vocabulary_size < 20
+    encoded = [words.get(word, 1) for word in ("the", "zebra", ",", "isn", "'", "t", "it", "?")]
+    assert encoded.count(1) == 5
+    assert data.test.x[0, : len(encoded)].tolist() == encoded
+    assert data.test.x[1].tolist() == [1] + [0] * (data.input_shape[0] - 1)
+    few = load_samples(f"text:{tmp_path}", val_fraction=0, vocabulary_size=5).preparation.tokenizer.get_vocab()
+    assert len(few) == 5 and {"[PAD]", "[UNK]", "the", "is"} <= few.keys()
+
+
+def test_tokens_are_pairs_where_many_words_would_be_unknown(tmp_path):
+    """As in a script that does not part words by spaces, or where each text has words of its own."""
+    for rows, are_words in ((PROSE, True), ([(i % 2, f"日本{i}の川と山{i * 7}") for i in range(40)], False)):
+        path = write(tmp_path / "a.tsv", tsv(rows))
+        auto = load_samples(f"text:{path}")
+        for tokens, is_same in (("words", are_words), ("pairs", not are_words)):
+            said = load_samples(f"text:{path}", tokens=tokens)
+            assert (said.preparation.to_json() == auto.preparation.to_json()) is is_same
+    with pytest.raises(ValueError, match="tokens 'letters' are not known; choose one of auto, words, pairs"):
+        load_samples(f"text:{path}", tokens="letters")
+    with pytest.raises(ValueError, match="a vocabulary of 2 tokens; it holds padding, unknown and a word"):
+        load_samples(f"text:{path}", tokens="words", vocabulary_size=2)
+
+
+@pytest.mark.parametrize("rows", [ROWS, PROSE], ids=["pairs", "words"])
+def test_other_processes_learn_the_same_tokens(tmp_path, rows):
+    path = write(tmp_path / "a.tsv", tsv(rows))
     script = (
         "import json, sys; from nugnn.datasets.samples import load_samples;"
         "d = load_samples(sys.argv[1]); print(json.dumps([d.preparation.to_json(), d.train.x.tolist()]))"
@@ -88,8 +120,9 @@ def test_other_processes_learn_the_same_tokens(tmp_path):
     assert found[0] == found[1] == json.dumps([here.preparation.to_json(), here.train.x.tolist()]) + "\n"
 
 
-def test_a_saved_preparation_encodes_further_texts_alike(tmp_path):
-    data = load_samples(f"text:{write(tmp_path / 'a.tsv', tsv(ROWS))}")
+@pytest.mark.parametrize("tokens", ["pairs", "words"])
+def test_a_saved_preparation_encodes_further_texts_alike(tmp_path, tokens):
+    data = load_samples(f"text:{write(tmp_path / 'a.tsv', tsv(ROWS))}", tokens=tokens)
     data.save_preparation(tmp_path / "samples.json")
     saved = load_preparation(tmp_path / "samples.json")
     texts = ["Blue cat 日本", "something unseen ☃", "\u200b", "\u200b "]
