@@ -23,7 +23,7 @@ def test_tiles_are_powers_of_two_within_their_bytes(
     assert all(size >= 1 and size & (size - 1) == 0 for size in sizes)
     row_bytes = tile.heads * tile.columns * itemsize
     assert row_bytes <= 1024 and tile.columns < 2 * num_columns and tile.heads < 2 * num_heads
-    # sixteen bytes for each of 32 lanes and each load, unless one row alone is wider; sums of 256 bytes have twice as many
+    # sixteen bytes for each of 32 lanes and each load, unless one row alone is wider; twice that for sums of 256 bytes
     loads = 2 * LOADS if num_heads == num_streams == 1 and row_bytes == 256 else LOADS
     assert tile.rows * tile.edges * tile.unroll * row_bytes <= max(row_bytes, loads * 512 // num_streams)
     is_narrow = tile.edges == 32 and row_bytes <= 16 and mean_degree >= 32  # a lane for each edge
