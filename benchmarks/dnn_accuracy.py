@@ -51,7 +51,7 @@ ROWS = {
         "SST-2, transformer",
         "published train and test; a tenth of train, or 692, is val",
         None,
-        "--dataset text:sst2 --epochs 10",
+        "--dataset text:sst2 --epochs 6",
     ),
     "fashion": Row(
         "Fashion-MNIST part, CNN",
@@ -69,7 +69,7 @@ ROWS = {
         "TREC-6, transformer",
         "published train and test; a tenth of train, or 545, is val",
         None,
-        "--dataset text:trec6 --epochs 20",
+        "--dataset text:trec6 --epochs 12",
     ),
     "digits": Row(
         "digits 8 x 8, CNN", "1,797 images: 1,294 train, 144 val, 359 test", 97, "--dataset digits-images --epochs 20"
