@@ -40,6 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gat": {"hidden": 64, "heads": 4},
 }
 PRECISIONS = ("fp32", "tf32", "bf16")
+LEARNING_RATE = 0.003
+"""At 0.01 one seed of three stays at 57 % in most systems and precisions."""
 _LOSS_RTOL = 1e-3
 """Between two systems after three steps without dropout: float32 sums in another order, grown by Adam."""
 _CHECK_NODES, _CHECK_ARCS = 3_000, 40_000
@@ -135,7 +137,7 @@ def set_tf32(precision: str) -> None:
 
 def adam(parameters: Any, device: torch.device) -> torch.optim.Optimizer:
     """Adam as it is fastest: one kernel for all parameters."""
-    return torch.optim.Adam(parameters, lr=0.01, fused=device.type == "cuda")
+    return torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=device.type == "cuda")
 
 
 def trained(model: nn.Module, forward: Callable[[], Tensor], case: Case, rows: Tensor | None, precision: str) -> Run:
@@ -315,7 +317,7 @@ def _expected_losses(kind: str) -> list[float]:
     model.load_state_dict(first_weights(kind, case, seed=0))
     model.double()
     adjacency, x = Adjacency(Csr(graph.indptr.int(), graph.indices)), graph.features.double()
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE), []
     for _ in range(3):
         loss = F.cross_entropy(model(adjacency, x), graph.labels)
         optimizer.zero_grad()
