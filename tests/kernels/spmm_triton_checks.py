@@ -251,6 +251,8 @@ def check_ties_infinities_and_nan() -> None:
 
 
 def check_wide_extremes_of_every_triple_of_special_values() -> None:
+    gpu_extreme.LEAST_BYTES, gpu_extreme.MOST_SHORT_PLACES = 1, 0x7C00  # other laws leave them as their last case had
+    structures.MOST_SHORT_PLACES = 0x7C00
     values = torch.tensor([-INF, -0.0, 0.0, INF, NAN], dtype=torch.float64)
     triples = torch.cartesian_prod(values, values, values).T
     indptr = torch.tensor([0, 3, 3, 5, 10], device=DEVICE)
