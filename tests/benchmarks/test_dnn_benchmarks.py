@@ -46,9 +46,11 @@ def test_both_loops_round_alike() -> None:
 
 def test_the_page_says_what_fell_short() -> None:
     run = {"test": 0.5, "seconds": 10.0, "batch_split": [43, 21], "machine": "2 cores", "jobs": 1}
+    run["num_samples"] = {"train": 5401, "val": 599, "test": 2000}
     runs = {f"{name} {seed}": run for name in dnn_accuracy.ROWS for seed in range(2)}
     runs |= {f"{name} logistic regression": {"words": 0.4, "pairs": 0.8} for name in ("trec6", "sst2")}
     page = dnn_accuracy.page(runs, 2)
+    assert "| 5,401 / 599 / 2,000: " in page
     assert "two workers with 43 and 21 samples of each batch, on 2 cores" in page
     assert "| 50.0 ± 0.0 | 97 % | no, 47.0 points short | 10 |" in page
     assert "logistic regression: 40.0 (words), 80.0 (pairs) | no, 30.0 points short" in page

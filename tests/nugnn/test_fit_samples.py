@@ -25,8 +25,10 @@ from nugnn.comm.groups import Ranks
 from nugnn.datasets.samples import TensorSamples, load_samples
 from nugnn.interrupt import Interrupted
 from nugnn.loss import cross_entropy
-from nugnn.sample_options import GRAPHS_ONLY, SampleOptions
+from nugnn.sample_config import SampleConfig
+from nugnn.sample_options import GRAPHS_ONLY, SampleOptions, sample_options
 from nugnn.sample_part import SamplePart
+from nugnn.sample_run import fit_arguments
 from nugnn.task import OF_ONE_FAMILY
 from nugnn.train_rank import train_rank
 from sample_cases import FLOAT64_BOUND, NUM_CLASSES, make_data, make_model
@@ -279,6 +281,20 @@ def test_options_of_one_family_are_known_to_the_other() -> None:
     common = {field.name for field in fields(TrainOptions)}
     of_graphs = {field.name for field in fields(FitOptions)} - common
     assert set(GRAPHS_ONLY) == of_graphs | (OF_ONE_FAMILY.keys() - {"val", "test"})
+
+
+def test_the_rate_follows_a_cosine_unless_something_else_is_said() -> None:
+    from_settings = fit_arguments(SampleConfig(dataset="digits-images", epochs=5))
+    for options, schedule, warmup in (
+        ({}, "cosine", 1.0),
+        ({"epochs": 5}, "cosine", 0.5),
+        ({"epochs": 5, "warmup_epochs": 2.0}, "cosine", 2.0),
+        ({"schedule": "constant"}, "constant", 0.0),
+        ({"make_scheduler": lambda optimizer: None}, "constant", 0.0),
+        ({name: from_settings[name] for name in ("epochs", "schedule", "warmup_epochs")}, "cosine", 0.5),
+    ):
+        chosen = sample_options(options)
+        assert (chosen.schedule, chosen.warmup_epochs) == (schedule, warmup)
 
 
 def test_how_a_batch_is_divided() -> None:

@@ -80,7 +80,7 @@ def test_weight_decay_spares_biases_and_norms(name: str) -> None:
     groups = [[names[id(p)] for p in group["params"]] for group in (decayed, spared)]
     assert sorted(itertools.chain(*groups)) == sorted(names.values())
     assert all(key.endswith(("weight", "bias")) for key in groups[1])
-    matrices = (nn.Linear, nn.Conv2d, nn.Embedding)
+    matrices = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
     assert set(groups[0]) == {
         f"{path}.weight" for path, module in model.named_modules() if isinstance(module, matrices)
     }
