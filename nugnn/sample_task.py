@@ -16,7 +16,7 @@ from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.batches import SplitBatchSampler
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.samples.registry import load_samples
-from nugnn.datasets.samples.sample_data import SampleData
+from nugnn.datasets.samples.sample_data import SampleData, num_samples
 from nugnn.fingerprint import run_identity
 from nugnn.local_statistics import LocalStatistics, check_local_batches
 from nugnn.sample_options import SampleOptions, sample_options
@@ -75,7 +75,7 @@ class SampleTask:
                         f"{tuple(label.shape[1:])} in training; the parts need the same labels"
                     )
         sizes, said = batch_sizes(chosen.batch_split, chosen.batch_size, workers, shares, USUAL_BATCH_SIZE)
-        _check_batches(model, chosen, len(train), sizes)
+        _check_batches(model, chosen, num_samples(train), sizes)
         self.model = model
         self.options = replace(chosen, batch_size=sum(sizes))
         self.said = [said] if said else []

@@ -114,7 +114,7 @@ class TrainOptions:
 
     @property
     def schedule_epochs(self) -> int | None:
-        """Epochs that ``schedule`` is laid out for: until it is at its end, or between two changes; None for no such."""
+        """Epochs that ``schedule`` is laid out for: until its end, or between two changes; None for no such."""
         if self.schedule == "cosine":
             return self.epochs
         return (self.decay_epochs or max(1, self.epochs // 3)) if self.schedule == "step" else None

@@ -109,7 +109,7 @@ def test_a_loss_and_an_augmentation_of_the_users_are_named() -> None:
 
 
 def test_what_nugnn_refuses_stays_as_it_is() -> None:
-    with pytest.raises(ValueError, match="^the model returned a tensor of shape") as caught:
+    with pytest.raises(ValueError, match=r"^the model returned a tensor of shape") as caught:
         nugnn.fit(nn.Sequential(nn.Flatten(), nn.Linear(72, 1), nn.Flatten(0)), make_data("images", 4, torch.float32))
     assert not isinstance(caught.value, UserCodeError)
 
@@ -162,7 +162,9 @@ def test_a_resumed_cosine_of_another_length_is_refused_before_workers_start(tmp_
     data, stages = make_data("images", 12, torch.float32), []
     options: dict[str, Any] = {"batch_size": 4, "schedule": "cosine", "checkpoint_folder": tmp_path}
     nugnn.fit(_model(), data, epochs=2, **options)
-    with pytest.raises(ValueError, match="epochs of the schedule was 2, is 3. Give what was given then, or train with"):
+    with pytest.raises(
+        ValueError, match=r"epochs of the schedule was 2, is 3. Give what was given then, or train with"
+    ):
         nugnn.fit(_model(), data, epochs=3, resume=True, on_stage=stages.append, **options)
     assert stages == []
 
@@ -179,7 +181,7 @@ def test_weights_that_the_last_step_ruins_are_noticed() -> None:
         return optimizer
 
     data = make_data("images", 4, torch.float32)
-    with pytest.raises(FloatingPointError, match="1.bias is no longer finite after the last step, in epoch 1"):
+    with pytest.raises(FloatingPointError, match=r"1\.bias is no longer finite after the last step, in epoch 1"):
         nugnn.fit(_model(), data, epochs=1, batch_size=4, make_optimizer=ruins)
 
 
