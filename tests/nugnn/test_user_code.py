@@ -114,16 +114,17 @@ def test_what_nugnn_refuses_stays_as_it_is() -> None:
     assert not isinstance(caught.value, UserCodeError)
 
 
-def test_exit_code_and_message_over_two_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    for data, model, words in (
-        (_Broken(), _model(), "the data set failed on sample 7: KeyError: 'colour'"),
-        (make_data("images", 12, torch.float32), _BrokenModel(), "the model failed on a batch of shape (2, 2, 6, 6)"),
-    ):
-        with pytest.raises(SystemExit) as ended, errors_reported():
-            nugnn.fit(model, data, epochs=1, batch_size=4, workers=2)
-        said = capsys.readouterr().err
-        assert ended.value.code == 2 and said.startswith(f"nugnn: error: {words}") and __file__ in said
-        assert isinstance(ended.value.__context__, WorkerFailed)
+@pytest.mark.parametrize("whose", ["the data set", pytest.param("the model", marks=pytest.mark.slow)])
+def test_exit_code_and_message_over_two_workers(whose: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if whose == "the model":
+        data, model, words = make_data("images", 12, torch.float32), _BrokenModel(), "a batch of shape (2, 2, 6, 6)"
+    else:
+        data, model, words = _Broken(), _model(), "sample 7: KeyError: 'colour'"
+    with pytest.raises(SystemExit) as ended, errors_reported():
+        nugnn.fit(model, data, epochs=1, batch_size=4, workers=2)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith(f"nugnn: error: {whose} failed on {words}") and __file__ in said
+    assert isinstance(ended.value.__context__, WorkerFailed)
 
 
 @pytest.mark.parametrize(
