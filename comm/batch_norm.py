@@ -127,8 +127,9 @@ class _FusedBatchNorm(Operator):
             grad_x = torch.empty_like(x)
             if x.numel():
                 wide_weight = None if weight is None else weight.to(mean.dtype)
+                sum_grad, sum_grad_x = totals.split(channels)
                 grad_x = torch.batch_norm_backward_elemt(
-                    grad, x, mean, inverse, wide_weight, *totals.split(channels), counts
+                    grad, x, mean, inverse, wide_weight, sum_grad, sum_grad_x, counts
                 )
             # affine gradients stay local sums: the gradient sync adds them over ranks, once
             grad_weight = None if weight is None else own_weight.to(weight.dtype)

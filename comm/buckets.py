@@ -48,7 +48,8 @@ class Bucket:
 
 def memory_order(x: Tensor) -> list[int]:
     """Axes of ``x`` from the slowest to the fastest, where its values fill a block of memory; else as they are."""
-    order = sorted(range(x.dim()), key=lambda axis: (-x.stride(axis), axis))
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda axis: (-strides[axis], axis))
     return order if x.permute(order).is_contiguous() else list(range(x.dim()))
 
 

@@ -43,6 +43,8 @@ def batch_sizes(
     """
     if shares is not None and (len(shares) != workers or not all(share > 0 for share in shares)):
         raise ValueError(f"shares: {', '.join(map(str, shares))} for {workers} workers; give a positive one for each")
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise ValueError(f"batch_size is {batch_size!r}, must be a whole number of samples from 1 up")
     if split not in ("auto", "even"):
         numbers = _numbers(split)
         if shares is not None:

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate, get_worker_info
 
 from nugnn.batch_split import apportioned
+from nugnn.user_code import UserCodeError, described, is_of_users_code
+from nugnn.worker_process import is_user_error
 
 
 class SplitBatchSampler(Sampler[list[int]]):
@@ -49,7 +51,7 @@ class SplitBatchSampler(Sampler[list[int]]):
         self.seed, self.shuffle = seed, shuffle
         if num_samples < 1:
             raise ValueError("the data set has no samples")
-        if not self.sizes or any(size < 0 or size != int(size) for size in self.sizes) or sum(self.sizes) < 1:
+        if not self.sizes or any(not isinstance(size, int) or size < 0 for size in self.sizes) or sum(self.sizes) < 1:
             raise ValueError(f"batch sizes are {self.sizes}, must be whole numbers of samples, at least one in all")
         if not 0 <= rank < len(self.sizes):
             raise ValueError(f"rank {rank} has no batch size: there are {len(self.sizes)}, {self.sizes}")
@@ -135,10 +137,13 @@ def batch_loader(
         collate_fn: Joins a list of samples; puts samples on axis 0 of every tensor. torch's own when None.
         num_workers: Processes that read ahead; 0 reads in this one.
         pin_memory: Put batches where copies to a GPU need not wait.
+
+    What the data set or the collate function raises comes out of the iteration as `nugnn.user_code.UserCodeError`,
+    wherever it ran.
     """
     take = _taking(dataset) if collate_fn is None else None
-    collate: Any = _Collate(dataset, collate_fn or default_collate) if take is None else _as_it_is
-    return DataLoader(
+    collate: Any = _Collate(dataset, collate_fn) if take is None else _as_it_is
+    return _Loader(
         _Numbered(dataset) if take is None else _Taken(take),
         batch_sampler=sampler,
         collate_fn=collate,
@@ -148,6 +153,32 @@ def batch_loader(
         # a new iterator draws a number; drawn here, a run that is resumed in mid-epoch draws nothing that others miss
         generator=torch.Generator().manual_seed(sampler.seed),
     )
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """In the place of a batch that could not be read; raised where nothing of torch's loader stands in between."""
+
+    error: Exception
+
+
+class _Loader(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if isinstance(batch, _Failure):
+                raise batch.error
+            yield batch
+
+
+def _failure(error: Exception, what: str, where: str) -> _Failure:
+    """What went wrong in the user's code, or in ours; from a process that reads ahead as its text alone."""
+    if not isinstance(error, UserCodeError) and is_of_users_code(error):
+        told = UserCodeError(described(error, what, where))
+        told.__cause__ = error if get_worker_info() is None else None
+        return _Failure(told)
+    if get_worker_info() is None or not is_user_error(error):
+        raise error
+    return _Failure(ValueError(str(error)))
 
 
 def _leave_ctrl_c_to_the_parent(worker: int) -> None:
@@ -170,36 +201,61 @@ class _Taken(Dataset[Any]):
     def __init__(self, take: Callable[[Tensor], Any]) -> None:
         self._take = take
 
-    def __getitems__(self, numbers: list[int]) -> Batch:
+    def __getitems__(self, numbers: list[int]) -> Batch | _Failure:
         ids = torch.tensor(numbers, dtype=torch.int64)
-        return Batch(ids, self._take(ids))
+        try:
+            return Batch(ids, self._take(ids))
+        except Exception as error:
+            return _failure(error, "the data set", _samples(numbers))
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Batch | _Failure) -> Batch | _Failure:
     return batch
+
+
+def _samples(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"sample {numbers[0]}"
+    return f"samples {', '.join(map(str, numbers[:4]))}" + (", ..." if len(numbers) > 4 else "")
 
 
 class _Numbered(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, numbers: list[int]) -> list[tuple[int, Any]]:
+    def __getitems__(self, numbers: list[int]) -> list[tuple[int, Any]] | _Failure:
         many = getattr(self.dataset, "__getitems__", None)
-        samples = [self.dataset[i] for i in numbers] if many is None or not numbers else many(numbers)
-        return list(zip(numbers, samples, strict=True))
+        here: Sequence[int] = numbers
+        samples = []
+        try:
+            if many is not None and numbers:
+                return list(zip(numbers, many(numbers), strict=True))
+            for number in numbers:
+                here = [number]
+                samples.append((number, self.dataset[number]))
+        except Exception as error:
+            return _failure(error, "the data set", _samples(here))
+        return samples
 
 
 class _Collate:
     """Joins samples and keeps their numbers; an empty batch has the shapes of a full one."""
 
-    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate_fn
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None) -> None:
+        self._dataset, self._collate = dataset, collate_fn or default_collate
+        self._what = "joining samples into a batch" if collate_fn is None else "collate_fn"
 
-    def __call__(self, numbered: list[tuple[int, Any]]) -> Batch:
-        ids = torch.tensor([number for number, _ in numbered], dtype=torch.int64)
-        if numbered:
-            return Batch(ids, self._collate([sample for _, sample in numbered]))
-        return Batch(ids, map_tensors(lambda x: x[:0], self._collate([self._dataset[0]])))
+    def __call__(self, numbered: list[tuple[int, Any]] | _Failure) -> Batch | _Failure:
+        if isinstance(numbered, _Failure):
+            return numbered
+        numbers = [number for number, _ in numbered]
+        ids = torch.tensor(numbers, dtype=torch.int64)
+        try:
+            if numbered:
+                return Batch(ids, self._collate([sample for _, sample in numbered]))
+            return Batch(ids, map_tensors(lambda x: x[:0], self._collate([self._dataset[0]])))
+        except Exception as error:
+            return _failure(error, self._what, _samples(numbers))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:

@@ -35,6 +35,7 @@ def run_identity(
         "seed": options.seed,
         "precision": options.precision,
         "evaluate_every": options.evaluate_every,
+        "epochs of the schedule": options.schedule_epochs,
         "metric": options.metric,
         "loss": _name(options.loss),
         "regularizer": _name(options.regularizer),

@@ -84,4 +84,5 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
     overlapping_passes(chosen.overlap, Ranks())
     checked_activations(chosen.activations)
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
+    chosen.built_schedule(1)  # an epoch is one step; refused here, before workers start
     return chosen

@@ -181,7 +181,7 @@ class TransformerClassifier(nn.Module):
             )
         if pooling not in ("mean", "max"):
             raise ValueError(f"pooling is {pooling!r}, must be mean or max")
-        self.pooling, self.token_dropout = pooling, token_dropout
+        self.pooling, self.token_dropout = pooling, nn.Dropout(token_dropout)
         self.convolution = nn.Conv1d(width, width, convolution, padding=convolution // 2) if convolution else None
         self.tokens, self.places = nn.Embedding(num_tokens, width, padding_idx=0), nn.Embedding(max_length, width)
         self.dropout = nn.Dropout(dropout)
@@ -196,8 +196,8 @@ class TransformerClassifier(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """``(n, num_classes)`` logits of token numbers ``ids (n, length)``, 0 behind the end of a sample."""
         is_token = ids != 0
-        if self.training and self.token_dropout > 0:  # by the sample's own mask, as all dropout is
-            is_kept = F.dropout(is_token.to(self.tokens.weight.dtype), self.token_dropout) > 0
+        if self.training and self.token_dropout.p > 0:  # by the sample's own mask, as all dropout is
+            is_kept = self.token_dropout(is_token.to(self.tokens.weight.dtype)) > 0
             ids = ids.masked_fill(is_token & ~is_kept, 1)
         x = self.tokens(ids)
         if self.convolution is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from nugnn.metrics import evaluate_rows
 from nugnn.modes import evaluating
 from nugnn.precision.storage import Storage, at_least_float32, model_dtype
 from nugnn.samples import BatchMean, BatchNormRows, as_samples, intercept_samples
+from nugnn.user_code import UserCodeError, described, is_of_users_code, whose
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,9 @@ class SampleFamily:
                 sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
                 self._measured[split] = batch_loader(data, sampler, **how)
         self._checks_labels = loss is None
-        chosen = choose_loss(loss, default_collate([train[0][1]]), label_smoothing)
+        with whose("the data set", "sample 0"):
+            first = train[0]
+        chosen = choose_loss(loss, default_collate([first[1]]), label_smoothing)
         self._mean = BatchMean(chosen, ranks, class_weights)
 
     sums_in_backward = True
@@ -139,7 +142,9 @@ class SampleFamily:
             self._counts = self.sampler.counts(number)
             if self._augment is not None:
                 x, labels = whole.data
-                whole = Batch(whole.ids, (self._augment(x, whole.ids, AugmentationKey(self._seed, epoch)), labels))
+                with whose("augment"):
+                    x = self._augment(x, whole.ids, AugmentationKey(self._seed, epoch))
+                whole = Batch(whole.ids, (x, labels))
             parts = [self._prepared(whole.part(part, self._micro_batches)) for part in range(self._micro_batches)]
             total = self._mean.total(self._counts, [labels for _, labels in parts])
             yield [_Part(x, labels, total) for x, labels in parts]
@@ -152,7 +157,8 @@ class SampleFamily:
     def loss(self, work: _Part) -> Tensor:
         logits = self._logits(work.x)  # an IndexError of the model's own is none of labels
         try:
-            return self._mean(logits, work.labels, work.total)
+            with whose("the loss function") if not self._checks_labels else nullcontext():
+                return self._mean(logits, work.labels, work.total)
         except IndexError as error:  # from a loss on the CPU
             raise ValueError(
                 f"{error}: labels of this batch go up to {work.labels.max()}; the model has to return a column for "
@@ -224,10 +230,16 @@ class SampleFamily:
         return x, labels
 
     def _logits(self, x: Any) -> Tensor:
-        if isinstance(x, Mapping):
-            out = self.model(**x)
-        else:
-            out = self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
+        try:
+            if isinstance(x, Mapping):
+                out = self.model(**x)
+            else:
+                out = self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
+        except Exception as error:
+            if isinstance(error, UserCodeError) or not is_of_users_code(error):
+                raise
+            shapes = ", ".join(str(tuple(t.shape)) for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, Tensor))
+            raise UserCodeError(described(error, "the model", f"a batch of shape {shapes}")) from error
         if not isinstance(out, Tensor) or out.dim() < 2:
             what = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             raise ValueError(f"the model returned {what}; it has to return a tensor (n, C), a row for each sample")

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
 from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
+from nugnn.batches import SplitBatchSampler
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.samples.registry import load_samples
-from nugnn.datasets.samples.sample_data import SampleData
+from nugnn.datasets.samples.sample_data import SampleData, num_samples
 from nugnn.fingerprint import run_identity
-from nugnn.sample_options import sample_options
+from nugnn.local_statistics import LocalStatistics, check_local_batches
+from nugnn.sample_options import SampleOptions, sample_options
 from nugnn.sample_part import SamplePart
 from nugnn.task import Stage
 from nugnn.train_options import check_options
+from nugnn.user_code import whose
 
 
 class SampleTask:
@@ -72,6 +75,7 @@ class SampleTask:
                         f"{tuple(label.shape[1:])} in training; the parts need the same labels"
                     )
         sizes, said = batch_sizes(chosen.batch_split, chosen.batch_size, workers, shares, USUAL_BATCH_SIZE)
+        _check_batches(model, chosen, num_samples(train), sizes)
         self.model = model
         self.options = replace(chosen, batch_size=sum(sizes))
         self.said = [said] if said else []
@@ -97,6 +101,27 @@ class SampleTask:
         return self._part, list(self.said)
 
 
+def _check_batches(model: nn.Module, options: SampleOptions, num_samples: int, sizes: tuple[int, ...]) -> None:
+    """What a family would refuse in each worker, before any is started.
+
+    Raises:
+        ValueError: There is no batch; an option does not fit the sizes or the model.
+    """
+    sampler = SplitBatchSampler(num_samples, sizes, drop_last=options.drop_last)
+    for name, least in (("micro_batches", 1), ("num_data_workers", 0)):
+        value = getattr(options, name)
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}, must be a whole number from {least} up")
+    if options.clip_norm is not None and not options.clip_norm > 0:
+        raise ValueError(f"clip_norm is {options.clip_norm:g}, must be positive")
+    if options.batch_norm not in ("all", "local"):
+        raise ValueError(f"batch_norm is {options.batch_norm!r}, must be all or local")
+    if options.batch_norm == "local":
+        LocalStatistics(model, Ranks())
+        check_local_batches(sampler, options.micro_batches)
+    options.built_schedule(sampler.num_batches)
+
+
 def _first_label(name: str, samples: Any) -> Tensor:
     """The label of the first sample, as a batch of one.
 
@@ -107,7 +132,8 @@ def _first_label(name: str, samples: Any) -> Tensor:
         raise ValueError(f"{name}: a map-style data set is needed, with len(data) and data[i]")
     if len(samples) == 0:
         raise ValueError(f"{name}: there are no samples to learn from")
-    sample = samples[0]
+    with whose(f"the data set {name}", "sample 0"):
+        sample = samples[0]
     if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise ValueError(f"{name}: sample 0 is a {type(sample).__name__}; each has to be a pair (x, label)")
     return torch.as_tensor(default_collate([sample[1]]))

@@ -92,15 +92,32 @@ class TrainOptions:
 
     def built_schedule(self, steps_per_epoch: int) -> Schedule | None:
         """What ``schedule`` says, by optimizer steps; None for the same rate throughout."""
-        warmup = round(self.warmup_epochs * steps_per_epoch)
         if not isinstance(self.schedule, str):
             return self.schedule
+        warmup, num_steps = round(self.warmup_epochs * steps_per_epoch), self.epochs * steps_per_epoch
+        if self.warmup_epochs and self.warmup_epochs * steps_per_epoch < 1:
+            raise ValueError(
+                f"warmup_epochs {self.warmup_epochs:g} is less than one optimizer step, of which an epoch has "
+                f"{steps_per_epoch}, and would have no effect; give {1 / steps_per_epoch:.3g} or more, or leave it out"
+            )
         if self.schedule == "cosine":
-            return Cosine(self.epochs * steps_per_epoch, warmup)
+            if warmup >= num_steps:
+                raise ValueError(
+                    f"warmup_epochs {self.warmup_epochs:g} comes to {warmup} optimizer steps, and there are "
+                    f"{num_steps} in all: schedule cosine needs some after the warm-up; give fewer, or more epochs"
+                )
+            return Cosine(num_steps, warmup)
         if self.schedule == "step":
-            every = self.decay_epochs or max(1, self.epochs // 3)
-            return Steps(every * steps_per_epoch, warmup_steps=warmup)
+            assert self.schedule_epochs is not None
+            return Steps(self.schedule_epochs * steps_per_epoch, warmup_steps=warmup)
         return Constant(warmup) if warmup else None
+
+    @property
+    def schedule_epochs(self) -> int | None:
+        """Epochs that ``schedule`` is laid out for: until its end, or between two changes; None for no such."""
+        if self.schedule == "cosine":
+            return self.epochs
+        return (self.decay_epochs or max(1, self.epochs // 3)) if self.schedule == "step" else None
 
     def trainer_options(self, steps_per_epoch: int) -> dict[str, Any]:
         """What `nugnn.trainer.Trainer` takes beside the family."""
@@ -141,7 +158,14 @@ def named_options(
         near = difflib.get_close_matches(name, meant, n=1)
         hint = f"did you mean {meant[near[0]]!r}?" if near else f"it has {', '.join(known)}"
         raise TypeError(f"nugnn.fit has no option {name!r}; {hint}")
-    return kind(**options)
+    chosen = kind(**options)
+    if chosen.make_optimizer is not None:
+        for name in ("lr", "weight_decay"):
+            if name in options:
+                raise ValueError(
+                    f"{name} has no effect beside make_optimizer, which makes the optimizer with its own; leave it out"
+                )
+    return chosen
 
 
 def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabel: bool, num_classes: int) -> None:

@@ -355,6 +355,8 @@ class Trainer:
             if not math.isfinite(loss):
                 raise FloatingPointError(f"the training loss became {loss} in epoch {number}; lower the learning rate")
             is_last = history.is_finished(epochs, patience)
+            if is_last:  # nobody computes a loss with these weights any more
+                self._verify_finite(number)
             if number == first or is_last:
                 self._verify_replicas()
             if not is_last and between_epochs is not None and between_epochs(history):
@@ -374,6 +376,16 @@ class Trainer:
                     f"{name} is no longer the same on all ranks: the model updates it from a rank's own rows. Use "
                     "nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
                 )
+
+    def _verify_finite(self, number: int) -> None:
+        """The last step of a run left numbers; a collective call."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        wrong = [name for name, p in trained.items() if not bool(torch.isfinite(p.detach()).all())]
+        if float(self.ranks.max_(torch.tensor([float(bool(wrong))]))) > 0:  # rows of an embedding are one rank's own
+            where = wrong[0] if wrong else "a parameter of another worker"
+            raise FloatingPointError(
+                f"{where} is no longer finite after the last step, in epoch {number}; lower the learning rate"
+            )
 
     def _keep_best(self, history: History, epoch: Epoch) -> None:
         """By validation metric; by training loss where there are no validation rows."""
