@@ -30,7 +30,7 @@ Overlap = Literal["auto", "on", "backward", "off"]
 
 ``auto``: in both passes where every rank has a GPU of its own and some pair of them cannot read each other's memory,
 in backward where all can. Over NVLink the exchange takes less time than a float32 sum that is put down between two
-stages: 24.9 ms without overlap, 26.6 with it, an epoch of 3-layer SAGE on two H200 (`docs/performance.md`).
+stages: 24.9 ms without overlap, 26.6 with it, an epoch of 3-layer SAGE on two H200 (`docs/performance-notes.md`).
 """
 
 Passes = Literal["none", "backward", "both"]
