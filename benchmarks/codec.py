@@ -1,0 +1,85 @@
+"""Few bits a value for the wire: size and error of one row of each setting, and of a mean over ranks; no network.
+
+    python benchmarks/codec.py
+
+Unit Gaussian data, as a gradient at its worst. Above: bytes beside float32, the ends of each bucket included, and the
+relative error of what comes back, rounded to nearest and stochastically. Below: the error of a mean of independent
+vectors that is made in two ways from 4 bits in buckets of 1,024: each rank sums a part of all vectors and sends it on
+(scatter, reduce, gather: two roundings whatever the ranks), or partial sums go round in a ring, rounded at each hop.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import Tensor
+
+from nugnn.kernels.philox import RandomKey
+from nugnn.kernels.quantize import bucket_bytes, decode_buckets, encode_buckets
+
+BITS, BUCKETS, RANKS = (8, 4, 2), (128, 512, 1024), (2, 4, 8)
+
+
+def there_and_back(x: Tensor, bits: int, bucket: int, key: RandomKey | None) -> Tensor:
+    return decode_buckets(encode_buckets(x, bits, bucket, key), len(x), bits, bucket)
+
+
+def relative(error: Tensor, x: Tensor) -> float:
+    return float(error.double().norm() / x.double().norm())
+
+
+def mean_over_ranks(vectors: list[Tensor], scheme: str, is_stochastic: bool) -> Tensor:
+    """The mean as one rank ends with it, 4 bits in buckets of 1,024."""
+    keys = iter(RandomKey(0, step, 1) for step in range(1000))
+
+    def rounded(x: Tensor) -> Tensor:
+        key = next(keys)
+        return there_and_back(x, 4, 1024, key if is_stochastic else None)
+
+    count = len(vectors)
+    parts = []
+    for owner, pieces in enumerate(zip(*(x.chunk(count) for x in vectors), strict=True)):
+        if scheme == "SRA":  # the owner's own piece is not rounded before the sum
+            total = sum((x if rank == owner else rounded(x) for rank, x in enumerate(pieces)), torch.zeros(()))
+        else:
+            total = pieces[(owner + 1) % count]
+            for hop in range(2, count + 1):
+                total = rounded(total) + pieces[(owner + hop) % count]
+        parts.append(rounded(total) / count)
+    return torch.cat(parts)
+
+
+def main(given: list[str] | None = None) -> list[tuple[str, float]]:
+    """Print both tables; returns what they hold, by name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--values", type=int, default=1 << 20)
+    arguments = parser.parse_args(given)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(arguments.values, generator=generator)
+    found = []
+    print(f"{'bits':>4} {'bucket':>7} {'smaller than float32':>21} {'nearest':>9} {'stochastic':>11}")
+    for bits in BITS:
+        for bucket in BUCKETS:
+            ratio = 4 * len(x) / bucket_bytes(len(x), bits, bucket)
+            errors = [relative(there_and_back(x, bits, bucket, key) - x, x) for key in (None, RandomKey(0, 0, 0))]
+            found += list(zip((f"{bits} {bucket} {name}" for name in ("ratio", "nearest", "stochastic")),
+                              (ratio, *errors), strict=True))  # fmt: skip
+            print(f"{bits:4d} {bucket:7d} {ratio:20.2f}x {errors[0]:9.4f} {errors[1]:11.4f}")
+    print(f"\n{'ranks':>5} {'SRA nearest':>12} {'stochastic':>11} {'ring nearest':>13} {'stochastic':>11}")
+    for ranks in RANKS:
+        vectors = [torch.randn(arguments.values // 4 // ranks * ranks, generator=generator) for _ in range(ranks)]
+        exact = sum(vectors, torch.zeros(())) / ranks
+        row = [
+            relative(mean_over_ranks(vectors, scheme, is_stochastic) - exact, exact)
+            for scheme in ("SRA", "ring")
+            for is_stochastic in (False, True)
+        ]
+        names = ("SRA nearest", "SRA stochastic", "ring nearest", "ring stochastic")
+        found += [(f"{ranks} ranks {name}", error) for name, error in zip(names, row, strict=True)]
+        print(f"{ranks:5d} {row[0]:12.3f} {row[1]:11.3f} {row[2]:13.3f} {row[3]:11.3f}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

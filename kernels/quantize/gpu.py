@@ -1,0 +1,152 @@
+"""Quantized rows in Triton: several rows a program, groups of eight values that become ``bits`` whole bytes.
+
+Multiplications and additions are not fused, and the division is the rounded one, so that the bytes are those of
+:mod:`nugnn.kernels.quantize.cpu`. Import this module only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nugnn.kernels.philox.gpu import philox_tile
+from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
+from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE, ends_of, row_bytes
+
+_M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
+_ROUNDS = tl.constexpr(ROUNDS)
+_OVERFLOW, _SMALL, _RESCALE = (tl.constexpr(x) for x in (OVERFLOW, SMALL_RANGE, RESCALE))
+_HALVES = tl.constexpr(1.5 * 2.0**23)
+"""Added and taken away again, it rounds to an integer, ties to even."""
+_MOST_GROUPS = 128
+_TILE = 1024
+"""Values in a program's tile."""
+
+
+@triton.jit
+def _ends_of(x, row, in_row, num_columns: tl.constexpr, block_rows: tl.constexpr, block_groups: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Smallest and largest value of each row, NaN where one is out of range; both are numbers at first."""
+    low = tl.full([block_rows], float("inf"), tl.float32)
+    high = tl.full([block_rows], float("-inf"), tl.float32)
+    num_out = tl.zeros([block_rows], tl.int32)
+    for first in range(0, num_columns, block_groups * 8):
+        column = first + tl.arange(0, block_groups * 8)
+        inside = in_row[:, None] & (column < num_columns)[None, :]
+        value = tl.load(x + row[:, None] * num_columns + column[None, :], mask=inside, other=0).to(tl.float32)
+        is_in = tl.abs(value) < _OVERFLOW
+        num_out += tl.sum((inside & (is_in == 0)).to(tl.int32), 1)
+        low = tl.minimum(low, tl.min(tl.where(inside & is_in, value, float("inf")), 1))
+        high = tl.maximum(high, tl.max(tl.where(inside & is_in, value, float("-inf")), 1))
+    low = tl.where(num_out == 0, low + 0.0, float("nan"))
+    high = tl.where(num_out == 0, high + 0.0, float("nan"))
+    return low, high
+
+
+@triton.jit(do_not_specialize=["num_rows", "k0", "k1"])
+def _encode_kernel(  # type: ignore[no-untyped-def]
+    ends, wire, x, row_ids, num_rows, k0, k1, num_columns: tl.constexpr, bytes_of_row: tl.constexpr,
+    bits: tl.constexpr, is_stochastic: tl.constexpr, block_rows: tl.constexpr, block_groups: tl.constexpr,
+):  # fmt: skip
+    most: tl.constexpr = (1 << bits) - 1
+    top = tl.full([block_rows], most, tl.float32)
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    in_row = row < num_rows
+    low, high = _ends_of(x, row, in_row, num_columns, block_rows, block_groups)
+    is_number = low == low  # noqa: PLR0124
+    tl.store(ends + 2 * row, low, mask=in_row)
+    tl.store(ends + 2 * row + 1, high, mask=in_row)
+    span = high - low
+    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
+    divisor = tl.where(span > 0, span * scale, 1.0)
+    inverse = tl.where(span > 0, tl.math.div_rn(top, divisor), 0.0)
+    lane = tl.arange(0, 8)
+    if is_stochastic:
+        ids = tl.load(row_ids + row, mask=in_row, other=0)
+    for first in range(0, num_columns, block_groups * 8):
+        group = first // 8 + tl.arange(0, block_groups)
+        column = group[:, None] * 8 + lane[None, :]
+        inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
+        at = row[:, None, None] * num_columns + column[None, :, :]
+        value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+        place = ((value - low[:, None, None]) * scale[:, None, None]) * inverse[:, None, None]
+        if is_stochastic:
+            half = tl.arange(0, 2)
+            block = (group[:, None] * 2 + half[None, :]).to(tl.int64)
+            c0, c1, c2, c3 = philox_tile(
+                ids[:, None, None], block[None, :, :], k0.to(tl.uint32), k1.to(tl.uint32), _M0, _M1, _W0, _W1, _ROUNDS
+            )
+            words = tl.reshape(
+                tl.join(tl.join(c0, c2), tl.join(c1, c3)), [block_rows, block_groups, 8]
+            )  # words 0 to 3 of both blocks
+            place = tl.floor(place + (words >> 8).to(tl.float32) * 5.9604644775390625e-08)
+        else:
+            place = (place + _HALVES) - _HALVES
+        level = tl.minimum(tl.maximum(place, 0.0), most * 1.0)
+        level = tl.where(inside & is_number[:, None, None], level, 0.0).to(tl.int64)
+        string = tl.sum(level << (lane * bits).to(tl.int64)[None, None, :], 2)
+        for byte in tl.static_range(bits):
+            place_of_byte = group * bits + byte
+            kept = in_row[:, None] & (place_of_byte < bytes_of_row - 8)[None, :]
+            to = wire + (row * bytes_of_row)[:, None] + 8 + place_of_byte[None, :]
+            tl.store(to, ((string >> (8 * byte)) & 255).to(tl.uint8), mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _decode_kernel(  # type: ignore[no-untyped-def]
+    out, ends, wire, num_rows, num_columns: tl.constexpr, bytes_of_row: tl.constexpr, bits: tl.constexpr,
+    block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    most: tl.constexpr = (1 << bits) - 1
+    top = tl.full([block_rows], most, tl.float32)
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    in_row = row < num_rows
+    low = tl.load(ends + 2 * row, mask=in_row, other=0)
+    high = tl.load(ends + 2 * row + 1, mask=in_row, other=0)
+    span = high - low
+    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
+    back = tl.where(span < _SMALL, 1.0 / _RESCALE, 1.0)
+    step = tl.math.div_rn(span * scale, top)
+    for first in range(0, num_columns, block_columns):
+        column = first + tl.arange(0, block_columns)
+        inside = in_row[:, None] & (column < num_columns)[None, :]
+        bit = column * bits
+        at = wire + (row * bytes_of_row)[:, None] + 8 + (bit // 8)[None, :]
+        word = tl.load(at, mask=inside, other=0).to(tl.int32)
+        reaches = inside & (bit % 8 + bits > 8)[None, :]
+        word += tl.load(at + 1, mask=reaches, other=0).to(tl.int32) << 8
+        level = (word >> (bit % 8)[None, :]) & most
+        value = low[:, None] + (level.to(tl.float32) * step[:, None]) * back[:, None]
+        value = tl.where(level == most, high[:, None], value)
+        tl.store(out + row[:, None] * num_columns + column[None, :], value.to(out.dtype.element_ty), mask=inside)
+
+
+def encode(x: Tensor, bits: int, key: tuple[int, int] | None, row_ids: Tensor | None) -> Tensor:
+    """:func:`nugnn.kernels.quantize.encode_rows` of contiguous ``x``, nothing empty; ``key`` is the derived one."""
+    num_rows, num_columns = x.shape
+    ends = torch.empty(num_rows, 2, device=x.device)
+    wire = torch.empty(num_rows, row_bytes(num_columns, bits), dtype=torch.uint8, device=x.device)
+    groups = min(_MOST_GROUPS, triton.next_power_of_2(triton.cdiv(num_columns, 8)))
+    rows = max(1, _TILE // (8 * groups))
+    k0, k1 = key or (0, 0)
+    _encode_kernel[(triton.cdiv(num_rows, rows),)](
+        ends, wire, x, row_ids, num_rows, k0, k1, num_columns=num_columns, bytes_of_row=wire.shape[1], bits=bits,
+        is_stochastic=key is not None, block_rows=rows, block_groups=groups, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    wire[:, :8] = ends.view(torch.uint8)
+    return wire
+
+
+def decode(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype) -> Tensor:
+    """:func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire``, nothing empty."""
+    num_rows, bytes_of_row = wire.shape
+    ends = ends_of(wire)
+    out = torch.empty(num_rows, num_columns, dtype=dtype, device=wire.device)
+    columns = min(_TILE, triton.next_power_of_2(num_columns))
+    rows = _TILE // columns
+    _decode_kernel[(triton.cdiv(num_rows, rows),)](
+        out, ends, wire, num_rows, num_columns=num_columns, bytes_of_row=bytes_of_row, bits=bits, block_rows=rows,
+        block_columns=columns, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

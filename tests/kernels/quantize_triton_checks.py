@@ -1,0 +1,39 @@
+"""Laws of the Triton codec, run by `test_quantize.py` in a process of its own: interpreted, or on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from quantize_cases import KEY, special_rows
+from torch import Tensor
+from triton_laws import DEVICE, run_laws
+
+from nugnn.kernels.philox import derived_key
+from nugnn.kernels.quantize import decode_rows, encode_rows, gpu
+
+CASES = [(1, 3), (9, 5), (65, 4), (33, 8)] if DEVICE == "cpu" else [
+    (width, bits) for width in (1, 7, 8, 9, 33, 65, 130, 1024, 3001) for bits in range(1, 9)
+]  # fmt: skip
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.cpu().isnan(), b.cpu().isnan()) and torch.equal(a.cpu().nan_to_num(7), b.cpu().nan_to_num(7))
+
+
+def check_bytes_and_values_are_those_of_the_cpu() -> None:
+    for width, bits in CASES:
+        x, ids = special_rows(width), torch.arange(100, 112)
+        for key in (None, KEY):
+            wire, words = encode_rows(x, bits, key, ids), None if key is None else derived_key(key)
+            there = gpu.encode(x.to(DEVICE), bits, words, ids.to(DEVICE))
+            assert torch.equal(there.cpu(), wire), (width, bits, key)
+            assert same(gpu.decode(there, width, bits, torch.float32), decode_rows(wire, width, bits)), (width, bits)
+
+
+def check_half_types_are_read_as_they_are() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.randn(12, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert torch.equal(gpu.encode(x.to(DEVICE), 5, None, None).cpu(), encode_rows(x, 5)), dtype
+
+
+if __name__ == "__main__":
+    run_laws(globals())

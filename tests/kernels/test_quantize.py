@@ -1,0 +1,135 @@
+"""Quantized rows: bytes of the definition, errors within half a step, unbiased rounding, ends and constants exact."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nugnn.kernels.philox import RandomKey, random_words
+from nugnn.kernels.quantize import (
+    bucket_bytes,
+    decode_buckets,
+    decode_rows,
+    encode_buckets,
+    encode_rows,
+    row_bytes,
+)
+from nugnn.kernels.quantize.reference import decode_reference, encode_reference
+
+from .quantize_cases import KEY, NOT_FINITE, special_rows
+from .triton_laws import run_checks
+
+CHECKS = Path(__file__).with_name("quantize_triton_checks.py")
+WIDTHS = (1, 2, 7, 8, 9, 33, 130)
+UNIT = torch.finfo(torch.float32).eps / 2
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_bytes_are_those_of_the_definition_and_errors_within_half_a_step(bits: int) -> None:
+    ids = torch.arange(100, 112)
+    for width in WIDTHS:
+        x = special_rows(width)
+        for key in (None, KEY):
+            wire = encode_rows(x, bits, key, ids)
+            assert wire.shape == (12, row_bytes(width, bits))
+            words = None if key is None else random_words(key, ids, width)
+            assert torch.equal(wire, encode_reference(x, bits, words))
+            back = decode_rows(wire, width, bits)
+            assert torch.equal(back.nan_to_num(7), decode_reference(wire, width, bits).nan_to_num(7))
+            assert back[list(NOT_FINITE)].isnan().all()
+            finite = [row for row in range(12) if row not in NOT_FINITE]
+            exact, back = x[finite].double(), back[finite].double()
+            low, high = exact.amin(1, keepdim=True), exact.amax(1, keepdim=True)
+            step = (high - low) / (2**bits - 1)
+            # Of a value's place the difference, its scale and the inverse are rounded, each by UNIT of at most 2**bits
+            # steps, and of what comes back three operations more, the last one in units of the ends.
+            slack = 8 * UNIT * (2**bits * step + low.abs() + high.abs()) + 2.0**-149
+            assert ((back - exact).abs() <= step * (0.5 if key is None else 1) + slack).all(), width
+            at_ends = (exact == low) | (exact == high)
+            assert (back == exact)[at_ends].all() if key is None else True
+            assert (back[0] == 3.25).all()
+
+
+def test_stochastic_rounding_has_no_bias_and_nearest_the_least_error() -> None:
+    x = torch.rand(1000, 1000, generator=torch.Generator().manual_seed(0))
+    x[:, 0], x[:, 1] = 0.0, 1.0
+    for key, variance in ((None, 1 / 12), (KEY, 1 / 6)):
+        error = (decode_rows(encode_rows(x, 4, key), 1000, 4) - x).double() * 15
+        assert abs(float(error.mean())) < 0.01 and abs(float(error.var()) / variance - 1) < 0.05
+
+
+def test_a_row_is_sent_alike_whoever_sends_it_and_each_step_differently() -> None:
+    x, ids = torch.randn(40, 50, generator=torch.Generator().manual_seed(1)), torch.arange(500, 540)
+    wire = encode_rows(x, 3, KEY, ids)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(encode_rows(x[order], 3, KEY, ids[order]), wire[order])
+    for other in (RandomKey(5, 4, 7), RandomKey(5, 3, 8), RandomKey(6, 3, 7)):
+        assert not torch.equal(encode_rows(x, 3, other, ids), wire)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 8])
+def test_buckets_of_any_size(bits: int) -> None:
+    for size in [*range(66), 257]:
+        for bucket in (1, 8, 13, 64):
+            x = torch.randn(size, generator=torch.Generator().manual_seed(size))
+            wire = encode_buckets(x, bits, bucket, KEY)
+            assert wire.shape == (bucket_bytes(size, bits, bucket),)
+            back = decode_buckets(wire, size, bits, bucket)
+            whole = size // bucket * bucket
+            for number, part in enumerate(x.split(bucket)):  # none knows of its neighbours
+                alone = encode_rows(part[None], bits, KEY, torch.tensor([number]))
+                there = back[number * bucket : number * bucket + len(part)]
+                assert torch.equal(there, decode_rows(alone, len(part), bits)[0])
+            assert whole <= size == len(back)
+
+
+def test_types_round_through_float32_and_wrong_sizes_are_refused() -> None:
+    x = torch.randn(5, 20, generator=torch.Generator().manual_seed(3))
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(encode_rows(x.to(dtype), 4), encode_rows(x.to(dtype).float(), 4))
+        wire = encode_rows(x, 4)
+        assert torch.equal(decode_rows(wire, 20, 4, dtype), decode_rows(wire, 20, 4).to(dtype))
+    assert encode_rows(torch.ones(0, 5), 4).shape == (0, row_bytes(5, 4))
+    assert decode_rows(encode_rows(torch.ones(3, 0), 4), 0, 4).shape == (3, 0)
+    for wrong, match in (
+        (lambda: encode_rows(x, 9), "bits is 9"),
+        (lambda: encode_rows(x.double(), 4), "float64"),
+        (lambda: encode_rows(x, 4, KEY, torch.arange(4)), "row_ids"),
+        (lambda: decode_rows(wire, 21, 4), "must be uint8"),
+        (lambda: decode_buckets(wire.flatten(), 100, 4, 64), "must be"),
+        (lambda: encode_buckets(x.flatten(), 4, 0), "positive bucket"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            wrong()
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@needs_triton
+def test_triton_codec_in_the_interpreter() -> None:
+    run_checks(CHECKS, "cpu")
+
+
+@pytest.mark.gpu
+def test_triton_codec_on_the_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    run_checks(CHECKS, "cuda")
+
+
+@needs_triton
+@pytest.mark.slow
+def test_machine_code_fuses_no_product_with_a_sum(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("quantize_machine_code.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.split() == ["_encode_kernel", "_encode_kernel", "_decode_kernel"]
