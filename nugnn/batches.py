@@ -10,6 +10,7 @@ import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -51,8 +52,9 @@ class SplitBatchSampler(Sampler[list[int]]):
         self.seed, self.shuffle = seed, shuffle
         if num_samples < 1:
             raise ValueError("the data set has no samples")
-        if not self.sizes or any(not isinstance(size, int) or size < 0 for size in self.sizes) or sum(self.sizes) < 1:
+        if any(not isinstance(size, Integral) or size < 0 for size in self.sizes) or sum(self.sizes) < 1:
             raise ValueError(f"batch sizes are {self.sizes}, must be whole numbers of samples, at least one in all")
+        self.sizes = tuple(map(int, self.sizes))
         if not 0 <= rank < len(self.sizes):
             raise ValueError(f"rank {rank} has no batch size: there are {len(self.sizes)}, {self.sizes}")
         self.batch_size = sum(self.sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -163,7 +164,9 @@ def named_options(
         near = difflib.get_close_matches(name, meant, n=1)
         hint = f"did you mean {meant[near[0]]!r}?" if near else f"it has {', '.join(known)}"
         raise TypeError(f"nugnn.fit has no option {name!r}; {hint}")
-    chosen = kind(**options)
+    # a whole number may come as one of NumPy's
+    numbers = {name: int(x) for name, x in options.items() if isinstance(x, Integral) and not isinstance(x, bool)}
+    chosen = kind(**{**options, **numbers})
     if chosen.make_optimizer is not None:
         for name in ("lr", "weight_decay"):
             if name in options:

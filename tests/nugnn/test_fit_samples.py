@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ import nugnn
 from nugnn import job
 from nugnn.augmentation import ShiftAndFlip
 from nugnn.batch_split import batch_sizes
+from nugnn.batches import SplitBatchSampler
 from nugnn.checkpoint import CheckpointError, list_checkpoints, newest_checkpoint
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
@@ -296,6 +298,13 @@ def test_the_rate_follows_a_cosine_unless_something_else_is_said() -> None:
     ):
         chosen = sample_options(options)
         assert (chosen.schedule, chosen.warmup_epochs) == (schedule, warmup)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    chosen = sample_options({name: np.int64(2) for name in ("epochs", "batch_size", "micro_batches", "patience")})
+    assert {type(x) for x in (chosen.epochs, chosen.batch_size, chosen.micro_batches, chosen.patience)} == {int}
+    assert sample_options({"drop_last": True}).drop_last is True
+    assert SplitBatchSampler(5, np.array([2, 1])).sizes == (2, 1)  # type: ignore[arg-type]
 
 
 def test_a_warm_up_that_nobody_asked_for_is_never_refused() -> None:
