@@ -101,11 +101,11 @@ class _FusedBatchNorm(Operator):
             raise ValueError(_TOO_FEW)
         counts = counts.view(-1)
         # in one type, that of the counts: the kernel would read them in that of 16-bit rows or statistics
-        wide_running = [None if values is None else values.to(wide) for values in running]
+        wide_mean, wide_var = (None if values is None else values.to(wide) for values in running)
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
-            means, means, inverses, *wide_running, momentum, eps, counts
+            means, means, inverses, wide_mean, wide_var, momentum, eps, counts
         )
-        for values, updated in zip(running, wide_running, strict=True):
+        for values, updated in zip(running, (wide_mean, wide_var), strict=True):
             if values is not None and updated is not None and updated is not values:
                 values.copy_(updated)
         ctx.save_for_backward(x, weight, mean, inverse, counts.to(torch.int32))
