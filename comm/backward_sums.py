@@ -56,6 +56,9 @@ class BackwardSums:
         if not self._may_begin:
             yield
             return
+        for _, wait in self._sent:  # of a backward that failed on all ranks: no gradients of this one
+            wait()
+        self._sent = []
         self._lay_out()
         self._seen, self._is_in_pieces = set(), False
         self._missing = [len(bucket.parameters) for bucket in self._buckets]

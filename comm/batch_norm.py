@@ -100,10 +100,14 @@ class _FusedBatchNorm(Operator):
         if per_channel <= 1 and float(counts.sum()) < 1.5:
             raise ValueError(_TOO_FEW)
         counts = counts.view(-1)
-        known = counts if running[0] is None else counts.to(running[0].dtype)
+        # in one type, that of the counts: the kernel would read them in that of 16-bit rows or statistics
+        wide_mean, wide_var = (None if values is None else values.to(wide) for values in running)
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
-            x, means, inverses, running[0], running[1], momentum, eps, known
+            means, means, inverses, wide_mean, wide_var, momentum, eps, counts
         )
+        for values, updated in zip(running, (wide_mean, wide_var), strict=True):
+            if values is not None and updated is not None and updated is not values:
+                values.copy_(updated)
         ctx.save_for_backward(x, weight, mean, inverse, counts.to(torch.int32))
         ctx.ranks, ctx.bias_dtype = ranks, None if bias is None else bias.dtype
         return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps) if per_channel else torch.empty_like(x)

@@ -10,6 +10,7 @@ import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -51,8 +52,9 @@ class SplitBatchSampler(Sampler[list[int]]):
         self.seed, self.shuffle = seed, shuffle
         if num_samples < 1:
             raise ValueError("the data set has no samples")
-        if not self.sizes or any(not isinstance(size, int) or size < 0 for size in self.sizes) or sum(self.sizes) < 1:
+        if any(not isinstance(size, Integral) or size < 0 for size in self.sizes) or sum(self.sizes) < 1:
             raise ValueError(f"batch sizes are {self.sizes}, must be whole numbers of samples, at least one in all")
+        self.sizes = tuple(map(int, self.sizes))
         if not 0 <= rank < len(self.sizes):
             raise ValueError(f"rank {rank} has no batch size: there are {len(self.sizes)}, {self.sizes}")
         self.batch_size = sum(self.sizes)
@@ -117,7 +119,7 @@ class Batch:
         if num_parts == 1:
             return self
         first, end = (len(self.ids) * (part + more) // num_parts for more in (0, 1))
-        return Batch(self.ids[first:end], map_tensors(lambda x: x[first:end], self.data))
+        return Batch(self.ids[first:end], _cut(self.data, slice(first, end), len(self.ids)))
 
 
 def batch_loader(
@@ -253,9 +255,40 @@ class _Collate:
         try:
             if numbered:
                 return Batch(ids, self._collate([sample for _, sample in numbered]))
-            return Batch(ids, map_tensors(lambda x: x[:0], self._collate([self._dataset[0]])))
+            return Batch(ids, _cut(self._collate([self._dataset[0]]), slice(0), None))
         except Exception as error:
             return _failure(error, self._what, _samples(numbers))
+
+
+def _cut(data: Any, rows: slice, num_samples: int | None) -> Any:
+    """Some samples of a batch: rows of its tensors, and entries of its lists of other values, such as strings.
+
+    Args:
+        data: As the collate function joined it.
+        rows: Which samples.
+        num_samples: Length of lists; any when None.
+
+    Raises:
+        ValueError: A list has another length, so that nobody knows whose its values are.
+    """
+
+    def cut(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return x[rows]
+        if not _is_list_of_values(x):
+            return x
+        if num_samples is not None and len(x) != num_samples:
+            raise ValueError(
+                f"a batch of {num_samples} samples cannot be divided: it has a list of {len(x)} values ({x[0]!r}, "
+                "...); let the collate function put samples on axis 0 of tensors, or of lists"
+            )
+        return x[rows]
+
+    return torch.utils._pytree.tree_map(cut, data, is_leaf=_is_list_of_values)
+
+
+def _is_list_of_values(x: Any) -> bool:
+    return type(x) in (tuple, list) and len(x) > 0 and not any(isinstance(y, (Tensor, tuple, list, dict)) for y in x)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:

@@ -68,6 +68,11 @@ class SampleOptions(TrainOptions):
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_data_workers: int = 0
 
+    @property
+    def usual_warmup_epochs(self) -> float:
+        """See `nugnn.schedules.usual_warmup`."""
+        return usual_warmup(self.schedule, self.epochs)
+
     def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The one that ``optimizer`` names; ``weight_decay`` is for matrices and kernels alone."""
         groups = parameter_groups(model, self.weight_decay)
@@ -106,7 +111,7 @@ def sample_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Sa
     if chosen.make_scheduler is None and "schedule" not in options:
         chosen = replace(chosen, schedule="cosine")
     if "warmup_epochs" not in options and isinstance(chosen.epochs, int):
-        chosen = replace(chosen, warmup_epochs=usual_warmup(chosen.schedule, chosen.epochs))
+        chosen = replace(chosen, warmup_epochs=chosen.usual_warmup_epochs)
     if chosen.optimizer not in OPTIMIZERS:
         raise ValueError(
             f"optimizer {chosen.optimizer!r} is not known; choose one of {', '.join(OPTIMIZERS)}, or give one of your "

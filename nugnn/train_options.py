@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -95,7 +96,7 @@ class TrainOptions:
         if not isinstance(self.schedule, str):
             return self.schedule
         warmup, num_steps = round(self.warmup_epochs * steps_per_epoch), self.epochs * steps_per_epoch
-        if self.warmup_epochs and self.warmup_epochs * steps_per_epoch < 1:
+        if self.warmup_epochs not in (0, self.usual_warmup_epochs) and self.warmup_epochs * steps_per_epoch < 1:
             raise ValueError(
                 f"warmup_epochs {self.warmup_epochs:g} is less than one optimizer step, of which an epoch has "
                 f"{steps_per_epoch}, and would have no effect; give {1 / steps_per_epoch:.3g} or more, or leave it out"
@@ -111,6 +112,11 @@ class TrainOptions:
             assert self.schedule_epochs is not None
             return Steps(self.schedule_epochs * steps_per_epoch, warmup_steps=warmup)
         return Constant(warmup) if warmup else None
+
+    @property
+    def usual_warmup_epochs(self) -> float:
+        """``warmup_epochs`` where nothing is said: never refused, and none where an epoch has too few steps for it."""
+        return 0.0
 
     @property
     def schedule_epochs(self) -> int | None:
@@ -158,7 +164,9 @@ def named_options(
         near = difflib.get_close_matches(name, meant, n=1)
         hint = f"did you mean {meant[near[0]]!r}?" if near else f"it has {', '.join(known)}"
         raise TypeError(f"nugnn.fit has no option {name!r}; {hint}")
-    chosen = kind(**options)
+    # a whole number may come as one of NumPy's
+    numbers = {name: int(x) for name, x in options.items() if isinstance(x, Integral) and not isinstance(x, bool)}
+    chosen = kind(**{**options, **numbers})
     if chosen.make_optimizer is not None:
         for name in ("lr", "weight_decay"):
             if name in options:

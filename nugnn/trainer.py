@@ -268,6 +268,7 @@ class Trainer:
         """
         share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # of what the optimizer leaves alone, too: sums and norms would grow
         for part, work in enumerate(works):
             with self.family.around(self.num_steps):
                 loss = self.family.loss(work)

@@ -119,6 +119,45 @@ def test_sums_begin_while_backward_runs_after_a_step_that_is_watched(ranks: Any)
         assert own == [2.0, 2.0]  # nobody sums the gradients of the user's next backward
 
 
+class _Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ArithmeticError("a backward of the user's own")
+
+
+def _after_an_error(ranks: Ranks) -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's gradients, and their sums, in a step after one whose backward failed with sums on their way."""
+    torch.manual_seed(0)
+    model = _All().double()
+    with mock.patch.object(backward_sums, "FIRST_BUCKET_BYTES", 1), mock.patch.object(backward_sums, "BUCKET_BYTES", 1):
+        sums = BackwardSums(list(model.parameters()), ranks, while_backward_runs=True)
+        for step in range(3):
+            x = torch.full((2, 4), step + ranks.rank + 1.0, dtype=torch.float64)
+            model.zero_grad(set_to_none=True)
+            hidden = model.layers[1](model.layers[0](x))
+            loss = model.layers[2:](_Failing.apply(hidden) if step == 1 else hidden).sum()
+            if step == 2:
+                own = list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
+            try:
+                with sums.last_backward():
+                    loss.backward()
+            except ArithmeticError:
+                assert len(sums._sent) == 4
+                continue
+            sums.finish()
+    return own, [p.grad for p in model.parameters()]  # type: ignore[misc]
+
+
+def test_sums_of_a_backward_that_failed_are_not_those_of_the_next(ranks: Any) -> None:
+    (own_0, total_0), (own_1, total_1) = ranks.run(2, _after_an_error)
+    for a, b, total, other in zip(own_0, own_1, total_0, total_1, strict=True):
+        assert torch.equal(a + b, total) and torch.equal(total, other)
+
+
 def _in_pieces(ranks: Ranks) -> list[Tensor]:
     """A layer under reentrant checkpoints, called twice: two gradients, one after the other."""
     torch.manual_seed(0)

@@ -29,18 +29,21 @@ def _stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _gather(
-    x: Tensor, means: Tensor, inverses: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
-    counts: Tensor,
+    x: Tensor, means: Tensor, inverses: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+    momentum: float, eps: float, counts: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As torch's kernel goes: one rank after the other, dividing by the count so far."""
+    if counts.dtype is not (x if running_mean is None else running_mean).dtype:
+        raise RuntimeError("expected another scalar type of counts")
     n, mean, sum_squares = 0.0, torch.zeros_like(means[0]), torch.zeros_like(means[0])
     for rank in range(len(counts)):
         count = float(counts[rank])
         factor = 1 / (n + count)
         sum_squares += (inverses[rank].pow(-2) - eps) * count + (mean - means[rank]).square() * n * count * factor
         mean, n = n * factor * mean + count * factor * means[rank], n + count
-    running_mean.lerp_(mean, momentum)
-    running_var.lerp_(sum_squares / (n - 1), momentum)
+    if running_mean is not None and running_var is not None:
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(sum_squares / (n - 1), momentum)
     return mean, torch.rsqrt(sum_squares / n + eps)
 
 
@@ -104,6 +107,21 @@ def test_torch_kernels_and_the_steps_agree(ranks: Any, counts: tuple[int, ...], 
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("stored", [None, torch.float16, torch.float32], ids=str)
+def test_16_bit_rows_and_statistics_are_counted_in_float32(stored: torch.dtype | None) -> None:
+    """70,000 rows are more than a float16 holds, and beside statistics in another type torch refuses counts."""
+    x = torch.randn(70_000, 2, generator=torch.Generator().manual_seed(1)).half()
+    norm = nn.BatchNorm1d(2, track_running_stats=stored is not None).to(stored)
+    running = (norm.running_mean, norm.running_var)
+    with mock.patch.multiple(torch, **_KERNELS | {"batch_norm_stats": lambda x, eps: _stats(x.float(), eps)}):
+        out = _FusedBatchNorm.apply(x, torch.ones(2), torch.zeros(2), running, MOMENTUM, EPS, Ranks())
+    mean, var = x.float().mean(0), x.float().var(0)
+    torch.testing.assert_close(out, (x - mean) * torch.rsqrt(var + EPS), rtol=1e-3, atol=1e-3)
+    if stored is not None:
+        torch.testing.assert_close(running[0], (MOMENTUM * mean).to(stored))
+        torch.testing.assert_close(running[1], (1 - MOMENTUM + MOMENTUM * var).to(stored))
+
+
 def _single_value(ranks: Ranks, fused: bool) -> None:
     _run(ranks, (1, 0), (3,), fused)
 
@@ -118,7 +136,10 @@ def test_one_row_over_all_ranks_is_refused(ranks: Any, fused: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(64, 24), (8, 24, 6, 5)], ids=str)
 @pytest.mark.parametrize("is_channels_last", [True, False])
-def test_on_a_gpu_it_is_torchs_own(dtype: torch.dtype, shape: tuple[int, ...], is_channels_last: bool) -> None:
+@pytest.mark.parametrize("tracks", [True, False])
+def test_on_a_gpu_it_is_torchs_own(
+    dtype: torch.dtype, shape: tuple[int, ...], is_channels_last: bool, tracks: bool
+) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     device = torch.device("cuda")
@@ -127,14 +148,14 @@ def test_on_a_gpu_it_is_torchs_own(dtype: torch.dtype, shape: tuple[int, ...], i
         x = x.contiguous(memory_format=torch.channels_last)
     results = []
     for fused in (True, False):
-        norm, own = nn.BatchNorm1d(shape[1], device=device), x.clone().requires_grad_()
+        norm, own = nn.BatchNorm1d(shape[1], device=device, track_running_stats=tracks), x.clone().requires_grad_()
         running = (norm.running_mean, norm.running_var)
         if fused:
             out = _FusedBatchNorm.apply(own, norm.weight, norm.bias, running, MOMENTUM, EPS, Ranks(device=device))
         else:
             out = F.batch_norm(own, *running, norm.weight, norm.bias, True, MOMENTUM, EPS)
         (out.float().square() * out.float()).sum().backward()
-        results.append([out, own.grad, norm.weight.grad, norm.bias.grad, *running])
+        results.append([out, own.grad, norm.weight.grad, norm.bias.grad, *(running if tracks else ())])
     # float32 statistics in both, added in another order; results are rounded to the type of x
     tolerance = 1e-4 if dtype is torch.float32 else 2e-2
     for a, b in zip(*results, strict=True):

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ import nugnn
 from nugnn import job
 from nugnn.augmentation import ShiftAndFlip
 from nugnn.batch_split import batch_sizes
+from nugnn.batches import SplitBatchSampler
 from nugnn.checkpoint import CheckpointError, list_checkpoints, newest_checkpoint
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
@@ -29,6 +31,7 @@ from nugnn.sample_config import SampleConfig
 from nugnn.sample_options import GRAPHS_ONLY, SampleOptions, sample_options
 from nugnn.sample_part import SamplePart
 from nugnn.sample_run import fit_arguments
+from nugnn.schedules import Cosine
 from nugnn.task import OF_ONE_FAMILY
 from nugnn.train_rank import train_rank
 from sample_cases import FLOAT64_BOUND, NUM_CLASSES, make_data, make_model
@@ -295,6 +298,21 @@ def test_the_rate_follows_a_cosine_unless_something_else_is_said() -> None:
     ):
         chosen = sample_options(options)
         assert (chosen.schedule, chosen.warmup_epochs) == (schedule, warmup)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    chosen = sample_options({name: np.int64(2) for name in ("epochs", "batch_size", "micro_batches", "patience")})
+    assert {type(x) for x in (chosen.epochs, chosen.batch_size, chosen.micro_batches, chosen.patience)} == {int}
+    assert sample_options({"drop_last": True}).drop_last is True
+    assert SplitBatchSampler(5, np.array([2, 1])).sizes == (2, 1)  # type: ignore[arg-type]
+
+
+def test_a_warm_up_that_nobody_asked_for_is_never_refused() -> None:
+    for epochs, steps, warmup in ((1, 1, 0), (1, 4, 0), (3, 2, 1), (5, 1, 0), (200, 1, 1), (5, 40, 20)):
+        schedule = sample_options({"epochs": epochs}).built_schedule(steps)
+        assert schedule == Cosine(epochs * steps, warmup)
+    with pytest.raises(ValueError, match="less than one optimizer step"):
+        sample_options({"epochs": 1, "warmup_epochs": 0.2}).built_schedule(4)
 
 
 def test_how_a_batch_is_divided() -> None:

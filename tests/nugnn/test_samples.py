@@ -198,3 +198,17 @@ def _norm_of_own_rows(ranks: Ranks) -> tuple[Tensor, Tensor]:
 def test_local_batch_norm_counts_a_ranks_own_rows(ranks: Any) -> None:
     for mine, expected in ranks.run(2, _norm_of_own_rows):
         assert torch.equal(mine, expected)
+
+
+def test_strings_go_with_their_samples_into_parts_of_a_batch() -> None:
+    dataset = [({"x": torch.full((2,), float(i)), "name": (str(i), f"{i}!")}, i) for i in range(5)]
+    (batch,) = batch_loader(dataset, SplitBatchSampler(5, [5], shuffle=False))  # type: ignore[arg-type]
+    for part in (batch.part(number, 2) for number in range(2)):
+        x, labels = part.data
+        assert x["x"][:, 0].tolist() == labels.tolist() == part.ids.tolist() and len(part.ids) in (2, 3)
+        assert [list(names) for names in x["name"]] == [[f"{i}{end}" for i in part.ids.tolist()] for end in ("", "!")]
+    empty = next(iter(batch_loader(dataset, SplitBatchSampler(5, [5, 0], 1))))  # type: ignore[arg-type]
+    assert len(empty.ids) == len(empty.data[0]["x"]) == 0 and [*map(len, empty.data[0]["name"])] == [0, 0]
+    ragged = Batch(torch.arange(3), (torch.zeros(3, 1), [[1, 2], [3], [4, 5]]))
+    with pytest.raises(ValueError, match=r"a batch of 3 samples cannot be divided: it has a list of 2 values \(1, "):
+        ragged.part(0, 2)

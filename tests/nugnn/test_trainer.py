@@ -137,6 +137,27 @@ def test_a_loss_is_known_before_the_last_backward_pass() -> None:
     assert known == [(share, None)] and next(trainer.model.parameters()).grad is not None
 
 
+def _some_trained(ranks: Ranks) -> list[Tensor]:
+    """What an optimizer of the last layer alone leaves; the gradients of the others are summed and clipped, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 4), nn.Tanh(), nn.Linear(4, 5)).double()
+    data, sizes = make_data("images", 30), (10,) if ranks.world_size == 1 else (6, 4)
+    family = SampleFamily(model, data, ranks, sizes=sizes)
+    trainer = Trainer(family, clip_norm=0.5, make_optimizer=lambda m: torch.optim.SGD(m[3].parameters(), lr=0.1))
+    norms = []
+    for _ in range(3):
+        trainer.train_epoch()
+        norms.append(torch.stack([p.grad.norm() for p in model.parameters()]))  # type: ignore[union-attr]
+    return [*norms, *(p.detach().clone() for p in model.parameters())]
+
+
+def test_gradients_that_no_optimizer_takes_are_those_of_one_step(ranks: Any) -> None:
+    alone = _some_trained(Ranks())
+    for others in ranks.run(2, _some_trained):
+        for a, b in zip(alone, others, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)  # as in test_exactness.py
+
+
 # -- evaluation ----------------------------------------------------------------------------------------------------
 
 
