@@ -110,8 +110,10 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
 )
 def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int, words: str, tmp_path: Path) -> None:
     """By itself torchrun always ends with 1; its own report has the code of each process."""
+    # where nobody hangs, a busy machine is not taken for it
+    timeout = "3" if kind in ("stop", "loop") else "60"
     code, _, errors, end = train(
-        tmp_path, "--epochs", "50", "--timeout", "3", "--model", f"{tmp_path / 'model.py'}:Model", TROUBLE=kind
+        tmp_path, "--epochs", "50", "--timeout", timeout, "--model", f"{tmp_path / 'model.py'}:Model", TROUBLE=kind
     )
     assert code == 1
     assert re.search(words, errors), errors[-3000:]
