@@ -13,8 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-MOST_SHORT_PLACES = 0x7C00
-"""Rows with more edges need places of 32 bits: smaller ones, as bits of a float16, are finite numbers that differ."""
+MOST_SHORT_PLACES = 1 << 15
+"""Rows with more edges need places of 32 bits."""
 _EDGES_PER_PASS = 1 << 24
 """Edges sorted at once on a GPU: torch's sort needs some 32 bytes of scratch for each."""
 

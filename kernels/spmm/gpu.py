@@ -153,6 +153,8 @@ def _weight_gradient(
 class _WideExtreme(Operator):
     @staticmethod
     def forward(ctx: Any, structure: Structure, is_min: bool, x: Tensor) -> Tensor:
+        if ctx.needs_input_grad[2]:
+            _ = structure.out_places  # found now: in backward, more is alive
         out, winner = wide_extreme(structure, x, is_min=is_min)
         ctx.structure = structure
         ctx.save_for_backward(winner)

@@ -203,7 +203,7 @@ def check_extremes_are_exact_and_so_is_the_edge_that_won(
     seed, num_dst, shapes, op, reduce, dtype, tiles, is_wide, wide_places
 ) -> None:
     gpu_extreme.LEAST_BYTES = 1 if is_wide else 1 << 20
-    gpu_extreme.MOST_SHORT_PLACES = structures.MOST_SHORT_PLACES = 4 if wide_places else 0x7C00
+    gpu_extreme.MOST_SHORT_PLACES = structures.MOST_SHORT_PLACES = 4 if wide_places else 1 << 15
     structure = a_structure(seed, num_dst)
     pair = operands(structure, op, shapes, seed, dtype, ties=True)
     with tiles:
@@ -251,8 +251,8 @@ def check_ties_infinities_and_nan() -> None:
 
 
 def check_wide_extremes_of_every_triple_of_special_values() -> None:
-    gpu_extreme.LEAST_BYTES, gpu_extreme.MOST_SHORT_PLACES = 1, 0x7C00  # other laws leave them as their last case had
-    structures.MOST_SHORT_PLACES = 0x7C00
+    gpu_extreme.LEAST_BYTES, gpu_extreme.MOST_SHORT_PLACES = 1, 1 << 15  # other laws leave them as their last case had
+    structures.MOST_SHORT_PLACES = 1 << 15
     values = torch.tensor([-INF, -0.0, 0.0, INF, NAN], dtype=torch.float64)
     triples = torch.cartesian_prod(values, values, values).T
     indptr = torch.tensor([0, 3, 3, 5, 10], device=DEVICE)
