@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from nugnn.comm.backward_sums import BackwardSums
 from nugnn.comm.gradients import broadcast_state, equal_everywhere
 from nugnn.family import Family, Work
+from nugnn.host_number import HostNumber
 from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
 from nugnn.schedules import Schedule
@@ -46,27 +47,6 @@ class Epoch:
     val: float
     test: float
     seconds: dict[str, float]
-
-
-class HostNumber:
-    """A number of a tensor on its way to the host; a GPU goes on meanwhile.
-
-    Args:
-        x: A scalar, which stays as it is until it is read.
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        self._arrived = None
-        self._copy = x
-        if x.device.type == "cuda":
-            self._copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
-            self._arrived = torch.cuda.current_stream(x.device).record_event()
-
-    def read(self) -> float:
-        """Waits until it is there."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return float(self._copy)
 
 
 @dataclass
