@@ -5,9 +5,11 @@
 
 Both loops train in the same processes, in turn, round by round: the same model with the same weights, the same
 samples in the same even batches through the same kind of loader, the same fused optimizer, the same rounding of
-products and convolutions. On GPUs there is a row for each precision: ``fp32`` (IEEE, convolutions too: torch's default
-rounds those to TF32), ``tf32`` (products and convolutions), ``amp`` (autocast to bfloat16); images and convolutions
-are channels-last on both sides. DistributedDataParallel runs with ``gradient_as_bucket_view`` and ``static_graph``.
+products and convolutions. On GPUs our steps are CUDA graphs (``--cuda-graphs``; ``auto`` would make the transformer's
+so, a model of ours); the plain loop has none, as most loops do not. There is a row for each precision: ``fp32`` (IEEE,
+convolutions too: torch's default rounds those to TF32), ``tf32`` (products and convolutions), ``amp`` (autocast to
+bfloat16); images and convolutions are channels-last on both sides. DistributedDataParallel runs with
+``gradient_as_bucket_view`` and ``static_graph``.
 
 The ratio of a row is the median over rounds of ours / plain; the smallest and largest stand beside it. Beside the time
 by the clock stands that of the processor, which means something where other work keeps the machine busy. Batch norm:
@@ -205,7 +207,8 @@ def worker(args: argparse.Namespace) -> None:
         if case.has_batch_norm and ranks.is_split and args.device == "cuda":
             norms.append("all")  # PyTorch has SyncBatchNorm on GPUs only
         data = case.data(case.batch * ranks.world_size * args.steps)
-        for precision, norm in itertools.product(args.precision, norms):
+        for precision, norm, how in itertools.product(args.precision, norms, args.cuda_graphs):
+            args.how = how
             row = measure(case, data, precision, norm, ranks, args)
             rows.append(row)
             if ranks.rank == 0:
@@ -230,8 +233,8 @@ def measure(
     losses = [loop.train_epoch() for loop in _pair(quiet, few, precision, norm, sizes, ranks, args)]
     row: dict[str, Any] = {
         "model": case.name, "batch_norm": norm, "ranks": world, "device": args.device, "card": _card(ranks.device),
-        "precision": precision, "batch": sum(sizes), "steps": args.steps, "rounds": args.rounds,
-        "torch": torch.__version__, "loss_ours": losses[0], "loss_plain": losses[1],
+        "cuda_graphs": args.how, "precision": precision, "batch": sum(sizes), "steps": args.steps,
+        "rounds": args.rounds, "torch": torch.__version__, "loss_ours": losses[0], "loss_plain": losses[1],
     }  # fmt: skip
     if not abs(losses[0] - losses[1]) <= LOSS_RTOL[precision] * abs(losses[1]):
         return row | {"error": f"losses {losses[0]:.6f} and {losses[1]:.6f} without dropout differ"}
@@ -271,7 +274,7 @@ def _pair(
         theirs = nn.SyncBatchNorm.convert_sync_batchnorm(theirs, args.group)
     plain = Plain(theirs, data, ranks, precision, args.group, family.sampler.order)
     plain.batch = sum(sizes)
-    return nugnn.Trainer(family, make_optimizer=adamw), plain
+    return nugnn.Trainer(family, make_optimizer=adamw, cuda_graphs=args.how), plain
 
 
 def _wait(ranks: Any) -> None:
@@ -289,6 +292,7 @@ def _line(row: dict[str, Any]) -> str:
     name = (
         f"{row['model']:<12} {row['precision']:<4} batch norm {row['batch_norm']:<5} {row['ranks']} x {row['device']}"
     )
+    name += "  recorded" if row["cuda_graphs"] == "on" else ""
     if "error" in row:
         return f"{name}  {row['error']}"
     return (
@@ -304,12 +308,14 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="processes, one run for each number")
     parser.add_argument("--models", nargs="+", help="some of the models only")
     parser.add_argument("--precision", choices=sorted(LOSS_RTOL), nargs="+", help="fp32 on a CPU, all on GPUs")
+    parser.add_argument("--cuda-graphs", choices=("on", "off"), nargs="+", help="ours; on by default on GPUs")
     parser.add_argument("--steps", type=int, help="optimizer steps of a round")
     parser.add_argument("--rounds", type=int, help="in turn, ours and plain")
     parser.add_argument("--json", type=Path, help="keep the rows here")
     parser.add_argument("--rows", help=argparse.SUPPRESS)  # of a worker
     args = parser.parse_args()
     args.precision = args.precision or (["fp32"] if args.device == "cpu" else ["fp32", "tf32", "amp"])
+    args.cuda_graphs = args.cuda_graphs or (["off"] if args.device == "cpu" else ["on"])
     args.steps = args.steps or (20 if args.device == "cpu" else 8)
     args.rounds = args.rounds or (9 if args.device == "cpu" else 5)
     if args.rows:
@@ -320,6 +326,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             found = Path(folder) / "rows.json"
             options = [f"--device={args.device}", "--precision", *args.precision, f"--steps={args.steps}"]
+            options += ["--cuda-graphs", *args.cuda_graphs]
             options += [f"--rounds={args.rounds}", f"--rows={found}"]
             options += ["--models", *args.models] if args.models else []
             start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

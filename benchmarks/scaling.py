@@ -29,6 +29,8 @@ from harness import Recorder, kernels_of, milliseconds, moment, synchronize, tim
 
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
 
+_EPOCHS_BEFORE = 5
+"""They compile, allocate, and are recorded where steps are CUDA graphs."""
 _LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
 """Sums over parts in another order; in bf16 a sum that rounds to the other neighbour changes a node by 2^-8."""
 
@@ -57,16 +59,17 @@ def worker(arguments: argparse.Namespace) -> None:
     rows = torch.arange(graph.num_nodes(), device=device)
     options = {} if arguments.precision == "fp32" else {"precision": arguments.precision}
     options |= {} if arguments.overlap == "auto" else {"overlap": arguments.overlap}
+    trained = {} if arguments.recorded == "auto" else {"cuda_graphs": arguments.recorded}
     family = nugnn.GraphFamily(
         model,
         graph,
         {"train": rows, "val": rows[:0], "test": rows[:0]},
         **supported(nugnn.GraphFamily, "choice of precision and overlap", options),
     )
-    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), device))
+    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), device), **trained)
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    losses = [trainer.train_epoch() for _ in range(2)]
+    losses = [trainer.train_epoch() for _ in range(_EPOCHS_BEFORE)]
     synchronize(device)
     ranks.clock.take()
     ends = [moment(device)]
@@ -112,6 +115,7 @@ def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "method",
             "order",
             "overlap",
+            "recorded",
             "epochs",
             "kernels",
         ):
@@ -128,14 +132,21 @@ def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def measure(recorder: Recorder, arguments: argparse.Namespace) -> None:
     """A row for each number of ranks, the losses of the first as the yardstick of the others."""
     expected: list[float] | None = None
-    cases = [(n, overlap) for n in arguments.ranks for overlap in (arguments.overlaps if n > 1 else ["auto"])]
-    for num_ranks, arguments.overlap in cases:
+    cases = [
+        (num_ranks, overlap, recorded)
+        for recorded in arguments.cuda_graphs
+        for num_ranks in arguments.ranks
+        for overlap in (arguments.overlaps if num_ranks > 1 else ["auto"])
+    ]
+    for num_ranks, arguments.overlap, recorded in cases:
+        arguments.recorded = recorded
         system = f"nugnn {num_ranks} ranks" + (f", overlap {arguments.overlap}" if num_ranks > 1 else "")
+        system += ", recorded" if recorded == "on" else ""
         row: dict[str, Any] = {"kind": "scaling", "system": system, "num_ranks": num_ranks}
         row |= {"graph": "products-like", "dtype": arguments.precision, "shape": f"sage {arguments.nodes}"}
         row |= {"num_nodes": arguments.nodes, "num_edges": arguments.arcs, "hidden": arguments.hidden}
         row |= {"seed": arguments.seed, "method": arguments.method, "order": arguments.order}
-        row |= {"overlap": arguments.overlap}
+        row |= {"overlap": arguments.overlap, "cuda_graphs": recorded}
         timing = None
         try:
             answers = run(num_ranks, arguments)
@@ -167,10 +178,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--method", default="metis", help="partitioner, as nugnn.shard takes it")
     parser.add_argument("--order", default="none", help="of the rows, as nugnn.shard takes it")
     parser.add_argument("--overlaps", nargs="+", choices=["auto", "on", "backward", "off"], default=["auto", "off"])
-    parser.add_argument("--epochs", type=int, default=10, help="timed ones; two go before")
+    parser.add_argument("--epochs", type=int, default=10, help="timed ones; five go before")
+    parser.add_argument("--cuda-graphs", nargs="+", choices=["auto", "on", "off"], default=["auto"])
     parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each rank, by their time")
     parser.add_argument("--out", type=Path, help="folder for scaling.jsonl")
     parser.add_argument("--overlap", default="auto", help=argparse.SUPPRESS)
+    parser.add_argument("--recorded", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(given)

@@ -20,6 +20,10 @@ from nugnn.comm.pulse import Pulse
 _CPU = torch.device("cpu")
 
 
+Span = tuple[str, Any, Any]
+"""What a time counts for, and the events of a GPU's stream between which it lies."""
+
+
 @dataclass
 class CommClock:
     """Seconds this rank spent in communication, waiting for peers included; read and reset by the trainer.
@@ -30,7 +34,7 @@ class CommClock:
     seconds: dict[str, float] = field(default_factory=lambda: {"halo": 0.0, "sync": 0.0})
     halo_rounds: int = 0
     """Halo exchanges begun since the run started, those of backward included; the same on every rank."""
-    _spans: list[tuple[str, Any, Any]] = field(default_factory=list, repr=False)
+    _spans: list[Span] = field(default_factory=list, repr=False)
 
     @contextmanager
     def measure(self, what: str, device: torch.device) -> Iterator[None]:
@@ -42,13 +46,25 @@ class CommClock:
             finally:
                 self.seconds[what] += time.perf_counter() - begin
             return
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        how = {"enable_timing": True}
+        if torch.cuda.is_current_stream_capturing():  # the step is recorded: events of each time that it runs
+            how["external"] = True
+        first, last = torch.cuda.Event(**how), torch.cuda.Event(**how)
         first.record()
         try:
             yield
         finally:
             last.record()
             self._spans.append((what, first, last))
+
+    def withdraw(self) -> list[Span]:
+        """Spans since the last call of `take`, which do not count unless they are added again."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def add(self, spans: list[Span]) -> None:
+        """Count ``spans``: those of a recorded step, once for each time it runs; then with their last duration."""
+        self._spans += spans
 
     def take(self) -> tuple[float, float]:
         """``(halo, sync)`` seconds since the last call; waits for a GPU that has not got there."""

@@ -45,6 +45,9 @@ def refuse_needless_offload(activations: str, devices: Sequence[torch.device]) -
 class Activations:
     """The forward and backward pass of a training step, keeping all that backward needs."""
 
+    why_not_recorded: str | None = None
+    """What keeps a step from being a CUDA graph."""
+
     def __init__(self, net: ModelOnShard) -> None:
         self.net = net
 
@@ -75,6 +78,8 @@ class Offloaded(Activations):
         net: Its parameters, constants and graph stay on the device.
         least_bytes: Smaller tensors stay, too.
     """
+
+    why_not_recorded = "activations go to the host's memory and back"
 
     def __init__(self, net: ModelOnShard, *, least_bytes: int = LEAST_BYTES) -> None:
         super().__init__(net)

@@ -32,6 +32,7 @@ FREE_ON_RESUME = (
         "num_nodes",
         "recompute_inputs",
         "overlap",
+        "cuda_graphs",
         "activations",
         "device",
         "cluster",
@@ -270,6 +271,12 @@ class TrainConfig(Settings):
         "Sum over edges while halo rows travel: on, in backward alone, or off; auto: on where each worker has a GPU of "
         "its own, in backward alone where these read each other's memory.",
         choices=("auto", "on", "backward", "off"),
+    )
+    cuda_graphs: str = option(
+        "auto",
+        str,
+        "Let a GPU repeat a recorded step instead of telling it each operation anew; auto: for built-in models.",
+        choices=("auto", "on", "off"),
     )
     activations: str = option(
         "keep",

@@ -29,12 +29,19 @@ class Family(Protocol):
         num_rows_global: Of all ranks.
         steps_per_epoch: Optimizer steps.
         sums_in_backward: Whether gradients may be summed over ranks while backward runs, in the group ``ranks.halo``.
+        has_own_loss: Whether the loss function is the user's.
     """
 
     model: nn.Module
     ranks: Ranks
     storage: Storage
     sums_in_backward: bool
+    has_own_loss: bool
+
+    @property
+    def why_not_recorded(self) -> str | None:
+        """What keeps a step from being a CUDA graph, see `nugnn.step_graphs`; None where nothing does."""
+        ...
 
     @property
     def row_ids(self) -> Tensor: ...
@@ -63,6 +70,18 @@ class Family(Protocol):
 
     def loss(self, work: Work) -> Tensor:
         """This rank's share of the loss of the step, as far as ``work`` goes: shares and parts add up to the loss."""
+        ...
+
+    def tensors_of(self, work: Work) -> list[Tensor]:
+        """All tensors of ``work``, in an order that depends on its kind alone."""
+        ...
+
+    def copy_of(self, work: Work) -> Work:
+        """``work`` with tensors of its own, which `tensors_of` gives."""
+        ...
+
+    def kind_of(self, work: Work) -> Any:
+        """All that ``work`` is beside its tensors, hashable: works of one kind make the same step of their tensors."""
         ...
 
     def weight(self, work: Work) -> float | Tensor:

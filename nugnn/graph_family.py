@@ -74,10 +74,15 @@ class GraphFamily:
             self._evaluated = ModelOnShard(model, evaluation_graph, **how)
         self.storage = self.net.storage
         labels_N = graph.ndata["label"]
+        self.has_own_loss = loss is not None
         chosen = choose_loss(loss, labels_N, label_smoothing)
         self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
 
     sums_in_backward = False  # few parameters, and halo rows travel then
+
+    @property
+    def why_not_recorded(self) -> str | None:
+        return self._activations.why_not_recorded
 
     @property
     def row_ids(self) -> Tensor:
@@ -97,6 +102,15 @@ class GraphFamily:
 
     def loss(self, work: None) -> Tensor:
         return self._mean(self._activations.forward())
+
+    def tensors_of(self, work: None) -> list[Tensor]:
+        return []
+
+    def copy_of(self, work: None) -> None:
+        return None
+
+    def kind_of(self, work: None) -> Any:
+        return None
 
     def weight(self, work: None) -> float:
         return 1.0

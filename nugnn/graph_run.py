@@ -97,6 +97,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "precision": config.precision,
         "recompute_inputs": config.recompute_inputs,
         "overlap": config.overlap,
+        "cuda_graphs": config.cuda_graphs,
         "activations": config.activations,
         "inductive": config.inductive,
         "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),

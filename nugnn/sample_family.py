@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import Dataset, default_collate
 
 from nugnn.augmentation import Augmentation, AugmentationKey
@@ -25,11 +26,12 @@ from nugnn.user_code import UserCodeError, described, is_of_users_code, whose
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A micro-batch: samples of this rank, and what the losses of its optimizer step are divided by."""
+    """A micro-batch: samples of this rank, and what the losses of its optimizer step are divided by; their numbers."""
 
     x: Any
     labels: Tensor
     total: float | Tensor
+    ids: Tensor
 
 
 class SampleFamily:
@@ -109,13 +111,17 @@ class SampleFamily:
             if data is not None and _length(data) > 0:
                 sampler = SplitBatchSampler(_length(data), sizes, ranks.rank, shuffle=False)
                 self._measured[split] = batch_loader(data, sampler, **how)
-        self._checks_labels = loss is None
+        self.has_own_loss = loss is not None
         with whose("the data set", "sample 0"):
             first = train[0]
         chosen = choose_loss(loss, default_collate([first[1]]), label_smoothing)
         self._mean = BatchMean(chosen, ranks, class_weights)
 
     sums_in_backward = True
+
+    @property
+    def why_not_recorded(self) -> str | None:
+        return "the batch runs in micro_batches" if self._micro_batches > 1 else None
 
     @property
     def row_ids(self) -> Tensor:
@@ -136,7 +142,7 @@ class SampleFamily:
     def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[_Part]]:
         self.sampler.begin(epoch, start)
         for number, batch in enumerate(self._loader, start):
-            if self._checks_labels:
+            if not self.has_own_loss:
                 _refuse_negative_labels(batch)
             whole = batch.to(self.ranks.device)
             self._counts = self.sampler.counts(number)
@@ -145,9 +151,10 @@ class SampleFamily:
                 with whose("augment"):
                     x = self._augment(x, whole.ids, AugmentationKey(self._seed, epoch))
                 whole = Batch(whole.ids, (x, labels))
-            parts = [self._prepared(whole.part(part, self._micro_batches)) for part in range(self._micro_batches)]
+            pieces = [whole.part(part, self._micro_batches) for part in range(self._micro_batches)]
+            parts = [self._prepared(piece) for piece in pieces]
             total = self._mean.total(self._counts, [labels for _, labels in parts])
-            yield [_Part(x, labels, total) for x, labels in parts]
+            yield [_Part(x, labels, total, piece.ids) for (x, labels), piece in zip(parts, pieces, strict=True)]
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
@@ -157,13 +164,29 @@ class SampleFamily:
     def loss(self, work: _Part) -> Tensor:
         logits = self._logits(work.x)  # an IndexError of the model's own is none of labels
         try:
-            with whose("the loss function") if not self._checks_labels else nullcontext():
+            with whose("the loss function") if self.has_own_loss else nullcontext():
                 return self._mean(logits, work.labels, work.total)
         except IndexError as error:  # from a loss on the CPU
             raise ValueError(
                 f"{error}: labels of this batch go up to {work.labels.max()}; the model has to return a column for "
                 "each class, and labels have to count from 0"
             ) from error
+
+    def tensors_of(self, work: _Part) -> list[Tensor]:
+        total = [work.total] if isinstance(work.total, Tensor) else []
+        return [work.ids, work.labels, *total, *(x for x in tree_leaves(work.x) if isinstance(x, Tensor))]
+
+    def copy_of(self, work: _Part) -> _Part:
+        x, labels = (map_tensors(torch.clone, value) for value in (work.x, work.labels))
+        total = work.total.clone() if isinstance(work.total, Tensor) else work.total
+        batch = as_samples(Batch(work.ids.clone(), (x, labels)), self.ranks)
+        return _Part(x, labels, total, batch.ids)
+
+    def kind_of(self, work: _Part) -> Any:
+        leaves, structure = tree_flatten(work.x)
+        plain = [None if isinstance(x, Tensor) else repr(x) for x in leaves]
+        total = None if isinstance(work.total, Tensor) else work.total
+        return total, structure, tuple(plain)
 
     def weight(self, work: _Part) -> float | Tensor:
         return work.total
@@ -238,7 +261,7 @@ class SampleFamily:
         except Exception as error:
             if isinstance(error, UserCodeError) or not is_of_users_code(error):
                 raise
-            shapes = ", ".join(str(tuple(t.shape)) for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, Tensor))
+            shapes = ", ".join(str(tuple(t.shape)) for t in tree_leaves(x) if isinstance(t, Tensor))
             raise UserCodeError(described(error, "the model", f"a batch of shape {shapes}")) from error
         if not isinstance(out, Tensor) or out.dim() < 2:
             what = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"

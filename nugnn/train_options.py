@@ -15,6 +15,7 @@ from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
 from nugnn.precision.storage import Storage
 from nugnn.schedules import Constant, Cosine, Schedule, Steps, check_schedule
+from nugnn.step_graphs import CUDA_GRAPHS, CudaGraphs
 from nugnn.trainer import MakeScheduler
 
 _OTHER_NAMES = {
@@ -51,6 +52,8 @@ class TrainOptions:
         regularizer: Parameter-only term added to the loss once.
         seed: Of dropout masks, and of the order of samples.
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
+        cuda_graphs: ``auto``, ``on`` or ``off``: whether a GPU repeats a recorded step instead of being told each
+            operation anew; see `nugnn.step_graphs`.
     """
 
     family: ClassVar[str] = ""
@@ -74,6 +77,7 @@ class TrainOptions:
     regularizer: Callable[[nn.Module], Tensor] | None = None
     seed: int = 0
     precision: str = "fp32"
+    cuda_graphs: CudaGraphs = "auto"
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """What ``make_optimizer`` returns, or the usual one of the family."""
@@ -132,6 +136,7 @@ class TrainOptions:
             "make_scheduler": self.make_scheduler,
             "schedule": self.built_schedule(steps_per_epoch),
             "regularizer": self.regularizer,
+            "cuda_graphs": self.cuda_graphs,
         }
 
     def deciding(self) -> dict[str, Any]:
@@ -190,6 +195,8 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
         ValueError: Numbers of epochs, precision, schedule, metric or class weights do not fit.
     """
     Storage(options.precision)
+    if options.cuda_graphs not in CUDA_GRAPHS:
+        raise ValueError(f"cuda_graphs is {options.cuda_graphs!r}, must be {', '.join(CUDA_GRAPHS[:-1])} or off")
     for what in ("epochs", "evaluate_every", "patience"):
         value = getattr(options, what)
         if value is not None and (not isinstance(value, int) or value < 1):

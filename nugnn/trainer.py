@@ -24,6 +24,7 @@ from nugnn.host_number import HostNumber
 from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
 from nugnn.schedules import Schedule
+from nugnn.step_graphs import CudaGraphs, StepGraphs, records_steps
 from nugnn.trainer_state import plain_groups
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -107,9 +108,11 @@ class Trainer:
             ``make_scheduler``.
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
+        cuda_graphs: Whether steps run as CUDA graphs, see `nugnn.step_graphs`: ``auto``, ``on`` or ``off``.
 
     Raises:
-        ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding.
+        ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding;
+            CUDA graphs were asked for where they are not to be had.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Trainer:
         schedule: Schedule | None = None,
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
+        cuda_graphs: CudaGraphs = "auto",
     ) -> None:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
@@ -150,6 +154,8 @@ class Trainer:
                 else f"clip_norm is {clip_norm:g}, must be positive"
             )
         self._clip_norm = clip_norm
+        is_recorded = records_steps(cuda_graphs, family, has_regularizer=regularizer is not None)
+        self._graphs = StepGraphs(family) if is_recorded else None
         self.num_steps = 0
         self.in_progress = EpochInProgress()
         self._loss_of_epoch: HostNumber | None = None
@@ -199,6 +205,11 @@ class Trainer:
         done = self.in_progress
         done.loss = done.loss.to(self.ranks.device)
         epoch, first = divmod(self.num_steps, self.family.steps_per_epoch)
+        with nullcontext() if self._graphs is None else self._graphs.aside():
+            return self._steps_of(epoch, first, between_steps)
+
+    def _steps_of(self, epoch: int, first: int, between_steps: Callable[[], bool]) -> bool:
+        done = self.in_progress
         for works in self.family.steps(epoch, first):
             weight = self.family.weight(works[0])
             is_last = self.steps_into_epoch + 1 == self.family.steps_per_epoch
@@ -246,6 +257,28 @@ class Trainer:
         Returns:
             This rank's share of the loss, a float64 scalar without gradient.
         """
+        with nullcontext() if self._graphs is None else self._graphs.aside():
+            return self._step(works, on_loss)
+
+    def _step(self, works: Sequence[Work], on_loss: Callable[[Tensor], None] | None) -> Tensor:
+        if self._graphs is None:
+            share = self._passes(works, on_loss)
+        else:
+            share = self._graphs.run(works, self.num_steps, self._passes)
+            if on_loss is not None:
+                on_loss(share)
+        if self.loss_scale.unscale_(self.model.parameters()):
+            if self._clip_norm is not None:  # the same everywhere: gradients are
+                nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
+            self.optimizer.step()
+        self.family.settle()
+        self.num_steps += 1
+        if self.scheduler is not None and self._schedule_steps:
+            self.scheduler.step()
+        return share
+
+    def _passes(self, works: Sequence[Work], on_loss: Callable[[Tensor], None] | None = None) -> Tensor:
+        """Forward and backward of all parts, and the sums of gradients over ranks; gives what `step` does."""
         share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)  # of what the optimizer leaves alone, too: sums and norms would grow
@@ -260,14 +293,6 @@ class Trainer:
                 with self._sums.last_backward() if part == len(works) - 1 else nullcontext():
                     (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
         self._sums.finish()
-        if self.loss_scale.unscale_(self.model.parameters()):
-            if self._clip_norm is not None:  # the same everywhere: gradients are
-                nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
-            self.optimizer.step()
-        self.family.settle()
-        self.num_steps += 1
-        if self.scheduler is not None and self._schedule_steps:
-            self.scheduler.step()
         return share
 
     def evaluate(self) -> dict[str, float]:

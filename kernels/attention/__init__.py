@@ -24,7 +24,7 @@ from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.dropout.reference import keep_scale, keep_threshold
 from nugnn.kernels.edge_softmax import edge_softmax
 from nugnn.kernels.operator import Operator
-from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
+from nugnn.kernels.philox import RandomKey, check_row_ids, gpu_key
 from nugnn.kernels.rows import IdRuns
 from nugnn.kernels.sddmm import sddmm
 from nugnn.kernels.spmm import spmm
@@ -209,7 +209,7 @@ def _dropout_arguments(structure: Structure, like: Tensor, dropout: AttentionDro
 
     if dropout is None or dropout.p == 0:
         return gpu.no_dropout(like)
-    key = derived_key(dropout.key)
+    key = gpu_key(dropout.key)
     threshold, scale = keep_threshold(dropout.p), keep_scale(dropout.p)
     ids = dropout.edge_ids
     if isinstance(ids, Tensor):

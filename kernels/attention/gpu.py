@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nugnn.kernels.operator import unseen
-from nugnn.kernels.philox.gpu import philox_tile
+from nugnn.kernels.philox import DerivedKey
+from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from nugnn.kernels.row_programs import edges_of_row, num_units, rows_of_unit, schedule_arguments, sum_pieces
 from nugnn.kernels.row_schedule import row_schedule
@@ -70,19 +71,19 @@ class DropoutArguments:
     ids: Tensor
     threshold: int
     scale: float
-    key: tuple[int, int]
+    key: DerivedKey
 
 
 def no_dropout(like: Tensor) -> DropoutArguments:
     return DropoutArguments(_NO_IDS, like, 0, 1.0, (0, 0))
 
 
-def dropout_by_tensor(ids_E: Tensor, threshold: int, scale: float, key: tuple[int, int]) -> DropoutArguments:
+def dropout_by_tensor(ids_E: Tensor, threshold: int, scale: float, key: DerivedKey) -> DropoutArguments:
     """Edge ``e`` has the global id ``ids_E[e]``, int64."""
     return DropoutArguments(_ID_TENSOR, ids_E, threshold, scale, key)
 
 
-def dropout_by_shift(shift_N: Tensor, threshold: int, scale: float, key: tuple[int, int]) -> DropoutArguments:
+def dropout_by_shift(shift_N: Tensor, threshold: int, scale: float, key: DerivedKey) -> DropoutArguments:
     """Edge ``e`` into ``v`` has the global id ``e + shift_N[v]``, int64."""
     return DropoutArguments(_ID_SHIFT, shift_N, threshold, scale, key)
 
@@ -101,9 +102,7 @@ def _kept(  # type: ignore[no-untyped-def]
     """
     num_blocks: tl.constexpr = (block_heads + 3) // 4
     blocks = first_head // 4 + tl.arange(0, num_blocks)
-    c0, c1, c2, c3 = philox_tile(
-        ids[:, None], blocks[None, :], k0.to(tl.uint32), k1.to(tl.uint32), m0, m1, w0, w1, rounds
-    )
+    c0, c1, c2, c3 = philox_tile(ids[:, None], blocks[None, :], key_word(k0), key_word(k1), m0, m1, w0, w1, rounds)
     if block_heads == 1:
         lane = first_head % 4
         words = tl.where(lane == 0, c0, tl.where(lane == 1, c1, tl.where(lane == 2, c2, c3)))

@@ -24,7 +24,7 @@ from nugnn.kernels.dropout.reference import (
 )
 from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import whole_rows
-from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key
+from nugnn.kernels.philox import RandomKey, check_row_ids, derived_key, gpu_key
 
 if TYPE_CHECKING:
     from nugnn.kernels.epilogue.gpu import Mask
@@ -136,7 +136,7 @@ def mask_arguments(p: float, key: RandomKey | None, row_ids: Tensor | range | No
     assert row_ids is not None
     threshold = keep_threshold(p)
     ids = row_ids if isinstance(row_ids, range) else row_ids.contiguous()
-    return None if threshold >> 32 else Mask(threshold, keep_scale(p), derived_key(key), ids)
+    return None if threshold >> 32 else Mask(threshold, keep_scale(p), gpu_key(key), ids)
 
 
 class _DropoutRows(Operator):

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nugnn.kernels.epilogue.gpu import Mask, scale_bits, signed
-from nugnn.kernels.philox.gpu import philox_tile
+from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 
 _M0, _M1 = tl.constexpr(MULTIPLIER_0), tl.constexpr(MULTIPLIER_1)
@@ -45,7 +45,7 @@ def _csr_kernel(  # type: ignore[no-untyped-def]
     else:
         ids = low + first_id
     columns = tl.load(indices + entries, mask=inside, other=0).to(tl.int64)
-    c0, c1, c2, c3 = philox_tile(ids, columns // 4, k0.to(tl.uint32), k1.to(tl.uint32), _M0, _M1, _W0, _W1, _ROUNDS)
+    c0, c1, c2, c3 = philox_tile(ids, columns // 4, key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS)
     lane = columns % 4
     words = tl.where(lane == 0, c0, tl.where(lane == 1, c1, tl.where(lane == 2, c2, c3)))
     value = tl.load(values + entries, mask=inside, other=0.0).to(acc) * scale_bits.to(acc, bitcast=True)

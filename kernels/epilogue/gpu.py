@@ -22,7 +22,8 @@ from torch import Tensor
 
 from nugnn.kernels.operator import unseen
 from nugnn.kernels.padded import empty_like_rows, empty_rows, with_padding
-from nugnn.kernels.philox.gpu import philox_tile
+from nugnn.kernels.philox import DerivedKey, Word
+from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 
 _M0, _M1 = tl.constexpr(MULTIPLIER_0), tl.constexpr(MULTIPLIER_1)
@@ -44,13 +45,13 @@ class Mask:
     Args:
         threshold: A value is kept iff its word is at least this; below ``2**32``.
         scale: Factor of kept values.
-        key: Derived key, two 32-bit words.
+        key: Derived key.
         row_ids: ``(n,)`` int64, or the range of ids of rows in order.
     """
 
     threshold: int
     scale: float
-    key: tuple[int, int]
+    key: DerivedKey
     row_ids: Tensor | range
 
 
@@ -80,9 +81,7 @@ def kept_tile(  # type: ignore[no-untyped-def]
 ):
     """``(block_rows, block_columns)`` whether dropout keeps a value; ``first_column`` is a multiple of 4."""
     blocks = first_column // 4 + tl.arange(0, block_columns // 4)
-    c0, c1, c2, c3 = philox_tile(
-        ids[:, None], blocks[None, :], k0.to(tl.uint32), k1.to(tl.uint32), _M0, _M1, _W0, _W1, _ROUNDS
-    )
+    c0, c1, c2, c3 = philox_tile(ids[:, None], blocks[None, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS)
     least = threshold.to(tl.uint32)
     # four bits of one word each, then spread over columns: nothing wider than a bit changes threads
     nibbles = (c0 >= least).to(tl.int32) | ((c1 >= least).to(tl.int32) << 1)
@@ -418,9 +417,9 @@ def _tile(num_columns: int, whole_row: bool) -> tuple[int, int, int]:
     return max(1, _TILE_VALUES // block_columns), block_columns, num_warps
 
 
-def signed(word: int) -> int:
+def signed(word: Word) -> Word:
     """The int32 with the bits of a 32-bit word: an argument of one type whatever its value."""
-    return word - (1 << 32) if word >= 1 << 31 else word
+    return word - (1 << 32) if isinstance(word, int) and word >= 1 << 31 else word
 
 
 def scale_bits(scale: float, dtype: torch.dtype) -> int:
@@ -430,7 +429,7 @@ def scale_bits(scale: float, dtype: torch.dtype) -> int:
     return bits
 
 
-def _mask_arguments(mask: Mask | None, acc: tl.dtype, like: Tensor) -> tuple[Tensor, int, int, int, int, int]:
+def _mask_arguments(mask: Mask | None, acc: tl.dtype, like: Tensor) -> tuple[Tensor, int, int, int, Word, Word]:
     if mask is None:
         return like, 0, 0, scale_bits(1.0, _DTYPES[acc]), 0, 0
     ids, first_id = (like, mask.row_ids.start) if isinstance(mask.row_ids, range) else (mask.row_ids, 0)

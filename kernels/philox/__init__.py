@@ -9,6 +9,8 @@ derived key.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +20,11 @@ from torch import Tensor
 
 from nugnn.kernels.philox.reference import philox_block, random_words_reference
 
-__all__ = ["RandomKey", "derived_key", "random_words"]
+__all__ = ["DerivedKey", "RandomKey", "Word", "derived_key", "gpu_key", "keys_found_by", "random_words"]
+
+Word = int | Tensor
+"""32 bits: a number, or where kernels find it, int32 in a GPU's memory."""
+DerivedKey = tuple[Word, Word]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,26 @@ def derived_key(key: RandomKey) -> tuple[int, int]:
     return word_0, word_1
 
 
+def gpu_key(key: RandomKey) -> DerivedKey:
+    """`derived_key` as kernels in Triton take it: its words, or their places while a table of them is in use."""
+    return derived_key(key) if _find is None else _find(key)
+
+
+_find: Callable[[RandomKey], DerivedKey] | None = None
+"""Of this process, not of a thread: backward runs in another one."""
+
+
+@contextmanager
+def keys_found_by(find: Callable[[RandomKey], DerivedKey]) -> Iterator[None]:
+    """While open, `gpu_key` is what ``find`` says."""
+    global _find  # noqa: PLW0603
+    _find, before = find, _find
+    try:
+        yield
+    finally:
+        _find = before
+
+
 def random_words(key: RandomKey, row_ids: Tensor, num_columns: int) -> Tensor:
     """Uniform 32-bit words, one per row and column.
 
@@ -69,11 +95,11 @@ def random_words(key: RandomKey, row_ids: Tensor, num_columns: int) -> Tensor:
     check_row_ids(row_ids)
     if not 0 <= num_columns <= 1 << 34:
         raise ValueError(f"random_words: num_columns is {num_columns}, must lie in [0, 2**34]")
-    words = derived_key(key)
     if row_ids.device.type == "cuda" and importlib.util.find_spec("triton"):
         from nugnn.kernels.philox.gpu import random_words_triton
 
-        return random_words_triton(words, row_ids, num_columns)
+        return random_words_triton(gpu_key(key), row_ids, num_columns)
+    words = derived_key(key)
     if row_ids.device.type != "cpu" or row_ids.numel() * num_columns == 0:
         return random_words_reference(words, row_ids, num_columns)
     from nugnn.kernels.philox import cpu

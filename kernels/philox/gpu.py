@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nugnn.kernels.philox import DerivedKey
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 
 _BLOCK_ROWS = 32
@@ -41,6 +42,15 @@ def philox_tile(  # type: ignore[no-untyped-def]
     return c0, c1, c2, c3
 
 
+@triton.jit
+def key_word(word):  # type: ignore[no-untyped-def]
+    """A word of a derived key as uint32, of an argument that is the word (int32 or int64) or says where it lies."""
+    if word.dtype.is_ptr():
+        return tl.load(word).to(tl.uint32)
+    else:
+        return word.to(tl.uint32)
+
+
 # A key word of 1 would otherwise become a compile-time constant, which has no type to convert.
 @triton.jit(do_not_specialize=["k0", "k1"])
 def _random_words_kernel(  # type: ignore[no-untyped-def]
@@ -51,9 +61,7 @@ def _random_words_kernel(  # type: ignore[no-untyped-def]
     rows = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     blocks = tl.program_id(1).to(tl.int64) * block_blocks + tl.arange(0, block_blocks)
     ids = tl.load(row_ids + rows, mask=rows < num_rows, other=0)
-    c0, c1, c2, c3 = philox_tile(
-        ids[:, None], blocks[None, :], k0.to(tl.uint32), k1.to(tl.uint32), m0, m1, w0, w1, rounds
-    )
+    c0, c1, c2, c3 = philox_tile(ids[:, None], blocks[None, :], key_word(k0), key_word(k1), m0, m1, w0, w1, rounds)
     start = element_offset(rows[:, None], 4 * blocks[None, :], num_columns)
     in_rows = rows[:, None] < num_rows
     column = 4 * blocks[None, :]
@@ -74,11 +82,11 @@ def _probe_offset_kernel(out, row, column, num_columns):  # type: ignore[no-unty
     tl.store(out, element_offset(row, column, num_columns))
 
 
-def random_words_triton(key: tuple[int, int], row_ids: Tensor, num_columns: int) -> Tensor:
+def random_words_triton(key: DerivedKey, row_ids: Tensor, num_columns: int) -> Tensor:
     """As :func:`nugnn.kernels.philox.reference.random_words_reference`, on the device of ``row_ids``.
 
     Args:
-        key: Derived key, two 32-bit words.
+        key: Derived key.
         row_ids: ``(n,)`` int64, CUDA (or CPU in Triton's interpreter).
         num_columns: C.
 

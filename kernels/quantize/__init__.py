@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nugnn.kernels.operator import unseen
-from nugnn.kernels.philox import RandomKey, derived_key, random_words
+from nugnn.kernels.philox import RandomKey, derived_key, gpu_key, random_words
 from nugnn.kernels.quantize.reference import OVERFLOW, decode_reference, encode_reference, ends_of, row_bytes
 
 __all__ = ["OVERFLOW", "decode_buckets", "decode_rows", "encode_buckets", "encode_rows", "row_bytes"]
@@ -56,7 +56,7 @@ def encode_rows(x: Tensor, bits: int, key: RandomKey | None = None, row_ids: Ten
     if _runs_in_triton(x):
         from nugnn.kernels.quantize import gpu
 
-        return gpu.encode(x.contiguous(), bits, None if key is None else derived_key(key), row_ids)
+        return gpu.encode(x.contiguous(), bits, None if key is None else gpu_key(key), row_ids)
     if x.device.type != "cpu":
         return encode_reference(x, bits, None if key is None else random_words(key, row_ids, x.shape[1]))  # type: ignore[arg-type]
     from nugnn.kernels.quantize import cpu

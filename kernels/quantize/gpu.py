@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nugnn.kernels.philox.gpu import philox_tile
+from nugnn.kernels.philox import DerivedKey
+from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE, ends_of, row_bytes
 
@@ -75,7 +76,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
             half = tl.arange(0, 2)
             block = (group[:, None] * 2 + half[None, :]).to(tl.int64)
             c0, c1, c2, c3 = philox_tile(
-                ids[:, None, None], block[None, :, :], k0.to(tl.uint32), k1.to(tl.uint32), _M0, _M1, _W0, _W1, _ROUNDS
+                ids[:, None, None], block[None, :, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS
             )
             words = tl.reshape(
                 tl.join(tl.join(c0, c2), tl.join(c1, c3)), [block_rows, block_groups, 8]
@@ -122,7 +123,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         tl.store(out + row[:, None] * num_columns + column[None, :], value.to(out.dtype.element_ty), mask=inside)
 
 
-def encode(x: Tensor, bits: int, key: tuple[int, int] | None, row_ids: Tensor | None) -> Tensor:
+def encode(x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None) -> Tensor:
     """:func:`nugnn.kernels.quantize.encode_rows` of contiguous ``x``, nothing empty; ``key`` is the derived one."""
     num_rows, num_columns = x.shape
     ends = torch.empty(num_rows, 2, device=x.device)

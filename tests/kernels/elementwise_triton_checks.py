@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from triton_laws import Copies
@@ -34,11 +35,13 @@ from nugnn.kernels.dropout.reference import dropout_csr_values_reference, dropou
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.epilogue.reference import before_dropout, epilogue_rows_reference
 from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
-from nugnn.kernels.philox import RandomKey
+from nugnn.kernels.philox import RandomKey, random_words
+from nugnn.kernels.philox.key_table import KeyTable
 from nugnn.kernels.take_rows.gpu import take_rows_triton
 
 DEVICE = sys.argv[1]
-KEY = RandomKey(2**63 + 5, 3, 2**32 - 1)
+ONES = 2**32 - 1
+KEY = RandomKey(2**63 + 5, 3, ONES)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES = [(37, 100), (9, 256), (21, 3), (6, 4, 5), (3, 433), (50,), (1, 1), (130, 8)]
 
@@ -154,6 +157,30 @@ def check_a_kept_mask_is_the_mask_made_again() -> None:
         assert (kept.bits is None) == remake
         results.append((out, gpu.backward(grad, kept, None, None, None, None, "none", 1.0, mask, needs_sums=False)[0]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def check_keys_in_memory_give_the_masks_of_keys_by_value() -> None:
+    """Also the second time that a table is filled, and after the keys of another step."""
+    table = KeyTable(torch.device(DEVICE))
+    x, ids = randn(33, 100).float().to(DEVICE), ids_of(33).to(DEVICE)
+    offsets, columns = torch.arange(0, 3301, 100, device=DEVICE), torch.arange(100, device=DEVICE).repeat(33)
+
+    def results(step: int) -> list[Tensor]:
+        leaf, (a, b, c, d) = x.clone().requires_grad_(), (RandomKey(2**63 + 5, step, word) for word in (0, 7, ONES, 9))
+        (dropout_rows(leaf, 0.5, a, ids) * 2).sum().backward()
+        assert leaf.grad is not None
+        sparse = dropout_csr_values(x.flatten(), offsets, columns, 0.5, c, ids)
+        return [leaf.grad, epilogue_rows(x, activation="relu", p=0.3, key=b, row_ids=ids), sparse,
+                random_words(d, ids, 9)]  # fmt: skip
+
+    for step in (0, 1, 2**32 - 1, 1):
+        by_value = results(step)
+        with table.of_step(step, is_fixed=step == 2**32 - 1):
+            for mine, other in zip(results(step), by_value, strict=True):
+                assert torch.equal(mine, other)
+    for key in (RandomKey(2**63 + 5, 4, 0), RandomKey(1, 3, 0), RandomKey(2**63 + 5, 3, 1)):
+        with pytest.raises(RuntimeError), table.of_step(3, is_fixed=True):  # another step, seed, and a new key
+            dropout_rows(x, 0.5, key, ids)
 
 
 def check_sparse_dropout_has_the_bits_of_the_definition(dtype: torch.dtype) -> None:

@@ -1,0 +1,195 @@
+"""Steps of training as CUDA graphs: recorded once, then started again whole, with no work for the host in between.
+
+What a step asks of the GPU stays the same from step to step, but for its batch and its random keys. Both lie in memory
+where the recorded launches find them. Forward, backward and the sums over ranks are recorded; the optimizer, gradient
+clipping and schedules run as ever. A step has the same bits either way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.comm.groups import Span
+from nugnn.family import Family, Work
+
+Passes = Callable[[Sequence[Work]], Tensor]
+"""Forward, backward and sums of a step: gradients are left at the parameters; gives this rank's share of the loss."""
+
+_STEPS_BEFORE = 3
+"""Steps of a kind that run as usual before one is recorded: kernels are compiled, buffers made, and the first step is
+one that sums gradients after its backward (see `nugnn.comm.backward_sums`)."""
+_MOST_KINDS = 8
+"""Kinds of step that are kept, each with memory of its own; further ones run as usual."""
+
+
+CUDA_GRAPHS = ("auto", "on", "off")
+CudaGraphs = Literal["auto", "on", "off"]
+"""Whether steps are recorded: ``auto`` for models of `nugnn` itself, of which it is known that they may be."""
+
+
+class CaptureError(ValueError):
+    """A step cannot be recorded."""
+
+
+def records_steps(choice: CudaGraphs, family: Family, *, has_regularizer: bool = False) -> bool:
+    """Whether the steps of ``family`` are recorded.
+
+    Under ``auto`` they are only where all that runs in them is code of `nugnn` and of torch's layers in it.
+
+    Args:
+        choice: The user's.
+        family: Whose steps these are.
+        has_regularizer: Whether a function of the user adds a term to the loss.
+
+    Raises:
+        ValueError: No such choice; ``on`` where it is not to be had.
+    """
+    if choice not in CUDA_GRAPHS:
+        raise ValueError(f"cuda_graphs is {choice!r}, must be auto, on or off")
+    if choice == "off" or (choice == "auto" and (has_regularizer or family.has_own_loss or not _is_own(family.model))):
+        return False
+    why_not = _why_not(family)
+    if choice == "on" and why_not is not None:
+        raise ValueError(f"cuda_graphs is on, but {why_not}; leave it at auto or off")
+    return why_not is None
+
+
+def _is_own(model: nn.Module) -> bool:
+    """A model of `nugnn`, as it was made: nobody hooks in."""
+    modules = list(model.modules())
+    is_hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+    return type(model).__module__.startswith("nugnn.") and not is_hooked
+
+
+def _why_not(family: Family) -> str | None:
+    ranks = family.ranks
+    if ranks.device.type != "cuda":
+        return "this worker does not compute on a GPU"
+    if ranks.is_split and not ranks.carries_cuda:
+        return "sums over workers go through the host's memory here, which cannot be recorded"
+    if family.storage.needs_loss_scale:
+        return f"under {family.storage.precision} whether a step counts depends on its gradients"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return family.why_not_recorded
+
+
+@dataclass(eq=False)
+class _Recorded:
+    """A step of one kind."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    share: Tensor
+    gradients: list[tuple[nn.Parameter, Tensor | None]]
+    spans: list[Span]
+
+
+class StepGraphs:
+    """Runs the passes of steps, from their fourth on as CUDA graphs.
+
+    Steps are of one kind when their batches have the same shapes and the model's modules and parameters are in the same
+    modes. Of each kind three run as usual; the next is recorded. Whatever the model does in Python happens while it is
+    recorded and never again, so a step whose course depends on numbers, or that counts in Python, must not be recorded.
+
+    Args:
+        family: Whose steps these are.
+    """
+
+    def __init__(self, family: Family) -> None:
+        from nugnn.kernels.philox.key_table import KeyTable
+
+        self._family, self._device = family, family.ranks.device
+        self._keys = KeyTable(self._device)
+        self._stream = torch.cuda.Stream(self._device)
+        self._num_seen: dict[Any, int] = {}
+        self._recorded: dict[Any, _Recorded] = {}
+
+    @property
+    def num_recorded(self) -> int:
+        """Kinds of step."""
+        return len(self._recorded)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around all GPU work of steps, batches included: recording needs a stream that is not the default one."""
+        outer = torch.cuda.current_stream(self._device)
+        if outer == self._stream:
+            yield
+            return
+        self._stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outer.wait_stream(self._stream)
+
+    def run(self, works: Sequence[Work], step: int, passes: Passes) -> Tensor:
+        """``passes`` of step number ``step``, the same function in each call; gives this rank's share of the loss.
+
+        Raises:
+            CaptureError: The step does what cannot be recorded.
+        """
+        if len(works) != 1:
+            return passes(works)
+        inputs = self._family.tensors_of(works[0])
+        kind = self._kind_of(works[0], inputs)
+        recorded = self._recorded.get(kind)
+        if recorded is None:
+            seen = self._num_seen.get(kind, 0)
+            if seen < _STEPS_BEFORE or len(self._recorded) == _MOST_KINDS:
+                if seen or len(self._num_seen) < 1024:  # sizes that come once must not pile up
+                    self._num_seen[kind] = seen + 1
+                with self._keys.of_step(step):
+                    return passes(works)
+            recorded = self._recorded[kind] = self._record(works[0], step, passes)
+        self._keys.fill(step)
+        for held, given in zip(recorded.inputs, inputs, strict=True):
+            held.copy_(given, non_blocking=True)
+        ranks = self._family.ranks
+        ranks.pulse.begin_step()
+        recorded.graph.replay()
+        ranks.pulse.beat()
+        ranks.clock.add(recorded.spans)
+        for parameter, gradient in recorded.gradients:
+            parameter.grad = gradient
+        return recorded.share.clone()
+
+    def _kind_of(self, work: Work, inputs: Sequence[Tensor]) -> Any:
+        model = self._family.model
+        return (
+            self._family.kind_of(work),
+            tuple((x.shape, x.dtype, x.stride()) for x in inputs),
+            tuple(p.requires_grad for p in model.parameters()),
+            tuple(module.training for module in model.modules()),
+        )
+
+    def _record(self, work: Work, step: int, passes: Passes) -> _Recorded:
+        held, clock = self._family.copy_of(work), self._family.ranks.clock
+        before = clock.withdraw()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # other threads (of the loader, of NCCL) may go on asking and allocating meanwhile
+            with (
+                self._keys.of_step(step, is_fixed=True),
+                torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                share = passes([held])
+        except Exception as error:
+            what = (str(error).splitlines() or [""])[0]
+            raise CaptureError(
+                f"a step of this model cannot be recorded as a CUDA graph ({type(error).__name__}: {what}): it asks "
+                "the GPU for a number or waits for it, or takes another course from step to step. Train with "
+                "cuda_graphs off (--cuda-graphs off)."
+            ) from error
+        spans = clock.withdraw()
+        clock.add(before)
+        gradients = [(p, p.grad) for p in self._family.model.parameters()]
+        return _Recorded(graph, self._family.tensors_of(held), share, gradients, spans)
