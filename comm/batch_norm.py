@@ -89,7 +89,7 @@ class _FusedBatchNorm(Operator):
         wide = torch.promote_types(x.dtype, torch.float32)
         packed = torch.zeros(ranks.world_size, 2 * channels + 1, dtype=wide, device=x.device)
         own = packed[ranks.rank]
-        own[-1] = per_channel or _NO_ROWS
+        own[-1].fill_(per_channel or _NO_ROWS)
         if per_channel:
             own[:channels], own[channels:-1] = torch.batch_norm_stats(x, eps)
         else:

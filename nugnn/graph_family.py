@@ -110,7 +110,8 @@ class GraphFamily:
         return None
 
     def kind_of(self, work: None) -> Any:
-        return None
+        features = self.net.features_ND  # what was aggregated once is kept until they are changed
+        return None if features is None else features._version
 
     def weight(self, work: None) -> float:
         return 1.0

@@ -19,19 +19,24 @@ from torch import Tensor, nn
 from nugnn.comm.groups import Span
 from nugnn.family import Family, Work
 
-Passes = Callable[[Sequence[Work]], Tensor]
-"""Forward, backward and sums of a step: gradients are left at the parameters; gives this rank's share of the loss."""
+OnLoss = Callable[[Tensor], Any]
+Passes = Callable[[Sequence[Work], OnLoss | None], tuple[Tensor, Any]]
+"""Forward, backward and sums of a step: gradients are left at the parameters. Gives this rank's share of the loss, and
+what the second argument says of it."""
 
 _STEPS_BEFORE = 3
 """Steps of a kind that run as usual before one is recorded: kernels are compiled, buffers made, and the first step is
 one that sums gradients after its backward (see `nugnn.comm.backward_sums`)."""
 _MOST_KINDS = 8
 """Kinds of step that are kept, each with memory of its own; further ones run as usual."""
+_MOST_KINDS_SEEN = 1024
+"""Kinds that are counted: batches of ever new sizes must not pile up."""
 
 
 CUDA_GRAPHS = ("auto", "on", "off")
 CudaGraphs = Literal["auto", "on", "off"]
-"""Whether steps are recorded: ``auto`` for models of `nugnn` itself, of which it is known that they may be."""
+"""Whether steps are recorded: ``auto`` for models of `nugnn` itself, of which it is known that they may be, where there
+is memory to spare."""
 
 
 class CaptureError(ValueError):
@@ -88,6 +93,7 @@ class _Recorded:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     share: Tensor
+    said: Any
     gradients: list[tuple[nn.Parameter, Tensor | None]]
     spans: list[Span]
 
@@ -101,12 +107,15 @@ class StepGraphs:
 
     Args:
         family: Whose steps these are.
+        only_with_room: Leave a step unrecorded where it takes more than a third of the GPU's memory: a graph keeps its
+            memory to itself, and evaluation comes on top.
     """
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, *, only_with_room: bool = False) -> None:
         from nugnn.kernels.philox.key_table import KeyTable
 
         self._family, self._device = family, family.ranks.device
+        self._only_with_room = only_with_room
         self._keys = KeyTable(self._device)
         self._stream = torch.cuda.Stream(self._device)
         self._num_seen: dict[Any, int] = {}
@@ -131,25 +140,26 @@ class StepGraphs:
         finally:
             outer.wait_stream(self._stream)
 
-    def run(self, works: Sequence[Work], step: int, passes: Passes) -> Tensor:
-        """``passes`` of step number ``step``, the same function in each call; gives this rank's share of the loss.
+    def run(
+        self, works: Sequence[Work], step: int, passes: Passes, on_loss: OnLoss | None = None
+    ) -> tuple[Tensor, Any]:
+        """``passes`` of step number ``step``, the same functions in each call; gives what they give.
+
+        What ``on_loss`` does with the loss is recorded, too, and what it gave then is given again.
 
         Raises:
             CaptureError: The step does what cannot be recorded.
         """
         if len(works) != 1:
-            return passes(works)
+            return passes(works, on_loss)
         inputs = self._family.tensors_of(works[0])
-        kind = self._kind_of(works[0], inputs)
+        kind = (on_loss is not None, *self._kind_of(works[0], inputs))
         recorded = self._recorded.get(kind)
         if recorded is None:
-            seen = self._num_seen.get(kind, 0)
-            if seen < _STEPS_BEFORE or len(self._recorded) == _MOST_KINDS:
-                if seen or len(self._num_seen) < 1024:  # sizes that come once must not pile up
-                    self._num_seen[kind] = seen + 1
+            if not self._is_due(kind):
                 with self._keys.of_step(step):
-                    return passes(works)
-            recorded = self._recorded[kind] = self._record(works[0], step, passes)
+                    return passes(works, on_loss)
+            recorded = self._recorded[kind] = self._record(works[0], step, passes, on_loss)
         self._keys.fill(step)
         for held, given in zip(recorded.inputs, inputs, strict=True):
             held.copy_(given, non_blocking=True)
@@ -160,7 +170,21 @@ class StepGraphs:
         ranks.clock.add(recorded.spans)
         for parameter, gradient in recorded.gradients:
             parameter.grad = gradient
-        return recorded.share.clone()
+        return recorded.share.clone(), recorded.said
+
+    def _is_due(self, kind: Any) -> bool:
+        """Whether a step of this kind is to be recorded now."""
+        seen = self._num_seen.get(kind, 0)
+        if seen or len(self._num_seen) < _MOST_KINDS_SEEN:
+            self._num_seen[kind] = seen + 1
+        return seen >= _STEPS_BEFORE and len(self._recorded) < _MOST_KINDS and self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether the memory that a graph keeps to itself is to spare beside that of steps as usual."""
+        if not self._only_with_room:
+            return True
+        _, total = torch.cuda.mem_get_info(self._device)
+        return int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.peak"]) < total // 3
 
     def _kind_of(self, work: Work, inputs: Sequence[Tensor]) -> Any:
         model = self._family.model
@@ -171,7 +195,7 @@ class StepGraphs:
             tuple(module.training for module in model.modules()),
         )
 
-    def _record(self, work: Work, step: int, passes: Passes) -> _Recorded:
+    def _record(self, work: Work, step: int, passes: Passes, on_loss: OnLoss | None) -> _Recorded:
         held, clock = self._family.copy_of(work), self._family.ranks.clock
         before = clock.withdraw()
         graph = torch.cuda.CUDAGraph()
@@ -181,7 +205,9 @@ class StepGraphs:
                 self._keys.of_step(step, is_fixed=True),
                 torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
             ):
-                share = passes([held])
+                share, said = passes([held], on_loss)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             what = (str(error).splitlines() or [""])[0]
             raise CaptureError(
@@ -192,4 +218,4 @@ class StepGraphs:
         spans = clock.withdraw()
         clock.add(before)
         gradients = [(p, p.grad) for p in self._family.model.parameters()]
-        return _Recorded(graph, self._family.tensors_of(held), share, gradients, spans)
+        return _Recorded(graph, self._family.tensors_of(held), share, said, gradients, spans)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from nugnn.schedules import Schedule
 from nugnn.step_graphs import CudaGraphs, StepGraphs, records_steps
 from nugnn.trainer_state import plain_groups
 
+T = TypeVar("T")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -155,10 +156,11 @@ class Trainer:
             )
         self._clip_norm = clip_norm
         is_recorded = records_steps(cuda_graphs, family, has_regularizer=regularizer is not None)
-        self._graphs = StepGraphs(family) if is_recorded else None
+        self._graphs = StepGraphs(family, only_with_room=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0
         self.in_progress = EpochInProgress()
         self._loss_of_epoch: HostNumber | None = None
+        self._room = HostNumber.room_for(self.ranks.device)
         self._lap_began = time.perf_counter()
 
     def train_epoch(self) -> float:
@@ -213,8 +215,8 @@ class Trainer:
         for works in self.family.steps(epoch, first):
             weight = self.family.weight(works[0])
             is_last = self.steps_into_epoch + 1 == self.family.steps_per_epoch
-            reads = functools.partial(self._begin_reading, weight=weight) if is_last and self._reads_early else None
-            share = self.step(works, on_loss=reads)
+            reads = functools.partial(self._read, weight=weight) if is_last and self._reads_early else None
+            share, self._loss_of_epoch = self._step(works, reads)
             done.loss += share * weight
             done.weight += weight
             if self.steps_into_epoch and between_steps():
@@ -229,16 +231,18 @@ class Trainer:
         """
         return self.ranks.carries_cuda or (not self.ranks.is_split and self.ranks.device.type == "cuda")
 
-    def _begin_reading(self, share: Tensor, weight: float | Tensor) -> None:
-        """With the last step's ``share`` the epoch's loss is known."""
+    def _read(self, share: Tensor, weight: float | Tensor) -> HostNumber:
+        """The epoch's loss, which is known with the last step's ``share``."""
         done = self.in_progress
-        self._loss_of_epoch = HostNumber(self.ranks.sum_((done.loss + share * weight) / (done.weight + weight)))
+        is_only = self.family.steps_per_epoch == 1  # of numbers of this step alone, so that it may be recorded
+        mean = share.clone() if is_only else (done.loss + share * weight) / (done.weight + weight)
+        return HostNumber(self.ranks.sum_(mean), self._room)
 
     def _end_epoch(self) -> float:
         """The epoch's loss over all ranks; the schedule steps."""
         if self._loss_of_epoch is None:
             done = self.in_progress
-            self._loss_of_epoch = HostNumber(self.ranks.sum_(done.loss / done.weight))
+            self._loss_of_epoch = HostNumber(self.ranks.sum_(done.loss / done.weight), self._room)
         global_loss, self._loss_of_epoch = self._loss_of_epoch.read(), None
         if self.scheduler is not None and not self._schedule_steps:
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -247,26 +251,32 @@ class Trainer:
                 self.scheduler.step()
         return global_loss
 
-    def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], None] | None = None) -> Tensor:
+    def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], Any] | None = None) -> Tensor:
         """One optimizer step.
 
         Args:
             works: Its parts; their gradients add up.
-            on_loss: Gets what is returned as soon as it is known, before the last part's backward pass.
+            on_loss: Gets what is returned as soon as it is known, before the last part's backward pass; where steps are
+                CUDA graphs, after the step.
 
         Returns:
             This rank's share of the loss, a float64 scalar without gradient.
         """
         with nullcontext() if self._graphs is None else self._graphs.aside():
-            return self._step(works, on_loss)
+            share, _ = self._step(works, None if self._graphs is not None else on_loss)
+        if self._graphs is not None and on_loss is not None:
+            on_loss(share)
+        return share
 
-    def _step(self, works: Sequence[Work], on_loss: Callable[[Tensor], None] | None) -> Tensor:
+    def _step(self, works: Sequence[Work], on_loss: Callable[[Tensor], T] | None) -> tuple[Tensor, T | None]:
+        """As `step`; with what ``on_loss`` gave, which is a part of the step if that is recorded."""
         if self._graphs is None:
-            share = self._passes(works, on_loss)
-        else:
-            share = self._graphs.run(works, self.num_steps, self._passes)
-            if on_loss is not None:
-                on_loss(share)
+            share, said = self._passes(works, on_loss)
+        elif on_loss is None or self.family.steps_per_epoch == 1:
+            share, said = self._graphs.run(works, self.num_steps, self._passes, on_loss)
+        else:  # it is another function each time
+            share, _ = self._graphs.run(works, self.num_steps, self._passes, None)
+            said = on_loss(share)
         if self.loss_scale.unscale_(self.model.parameters()):
             if self._clip_norm is not None:  # the same everywhere: gradients are
                 nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
@@ -275,10 +285,11 @@ class Trainer:
         self.num_steps += 1
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
-        return share
+        return share, said
 
-    def _passes(self, works: Sequence[Work], on_loss: Callable[[Tensor], None] | None = None) -> Tensor:
-        """Forward and backward of all parts, and the sums of gradients over ranks; gives what `step` does."""
+    def _passes(self, works: Sequence[Work], on_loss: Callable[[Tensor], T] | None) -> tuple[Tensor, T | None]:
+        """Forward and backward of all parts, and the sums of gradients over ranks; gives what `_step` does."""
+        said = None
         share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)  # of what the optimizer leaves alone, too: sums and norms would grow
@@ -289,11 +300,11 @@ class Trainer:
                     loss = loss + self._regularizer(self.model)
                 share += loss.detach()
                 if on_loss is not None and part == len(works) - 1:
-                    on_loss(share)
+                    said = on_loss(share)
                 with self._sums.last_backward() if part == len(works) - 1 else nullcontext():
                     (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
         self._sums.finish()
-        return share
+        return share, said
 
     def evaluate(self) -> dict[str, float]:
         """Metric on each split over all ranks; a collective call."""

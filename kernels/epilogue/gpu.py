@@ -429,7 +429,7 @@ def scale_bits(scale: float, dtype: torch.dtype) -> int:
     return bits
 
 
-def _mask_arguments(mask: Mask | None, acc: tl.dtype, like: Tensor) -> tuple[Tensor, int, int, int, Word, Word]:
+def _mask_arguments(mask: Mask | None, acc: tl.dtype, like: Tensor) -> tuple[Tensor, int, Word, int, Word, Word]:
     if mask is None:
         return like, 0, 0, scale_bits(1.0, _DTYPES[acc]), 0, 0
     ids, first_id = (like, mask.row_ids.start) if isinstance(mask.row_ids, range) else (mask.row_ids, 0)

@@ -37,7 +37,7 @@ class TorchAttention(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.encoder(self.tokens(ids), src_key_padding_mask=ids == 0)
-        x = x + self.pool(x, x, x, attn_mask=torch.ones(7, 7).triu(1).bool())[0]
+        x = x + self.pool(x, x, x, attn_mask=torch.ones(7, 7, device=x.device).triu(1).bool())[0]
         pair = x.unflatten(2, (2, 4)).transpose(1, 2)
         p = 0.4 if self.training else 0.0
         mixed = F.scaled_dot_product_attention(pair, pair, pair, dropout_p=p, is_causal=True)
