@@ -289,10 +289,10 @@ class TrainConfig(Settings):
     grad_sync: str = option(
         "fp32",
         str,
-        "Number format of gradients on the wire.",
-        choices=("fp32",),
-        later=("bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "powersgd", "auto"),
-        later_what="gradient compression",
+        "How gradients travel between workers; adaptive: bits by tensor.",
+        choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive"),
+        later=("powersgd", "auto"),
+        later_what="this way of gradients",
     )
 
     out: str | None = option(

@@ -95,6 +95,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "label_smoothing": config.label_smoothing,
         "seed": config.seed,
         "precision": config.precision,
+        "grad_sync": config.grad_sync,
         "recompute_inputs": config.recompute_inputs,
         "overlap": config.overlap,
         "activations": config.activations,

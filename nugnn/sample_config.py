@@ -140,6 +140,7 @@ class SampleConfig(Settings):
     shares: str | tuple[float, ...] = _as_for_graphs("shares")
     device: str = _as_for_graphs("device")
     precision: str = _as_for_graphs("precision")
+    grad_sync: str = _as_for_graphs("grad_sync")
     out: str | None = _as_for_graphs("out")
     predictions: bool = _as_for_graphs("predictions")
     timeout: float = _as_for_graphs("timeout")

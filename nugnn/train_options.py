@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nugnn.comm.compression.gradient_sync import checked_grad_sync
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
 from nugnn.precision.storage import Storage
@@ -51,6 +52,8 @@ class TrainOptions:
         regularizer: Parameter-only term added to the loss once.
         seed: Of dropout masks, and of the order of samples.
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
+        grad_sync: How gradients travel between workers: ``fp32``, ``bf16``, ``fp16``, ``8bit`` to ``1bit`` or
+            ``adaptive``; see `nugnn.comm.compression`. It has no effect on one worker.
     """
 
     family: ClassVar[str] = ""
@@ -74,6 +77,7 @@ class TrainOptions:
     regularizer: Callable[[nn.Module], Tensor] | None = None
     seed: int = 0
     precision: str = "fp32"
+    grad_sync: str = "fp32"
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """What ``make_optimizer`` returns, or the usual one of the family."""
@@ -132,6 +136,7 @@ class TrainOptions:
             "make_scheduler": self.make_scheduler,
             "schedule": self.built_schedule(steps_per_epoch),
             "regularizer": self.regularizer,
+            "grad_sync": self.grad_sync,
         }
 
     def deciding(self) -> dict[str, Any]:
@@ -190,6 +195,7 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
         ValueError: Numbers of epochs, precision, schedule, metric or class weights do not fit.
     """
     Storage(options.precision)
+    checked_grad_sync(options.grad_sync)
     for what in ("epochs", "evaluate_every", "patience"):
         value = getattr(options, what)
         if value is not None and (not isinstance(value, int) or value < 1):

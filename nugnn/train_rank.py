@@ -86,6 +86,8 @@ def train_rank(
         "peak_memory_bytes": torch.cuda.max_memory_allocated(ranks.device) if on_gpu else _peak_resident_bytes(),
         **median,
     }
+    if (traffic := trainer.grad_sync.report()) is not None:
+        report["grad_sync"] = traffic
     state = family.whole_state()
     outcome: dict[str, Any] = {
         "epochs": [asdict(epoch) for epoch in history.epochs],

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import BackwardSums
+from nugnn.comm.compression.gradient_sync import GradientSync
 from nugnn.comm.gradients import broadcast_state, equal_everywhere
 from nugnn.family import Family, Work
 from nugnn.host_number import HostNumber
@@ -107,9 +108,11 @@ class Trainer:
             ``make_scheduler``.
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
+        grad_sync: How gradients travel, see `nugnn.comm.compression`.
 
     Raises:
-        ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding.
+        ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding;
+            gradients cannot travel as asked.
     """
 
     def __init__(
@@ -122,11 +125,16 @@ class Trainer:
         schedule: Schedule | None = None,
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
+        grad_sync: str = "fp32",
     ) -> None:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
-        self._replicated = [p for p in self.model.parameters() if id(p) not in own]
-        self._sums = BackwardSums(self._replicated, self.ranks, while_backward_runs=family.sums_in_backward)
+        replicated = {name: p for name, p in self.model.named_parameters() if id(p) not in own}
+        self._replicated = list(replicated.values())
+        self.grad_sync = GradientSync(grad_sync, replicated, self.ranks)
+        self._sums = BackwardSums(
+            self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync
+        )
         broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
@@ -249,6 +257,7 @@ class Trainer:
         share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)  # of what the optimizer leaves alone, too: sums and norms would grow
+        self.grad_sync.open(self.loss_scale.scale)
         for part, work in enumerate(works):
             with self.family.around(self.num_steps):
                 loss = self.family.loss(work)
@@ -260,7 +269,9 @@ class Trainer:
                 with self._sums.last_backward() if part == len(works) - 1 else nullcontext():
                     (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
         self._sums.finish()
-        if self.loss_scale.unscale_(self.model.parameters()):
+        is_good = self.loss_scale.unscale_(self.model.parameters())
+        self.grad_sync.settle(is_good=is_good)
+        if is_good:
             if self._clip_norm is not None:  # the same everywhere: gradients are
                 nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
             self.optimizer.step()
