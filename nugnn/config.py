@@ -31,6 +31,7 @@ FREE_ON_RESUME = (
         "data_dir",
         "num_nodes",
         "recompute_inputs",
+        "check_replicas",
         "overlap",
         "activations",
         "device",
@@ -293,6 +294,9 @@ class TrainConfig(Settings):
         choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive"),
         later=("powersgd", "auto"),
         later_what="this way of gradients",
+    )
+    check_replicas: int = option(
+        100, int, "Optimizer steps between comparisons of all parameters over workers; 0: few.", least=0
     )
 
     out: str | None = option(

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import BackwardSums
 from nugnn.comm.compression.gradient_sync import GradientSync
-from nugnn.comm.gradients import broadcast_state, equal_everywhere
+from nugnn.comm.gradients import broadcast_state
+from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
 from nugnn.family import Family, Work
 from nugnn.host_number import HostNumber
 from nugnn.own_rows import sharded_parameters
@@ -109,6 +110,8 @@ class Trainer:
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
         grad_sync: How gradients travel, see `nugnn.comm.compression`.
+        check_replicas: Steps between comparisons of all replicated parameters over ranks; 0 for the first and the last
+            epoch alone.
 
     Raises:
         ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding;
@@ -126,6 +129,7 @@ class Trainer:
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
         grad_sync: str = "fp32",
+        check_replicas: int = STEPS_BETWEEN_CHECKS,
     ) -> None:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
@@ -158,6 +162,7 @@ class Trainer:
                 else f"clip_norm is {clip_norm:g}, must be positive"
             )
         self._clip_norm = clip_norm
+        self._check_replicas = check_replicas
         self.num_steps = 0
         self.in_progress = EpochInProgress()
         self._loss_of_epoch: HostNumber | None = None
@@ -277,6 +282,8 @@ class Trainer:
             self.optimizer.step()
         self.family.settle()
         self.num_steps += 1
+        if self._check_replicas and self.num_steps % self._check_replicas == 0:
+            self._verify_replicas(with_buffers=False)
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
         return share
@@ -355,19 +362,19 @@ class Trainer:
                 break
         return history
 
-    def _verify_replicas(self) -> None:
+    def _verify_replicas(self, *, with_buffers: bool = True) -> None:
         """Parameters and buffers are the same bits on all ranks, or the model updates one from a rank's own rows."""
-        named = dict(self.model.named_buffers())
-        own = {id(p) for p in sharded_parameters(self.model)}
-        named |= {name: p for name, p in self.model.named_parameters() if id(p) not in own}
-        if not self.ranks.is_split or equal_everywhere(list(named.values()), self.ranks):
+        if not self.ranks.is_split:
             return
-        for name, tensor in named.items():
-            if not equal_everywhere([tensor], self.ranks):
-                raise ValueError(
-                    f"{name} is no longer the same on all ranks: the model updates it from a rank's own rows. Use "
-                    "nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
-                )
+        own = {id(p) for p in sharded_parameters(self.model)}
+        named = dict(self.model.named_buffers()) if with_buffers else {}
+        named |= {name: p for name, p in self.model.named_parameters() if id(p) not in own}
+        if (name := first_difference(named, self.ranks.max_)) is not None:
+            raise ValueError(
+                f"{name} is no longer the same on all ranks after step {self.num_steps}: the model updates it from a "
+                "rank's own rows. Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all "
+                "nodes."
+            )
 
     def _verify_finite(self, number: int) -> None:
         """The last step of a run left numbers; a collective call."""
