@@ -290,10 +290,9 @@ class TrainConfig(Settings):
     grad_sync: str = option(
         "fp32",
         str,
-        "How gradients travel between workers; adaptive: bits by tensor.",
-        choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive"),
-        later=("powersgd", "auto"),
-        later_what="this way of gradients",
+        "How gradients travel between workers; adaptive: bits by tensor; powersgd: matrices of rank 2; auto: what is "
+        "fastest here of fp32, bf16, 8bit and 4bit.",
+        choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive", "powersgd", "auto"),
     )
     check_replicas: int = option(
         100, int, "Optimizer steps between comparisons of all parameters over workers; 0: few.", least=0

@@ -163,7 +163,7 @@ def fit(
             def relay(event: dict[str, Any]) -> None:
                 if plan is not None and event == {"kind": "stage", "name": "train"}:
                     signals.arm()  # before, a run has nothing to save
-                _relay(event, on_epoch, stage)
+                _relay(event, on_epoch, stage, note)
 
             stage("start")
             launch(
@@ -217,8 +217,15 @@ def _fit_here(
     return result_of(model, [outcome], notes)
 
 
-def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage: Callable[[str], Any]) -> None:
+def _relay(
+    event: dict[str, Any],
+    on_epoch: Callable[[Epoch], Any] | None,
+    stage: Callable[[str], Any],
+    note: Callable[[str], Any],
+) -> None:
     if event["kind"] == "epoch" and on_epoch is not None:
         on_epoch(Epoch(**event["epoch"]))
     elif event["kind"] == "stage":
         stage(event["name"])
+    elif event["kind"] == "note":
+        note(event["text"])

@@ -120,13 +120,11 @@ class Compressor:
             link: To the other ranks.
         """
         begin, sent, waited = time.perf_counter(), link.sent_bytes, link.seconds
-        layout = self._layout(tuple(names), num_plain)
         feeds_back, looks = self.settings.feeds_back, self.step % STEPS_BETWEEN_LOOKS == 0
         for name, order in zip(names, orders, strict=True):
             self._pack_as(name, order)
         held = self._add_residuals(values, names) if feeds_back else {}
-        rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
-        out, rest = sum_encoded(values, layout, link, rounding, keep_rest=feeds_back or looks)
+        out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
         least, most = torch.aminmax(out) if out.numel() else (out.new_zeros(()),) * 2
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
         traffic = self.traffic.setdefault(names[0] if names else "", Traffic())
@@ -151,14 +149,19 @@ class Compressor:
             is_good: False when the optimizer leaves the step out, the same on every rank. What was kept before stays
                 then, as it does where a sum is not finite.
         """
-        pending, self._pending = self._pending, _Pending()
-        if is_good and pending.rests:
-            finite = torch.stack(pending.is_finite).all()
-            for name, rest in pending.rests.items():
-                self._commit(name, rest, finite)
+        if is_good and self._pending.rests:
+            self._commit_all(torch.stack(self._pending.is_finite).all())
         if self._is_measured:
-            self._choose_bits(pending.errors, link)
+            self._choose_bits(self._pending.errors, link)
+        self._pending = _Pending()
         self.step += 1
+
+    def _reduce(
+        self, values: Tensor, names: Sequence[str], num_plain: int, link: Link, *, keep_rest: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The sum and what this rank has not sent; see `sum_encoded`."""
+        rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
+        return sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
 
     # -- error feedback ------------------------------------------------------------------------------------------------
 
@@ -184,11 +187,13 @@ class Compressor:
                 part.div_(self._scale)
             self._pending.rests[name] = part.add_(held[name]) if name in held else part
 
-    def _commit(self, name: str, rest: Tensor, finite: Tensor) -> None:
-        kept = self._flat_residual(name)
-        torch.where(finite, rest, kept, out=kept)
-        if rest.is_cuda:  # made on another stream, and free from here on
-            rest.record_stream(torch.cuda.current_stream(rest.device))
+    def _commit_all(self, finite: Tensor) -> None:
+        """Keep what the step has left, unless something was not finite."""
+        for name, rest in self._pending.rests.items():
+            kept = self._flat_residual(name)
+            torch.where(finite, rest, kept, out=kept)
+            if rest.is_cuda:  # made on another stream, and free from here on
+                rest.record_stream(torch.cuda.current_stream(rest.device))
 
     def _parts(self, values: Tensor, names: Sequence[str]) -> list[tuple[str, Tensor]]:
         """Each compressed parameter's values."""

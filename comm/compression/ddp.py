@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nugnn.comm.buckets import memory_order
-from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.low_rank import RANK, make_compressor
 from nugnn.comm.compression.settings import LEAST_SIZE, Compression
 from nugnn.comm.compression.wire import BUCKET
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
@@ -35,6 +35,7 @@ class CompressedGradients:
         scaler: Any | None,
         check_every: int,
         group: dist.ProcessGroup | None,
+        rank: int,
     ) -> None:
         members = dist.get_process_group_ranks(model.process_group)
         if group is not None and dist.get_process_group_ranks(group) != members:
@@ -43,7 +44,7 @@ class CompressedGradients:
             )
         self._named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self._named.items()}
-        self._compressor = Compressor(self._named, settings, len(members))
+        self._compressor = make_compressor(self._named, settings, len(members), rank=rank)
         self._scaler, self._check_every = scaler, check_every
         self._device = next(iter(self._named.values())).device if self._named else torch.device("cpu")
         backend = dist.get_backend(model.process_group if group is None else group)
@@ -132,6 +133,7 @@ def compress(
     scaler: Any | None = None,
     check_every: int = STEPS_BETWEEN_CHECKS,
     group: dist.ProcessGroup | None = None,
+    rank: int = RANK,
 ) -> CompressedGradients:
     """Have ``model`` exchange its gradients in few bits; replicas stay the same bits. Every rank calls it, once.
 
@@ -141,17 +143,18 @@ def compress(
     Args:
         model: On the CPU (gloo) or GPUs (NCCL, or gloo through the host's memory). What else travels between ranks
             (buffers, collectives of a forward pass) is left alone.
-        bits: 1 to 8, ``bf16``, ``fp16``, or ``adaptive``: bits by tensor.
+        bits: 1 to 8, ``bf16``, ``fp16``, ``adaptive``: bits by tensor, or ``powersgd``: products of thin matrices.
         bucket: Values that share their smallest and largest one.
         rounding: ``nearest`` or ``stochastic``.
         error_feedback: Add in the next step what rounding left out; with rounding to nearest when None.
         least_size: Tensors with fewer values, and those with fewer than two axes, travel as float32.
-        seed: Of stochastic rounding.
+        seed: Of stochastic rounding, and of the first products of ``powersgd``.
         scaler: The `torch.amp.GradScaler` of the run, where there is one: what is kept must not depend on its scale.
         check_every: Steps between comparisons of all parameters over ranks; 0 for none. Replicas that differ end the
             backward pass with a RuntimeError that names the tensor.
         group: A process group of the model's ranks that nothing else uses; made when None. Give one where the ranks of
             a model that is on some ranks only have made different numbers of groups before, or torch waits for ever.
+        rank: Of the products of ``powersgd``.
 
     Raises:
         TypeError: ``model`` is no DistributedDataParallel.
@@ -171,9 +174,11 @@ def compress(
         least_size=least_size,
         seed=seed,
     )
+    if rank != RANK and wire != "powersgd":
+        raise ValueError(f"rank {rank} has no effect on {wire}, only on powersgd; leave it out")
     if check_every < 0:
         raise ValueError(f"check_every is {check_every}, must be 0 or more")
-    gradients = CompressedGradients(model, settings, scaler, check_every, group)
+    gradients = CompressedGradients(model, settings, scaler, check_every, group, rank)
     model.register_comm_hook(gradients, _hook)
     return gradients
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import PlainSums
 from nugnn.comm.buckets import Bucket
+from nugnn.comm.compression.choice import Choice, choose
 from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
-from nugnn.comm.compression.settings import Compression, wire_names
+from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.settings import Compression, check_types, wire_names
 from nugnn.comm.groups import Ranks
 
-GRAD_SYNCS = wire_names()
+AUTO = "auto"
+GRAD_SYNCS = (*wire_names(), AUTO)
 """Values of the option ``grad_sync``."""
 
 
@@ -51,11 +55,32 @@ class GradientSync:
         self._compressor: Compressor | None = None
         self._lane = Lane(ranks.device)
         self._link, self._link_aside = Link.of(ranks), Link.of(ranks, aside=True)
-        if name != "fp32":
-            self._compressor = Compressor(self._named, Compression(wire=name), ranks.world_size)
+        self._choice: Choice | None = None
+        if name == AUTO:
+            check_types(self._named)
+        else:
+            self._use(name)
+
+    def _use(self, wire: str) -> None:
+        if wire != "fp32":
+            self._compressor = make_compressor(self._named, Compression(wire=wire), self._ranks.world_size)
+
+    def prepare(self) -> str | None:
+        """Decide what was left open (``auto``), unless a checkpoint says it; a collective call.
+
+        Returns:
+            A sentence about the choice; None where there was nothing to choose.
+        """
+        if self.name != AUTO or not self._ranks.is_split:
+            return None
+        if self._choice is None:
+            self._choice = choose(self._named, self._ranks)
+            self._use(self._choice.name)
+        return self._choice.as_text()
 
     def open(self, scale: float) -> None:
         """Begin a step whose loss was multiplied by ``scale``."""
+        self.prepare()
         if self._compressor is not None and self._ranks.is_split:
             self._compressor.open(scale)
 
@@ -90,7 +115,10 @@ class GradientSync:
 
     def shared_state(self) -> dict[str, Any] | None:
         """What is the same on every rank, for a checkpoint."""
-        return None if self._compressor is None else self._compressor.shared_state()
+        state = {} if self._compressor is None else self._compressor.shared_state()
+        if self._choice is not None:
+            state["choice"] = asdict(self._choice)
+        return state or None
 
     @property
     def residuals(self) -> dict[str, Tensor]:
@@ -98,15 +126,19 @@ class GradientSync:
         return {} if self._compressor is None else self._compressor.residuals
 
     def load(self, shared: Mapping[str, Any] | None, residuals: Mapping[str, Tensor]) -> None:
-        """Go on where a checkpoint was written."""
+        """Go on where a checkpoint was written; what was chosen there stays, also between other ranks."""
+        if shared is not None and "choice" in shared:
+            self._compressor, self._choice = None, Choice(**shared["choice"])
+            self._use(self._choice.name)
         if self._compressor is not None and shared is not None:
             self._compressor.load(shared, residuals)
 
     def report(self) -> dict[str, Any] | None:
-        """What has travelled; None where nothing was compressed."""
-        if self._compressor is None or not self._ranks.is_split:
+        """What has travelled, and what ``auto`` chose; None where there is nothing to say."""
+        if not self._ranks.is_split or (self._compressor is None and self._choice is None):
             return None
-        return self._compressor.report()
+        report = {"wire": "fp32"} if self._compressor is None else self._compressor.report()
+        return report | ({} if self._choice is None else {"choice": asdict(self._choice)})
 
 
 def add_residuals(total: dict[str, Tensor], residuals: Mapping[str, Tensor]) -> None:

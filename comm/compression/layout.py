@@ -72,6 +72,11 @@ class Layout:
                     chunk += 1
             start += size
 
+    @classmethod
+    def plain(cls, size: int, num_ranks: int) -> Layout:
+        """Of one vector that travels as it is."""
+        return cls([size], [Wire("fp32")], [0], num_ranks)
+
     def _add(self, chunk: int, segment: _Segment) -> None:
         """To the last one, where both can be encoded in one call."""
         if self._chunks[chunk]:

@@ -63,7 +63,11 @@ def _train_all(ranks: Ranks, names: tuple[str, ...], epochs: int) -> dict[str, l
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_replicas_stay_the_same_bits(ranks: Any, num_ranks: int) -> None:
-    names = ("4bit", "adaptive") if num_ranks > 2 else ("fp32", "bf16", "fp16", "8bit", "4bit", "1bit", "adaptive")
+    names = (
+        ("4bit", "adaptive")
+        if num_ranks > 2
+        else ("fp32", "bf16", "fp16", "8bit", "4bit", "1bit", "adaptive", "powersgd")
+    )
     first, *others = ranks.run(num_ranks, _train_all, names, 2)
     for name in names:
         assert all(_equal(first[name], other[name]) for other in others)
@@ -140,7 +144,7 @@ def _kept_in_all(ranks: Ranks, where: Path) -> dict[str, Tensor]:
 
 
 def test_a_resumed_run_goes_on_in_the_same_bits(ranks: Any, tmp_path: Path) -> None:
-    for name in ("4bit", "adaptive"):
+    for name in ("4bit", "adaptive", "powersgd"):
         assert ranks.run(2, _resumed, tmp_path, name) == [(True, True)] * 2
     where = next((tmp_path / "4bit").iterdir())
     before: dict[str, Tensor] = {}

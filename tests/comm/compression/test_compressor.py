@@ -12,6 +12,7 @@ from torch import Tensor
 from nugnn.comm.compression import compressor as module
 from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.low_rank import make_compressor
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
@@ -33,7 +34,7 @@ class _Run:
     """Steps of a compressor on one rank, two groups of gradients each."""
 
     def __init__(self, ranks: Ranks, **settings: Any) -> None:
-        self.compressor = Compressor(_parameters(), Compression(**settings), ranks.world_size)
+        self.compressor = make_compressor(_parameters(), Compression(**settings), ranks.world_size)
         self.link, self.groups = Link.of(ranks), [["c.weight", "a.bias"], ["b.weight", "a.weight"]]
 
     def step(self, gradients: dict[str, Tensor], scale: float = 1.0, *, is_good: bool = True) -> dict[str, Tensor]:
@@ -53,7 +54,7 @@ def _total(of_ranks: list[dict[str, Tensor]], name: str) -> Tensor:
     return torch.stack([kept[name].double() for kept in of_ranks if name in kept]).sum(0)
 
 
-@pytest.mark.parametrize("wire", ["bf16", "8bit", "4bit", "2bit", "1bit", "adaptive"])
+@pytest.mark.parametrize("wire", ["bf16", "8bit", "4bit", "2bit", "1bit", "adaptive", "powersgd"])
 def test_sums_and_what_is_kept_are_all_gradients(monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
     """With loss scales that change, buckets laid out anew, steps left out, and bits chosen in between."""
     monkeypatch.setattr(module, "FIRST_PLAN", 4)
@@ -105,9 +106,10 @@ def test_what_rounding_leaves_out_stays_bounded() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["a.weight", "a.bias"])
-def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(bad: float, where: str) -> None:
+@pytest.mark.parametrize("wire", ["4bit", "powersgd"])
+def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(bad: float, where: str, wire: str) -> None:
     def run(ranks: Ranks) -> tuple[bool, bool]:
-        run = _Run(ranks, wire="4bit")
+        run = _Run(ranks, wire=wire)
         run.step(_gradients(ranks.rank, 0))
         before = {name: kept.clone() for name, kept in run.compressor.residuals.items()}
         gradients = _gradients(ranks.rank, 1)
@@ -120,11 +122,12 @@ def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(bad: float, wh
     assert run_local_ranks(3, run) == [(False, True)] * 3
 
 
-def test_a_rank_without_a_gradient_keeps_what_it_owes() -> None:
+@pytest.mark.parametrize("wire", ["3bit", "powersgd"])
+def test_a_rank_without_a_gradient_keeps_what_it_owes(wire: str) -> None:
     """A parameter that nobody uses has the sum zero, and one that some use gets what these send."""
 
     def run(ranks: Ranks) -> list[Any]:
-        run = _Run(ranks, wire="3bit")
+        run = _Run(ranks, wire=wire)
         first = run.step(_gradients(ranks.rank, 0))
         before = {name: kept.clone() for name, kept in run.compressor.residuals.items()}
         gradients = _gradients(ranks.rank, 1)
@@ -144,7 +147,7 @@ def test_a_rank_without_a_gradient_keeps_what_it_owes() -> None:
 
 def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PLAN", 2)
-    for wire, rounding in (("adaptive", "nearest"), ("4bit", "stochastic")):
+    for wire, rounding in (("adaptive", "nearest"), ("4bit", "stochastic"), ("powersgd", "nearest")):
 
         def run(ranks: Ranks, wire: str = wire, rounding: str = rounding) -> bool:
             whole, first = (_Run(ranks, wire=wire, rounding=rounding, bucket=64) for _ in range(2))

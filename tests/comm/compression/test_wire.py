@@ -92,6 +92,9 @@ def test_stochastic_rounding_is_right_in_the_mean() -> None:
         ({"rounding": "stochastic", "error_feedback": True}, "choose one"),
         ({"wire": "fp32", "error_feedback": True}, "no effect on fp32"),
         ({"least_size": -1}, "least_size is -1"),
+        ({"wire": "bf16", "bucket": 64}, "bucket 64 has no effect on bf16"),
+        ({"wire": "powersgd", "bucket": 64}, "bucket 64 has no effect on powersgd"),
+        ({"seed": 3}, "seed 3 has no effect on rounding to nearest"),
     ],
 )
 def test_what_is_not_allowed_or_has_no_effect_is_refused(options: dict[str, object], words: str) -> None:
