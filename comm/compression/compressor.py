@@ -170,10 +170,10 @@ class Compressor:
         held = {}
         for name, part in self._parts(values, names):
             kept = self._flat_residual(name)
-            is_used = (part != 0).any()  # NaN is
+            is_used = part.any()  # by NaN, too
             if part.device.type == "cpu":
                 if bool(is_used):
-                    part.add_(kept * self._scale)
+                    part.add_(kept, alpha=float(self._scale))
                 else:
                     held[name] = kept
             else:  # without waiting for an answer
@@ -189,7 +189,11 @@ class Compressor:
 
     def _commit_all(self, finite: Tensor) -> None:
         """Keep what the step has left, unless something was not finite."""
-        for name, rest in self._pending.rests.items():
+        if finite.device.type == "cpu":
+            if bool(finite):
+                self._kept.update(self._pending.rests)
+            return
+        for name, rest in self._pending.rests.items():  # without waiting for an answer
             kept = self._flat_residual(name)
             torch.where(finite, rest, kept, out=kept)
             if rest.is_cuda:  # made on another stream, and free from here on
@@ -234,14 +238,17 @@ class Compressor:
     def _choose_bits(self, errors: dict[str, list[float]], link: Link) -> None:
         """Rank 0 chooses by what all have measured of what they had to send."""
         nothing = [0.0] * len(BITS)
-        rows = torch.tensor([errors.get(name, nothing) for name in self._compressed], dtype=torch.float64)
+        device = self._named[self._compressed[0]].device  # where the process group may be at home alone
+        rows = torch.tensor(
+            [errors.get(name, nothing) for name in self._compressed], dtype=torch.float64, device=device
+        )
         gathered = link.gather(rows.view(torch.uint8).flatten()).clone().view(torch.float64)
         total = gathered.view(self._world_size, len(self._compressed), len(BITS)).sum(0)
-        plan = torch.zeros(len(self._compressed), dtype=torch.uint8)
+        plan = torch.zeros(len(self._compressed), dtype=torch.uint8, device=device)
         if link.rank == 0:
             sizes = [self._named[name].numel() for name in self._compressed]
             chosen = bits_for(sizes, total.tolist(), self.settings.bucket)
-            plan = torch.tensor(chosen, dtype=torch.uint8)
+            plan = torch.tensor(chosen, dtype=torch.uint8, device=device)
         self._set_bits(link.gather(plan)[0].tolist())
 
     def _set_bits(self, bits: Sequence[int]) -> None:

@@ -94,7 +94,7 @@ class CompressedGradients:
             if is_first:
                 self._check()
                 self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
-            values = buffer.to(torch.float32, copy=True).mul_(weight)
+            values = torch.mul(buffer, weight) if buffer.dtype is torch.float32 else buffer.float().mul_(weight)
             buffer.copy_(self._compressor.sum(values, names, orders, 0, self._link))
             if is_last:
                 self._compressor.settle(self._link)

@@ -108,8 +108,7 @@ class GradientSync:
         assert self._compressor is not None
         names = [self._names[id(p)] for p in bucket.parameters]
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            values = packed.to(torch.float32, copy=True)
-            packed.copy_(self._compressor.sum(values, names, bucket.orders, len(names), link))
+            packed.copy_(self._compressor.sum(packed.float(), names, bucket.orders, len(names), link))
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

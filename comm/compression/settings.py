@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +82,7 @@ class Compression:
         return self.wire != "fp32" and parameter.dim() > 1 and parameter.numel() >= self.least_size
 
 
-def check_types(named: dict[str, Tensor]) -> None:
+def check_types(named: Mapping[str, Tensor]) -> None:
     """Refuse parameters that would lose precision before they are rounded.
 
     Raises:

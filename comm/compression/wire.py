@@ -89,7 +89,7 @@ class Wire:
         return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.uint8)
 
     def decode(self, wire: Tensor, out: Tensor) -> None:
-        """Fill ``out (n,)`` float32 with what `encode` made."""
+        """Fill ``out (n,)``, contiguous float32, with what `encode` made."""
         if self.name == "fp32":
             out.copy_(_as(wire, torch.float32))
         elif self.name == "bf16":
@@ -102,7 +102,7 @@ class Wire:
                 if values.numel():
                     width = row_bytes(values.shape[1], self.bits)
                     end = start + len(values) * width
-                    values.copy_(decode_rows(wire[start:end].view(-1, width), values.shape[1], self.bits))
+                    decode_rows(wire[start:end].view(-1, width), values.shape[1], self.bits, out=values)
                     start = end
 
 

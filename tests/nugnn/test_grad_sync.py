@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+import nugnn
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
 from nugnn.comm import backward_sums
 from nugnn.comm.backward_sums import BackwardSums
@@ -277,3 +278,73 @@ def test_gradient_descent_stays_within_what_is_kept(ranks: Any, name: str) -> No
     slack = 2 * STEPS * RATE * 1800 * 2.0**-24
     assert 0 < distance <= bound + slack
     assert float(exact.norm()) > 4 * bound  # it says something
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["graphs", "samples"])
+def test_the_option_reaches_the_trainer_of_either_family(kind: str) -> None:
+    from nugnn import graph_run, sample_run
+    from nugnn.config import ConfigError, TrainConfig
+    from nugnn.fit_options import FitOptions
+    from nugnn.sample_config import SampleConfig
+    from nugnn.sample_options import SampleOptions
+
+    config, run, options, dataset = {
+        "graphs": (TrainConfig, graph_run, FitOptions, "digits"),
+        "samples": (SampleConfig, sample_run, SampleOptions, "digits-images"),
+    }[kind]
+    for name in GRAD_SYNCS:
+        given = run.fit_arguments(config(dataset=dataset, grad_sync=name, check_replicas=7))
+        assert (given["grad_sync"], given["check_replicas"]) == (name, 7)
+        made = options(grad_sync=name, check_replicas=7).trainer_options(1)
+        assert (made["grad_sync"], made["check_replicas"]) == (name, 7)
+    assert config(dataset=dataset, grad_sync="4bit").fixed_settings()["grad_sync"] == "4bit"
+    assert "check_replicas" not in config(dataset=dataset).fixed_settings()
+    with pytest.raises(ConfigError, match="--grad-sync 9bit is not allowed; allowed: fp32, bf16"):
+        config(dataset=dataset, grad_sync="9bit")
+    with pytest.raises(ConfigError, match="--check-replicas -1 is not allowed"):
+        config(dataset=dataset, check_replicas=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grad_sync": "4"}, "grad_sync '4' is not known; choose one of fp32"),
+        ({"check_replicas": -3}, "check_replicas is -3"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(options: dict[str, Any], words: str) -> None:
+    data = make_data("images", 20, torch.float32)
+    with pytest.raises(ValueError, match=words):
+        nugnn.fit(MLP(72, NUM_CLASSES, hidden=8), data, workers=2, batch_size=4, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["digits", "digits-images"])
+def test_a_run_reports_what_travelled_and_goes_on(tmp_path: Path, dataset: str) -> None:
+    from nugnn.config import TrainConfig
+    from nugnn.run import run_from_config
+    from nugnn.sample_config import SampleConfig
+
+    config: Any = {"digits": TrainConfig, "digits-images": SampleConfig}[dataset]
+    how = {
+        "dataset": dataset,
+        "workers": 2,
+        "shares": "0.7,0.3",
+        "grad_sync": "4bit",
+        "seed": 1,
+        "schedule": "constant",
+    }
+    whole = run_from_config(config(**how, epochs=4, out=str(tmp_path / "whole")))
+    run_from_config(config(**how, epochs=2, out=str(tmp_path / "parts")))
+    parts = run_from_config(config(**how, epochs=4, out=str(tmp_path / "parts"), resume=True))
+    assert (parts["val"], parts["last_test"]) == (whole["val"], whole["last_test"])
+    for name in ("model.safetensors",):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+    for report in whole["ranks"]:
+        assert report["grad_sync"]["wire"] == "4bit" and report["grad_sync"]["sent_bytes"] > 0
+        assert 0 < min(bucket["error"] for bucket in report["grad_sync"]["buckets"].values()) < 0.3
+    with pytest.raises(ValueError, match="grad_sync was 4bit, is 2bit"):
+        run_from_config(config(**how | {"grad_sync": "2bit"}, epochs=5, out=str(tmp_path / "parts"), resume=True))

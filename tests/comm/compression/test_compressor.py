@@ -34,6 +34,8 @@ class _Run:
     """Steps of a compressor on one rank, two groups of gradients each."""
 
     def __init__(self, ranks: Ranks, **settings: Any) -> None:
+        if settings["wire"] in ("bf16", "powersgd"):
+            settings.pop("bucket", None)  # they have none
         self.compressor = make_compressor(_parameters(), Compression(**settings), ranks.world_size)
         self.link, self.groups = Link.of(ranks), [["c.weight", "a.bias"], ["b.weight", "a.weight"]]
 
