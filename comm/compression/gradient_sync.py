@@ -97,7 +97,13 @@ class GradientSync:
         if self._compressor is None:
             return self._plain.begin(bucket)
         packed = bucket.packed()
-        return packed, self._lane.submit(lambda: self._compress(packed, bucket, self._link_aside))
+        done = self._lane.submit(lambda: self._compress(packed, bucket, self._link_aside))
+
+        def wait() -> None:
+            with self._ranks.pulse.waiting("gradients of all workers"):
+                done()
+
+        return packed, wait
 
     def settle(self, *, is_good: bool) -> None:
         """End a step; ``is_good`` says whether the optimizer took it. A collective call."""

@@ -38,8 +38,13 @@ class Link:
 
     @classmethod
     def of(cls, ranks: Ranks, *, aside: bool = False) -> Link:
-        """Through the group of gradient sums; ``aside``: through that of halo exchanges, while backward runs."""
-        group = ranks.halo if aside or ranks.control is None else ranks.control
+        """Through the group of gradient sums; ``aside``: through that of halo exchanges, on a thread beside backward.
+
+        The stamp of progress is the main thread's, so that ``aside`` leaves it alone.
+        """
+        if aside:
+            return cls(ranks.rank, ranks.world_size, ranks.halo, ranks.carries_cuda)
+        group = ranks.halo if ranks.control is None else ranks.control
         return cls(ranks.rank, ranks.world_size, group, ranks.carries_cuda, ranks.pulse)
 
     def exchange(self, rows: Tensor, sizes: Sequence[int], own_sizes: Sequence[int]) -> Tensor:

@@ -90,8 +90,9 @@ def _replicas(ranks: Ranks, num_steps: int, wires: tuple[int | str, ...]) -> lis
     compressor.FIRST_PLAN, compressor.STEPS_BETWEEN_PLANS = 3, 5
     try:
         for wire in wires:
-            for feeds_back in (None, False) if num_steps < 100 else (True, False):
-                for views in (True, False):
+            is_long = num_steps > 100
+            for feeds_back in (True, False) if is_long else (None, False) if wire == 4 else (None,):
+                for views in (True, False) if is_long or wire == 4 else (True,):
                     model = _ddp(ranks, gradient_as_bucket_view=views)
                     sync = _compress(ranks, model, wire, error_feedback=feeds_back, check_every=3)
                     found.append(_train(model, ranks, range(num_steps), sync))
@@ -102,10 +103,10 @@ def _replicas(ranks: Ranks, num_steps: int, wires: tuple[int | str, ...]) -> lis
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_replicas_stay_the_same_bits(ranks: Any, num_ranks: int) -> None:
-    first, *others = ranks.run(num_ranks, _replicas, 5, WIRES if num_ranks == 2 else (4,))
+    first, *others = ranks.run(num_ranks, _replicas, 4, WIRES if num_ranks == 2 else (4,))
     assert all(_equal(a, b) for other in others for a, b in zip(first, other, strict=True))
-    for a, b in zip(first[::2], first[1::2], strict=True):
-        assert _equal(a, b)  # with gradients as views of buckets, and without
+    of_four = 0 if num_ranks == 3 else 1
+    assert _equal(first[of_four], first[of_four + 1])  # with gradients as views of buckets, and without
 
 
 @pytest.mark.slow

@@ -52,13 +52,13 @@ def _on_gloo(ranks: Ranks) -> list[tuple[Any, ...]]:
     found = []
     for sizes in ([], [0], [1], [6, 0, 1000], [65, 3, 257, 1], [7] * 9):
         summands = _summands(ranks.world_size, sum(sizes))
-        for name in WIRES:
+        for name in ("fp32", "bf16", "fp16", "8bit", "3bit", "1bit"):
             for rounding in (_NEAREST, _STOCHASTIC):
                 found.append((sizes, name, summands, *_sum(ranks, summands, sizes, name, rounding)))
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [2, 5])
 def test_every_rank_has_the_same_bits_and_rests_make_up_for_the_error(ranks: Any, num_ranks: int) -> None:
     for results in zip(*ranks.run(num_ranks, _on_gloo), strict=True):
         sizes, name, summands, first = results[0][:4]
