@@ -104,9 +104,7 @@ def test_a_sum_that_overflows_is_seen_by_all() -> None:
     assert all(torch.isnan(out).all() or torch.isinf(out).all() for out in run_local_ranks(4, run))
 
 
-def test_mean_of_four_gradients_of_30_000_in_16_bits() -> None:
-    """Case comm-01."""
-
+def test_comm_01_mean_of_four_gradients_of_30_000_in_16_bits() -> None:
     def run(ranks: Ranks) -> Tensor:
         return _sum(ranks, torch.full((4, 100), 30_000.0), [100], "fp16", _NEAREST)[0] / 4
 

@@ -54,8 +54,8 @@ def test_constants_come_back_as_they_were_and_overflow_is_seen(name: str) -> Non
         assert not torch.isfinite(out[70]) and torch.equal(out[:64], x[:64]) and torch.equal(out[128:], x[128:])
 
 
-def test_16_bits_carry_large_and_tiny_gradients() -> None:
-    """Case comm-01: nothing overflows in a sum, and values of 1e-8 are rounded like any others."""
+def test_comm_01_16_bits_carry_large_and_tiny_gradients() -> None:
+    """Nothing overflows in a sum, and values of 1e-8 are rounded like any others."""
     wire = Wire("fp16", bucket=64)
     for size in (1e-30, 1e-8, 30_000.0, 1e30):
         x = torch.rand(300, generator=torch.Generator().manual_seed(0)) * size
