@@ -148,7 +148,7 @@ def fit(
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, task, devices[0], plan, on_epoch, stage)
+        return _fit_here(model, task, devices[0], plan, on_epoch, stage, note)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -196,6 +196,7 @@ def _fit_here(
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
+    note: Callable[[str], Any],
 ) -> FitResult:
     """Train in this process."""
     part, notes = task.here(stage)
@@ -212,6 +213,7 @@ def _fit_here(
             on_epoch,
             checkpoints=plan,
             asked_to_stop=asked.is_set,
+            on_note=note,
         )
     raise_if_interrupted(outcome, task.options, plan)
     return result_of(model, [outcome], notes)

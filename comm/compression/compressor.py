@@ -149,7 +149,7 @@ class Compressor:
             is_good: False when the optimizer leaves the step out, the same on every rank. What was kept before stays
                 then, as it does where a sum is not finite.
         """
-        if is_good and self._pending.rests:
+        if is_good and self._pending.is_finite:
             self._commit_all(torch.stack(self._pending.is_finite).all())
         if self._is_measured:
             self._choose_bits(self._pending.errors, link)

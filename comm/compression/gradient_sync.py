@@ -69,9 +69,11 @@ class GradientSync:
         """Decide what was left open (``auto``), unless a checkpoint says it; a collective call.
 
         Returns:
-            A sentence about the choice; None where there was nothing to choose.
+            A sentence about the choice, or about one worker; None where there is nothing to say.
         """
-        if self.name != AUTO or not self._ranks.is_split:
+        if not self._ranks.is_split and self.name != "fp32":
+            return f"grad_sync {self.name} has no effect with one worker: nothing travels"
+        if self.name != AUTO:
             return None
         if self._choice is None:
             self._choice = choose(self._named, self._ranks)
@@ -80,7 +82,8 @@ class GradientSync:
 
     def open(self, scale: float) -> None:
         """Begin a step whose loss was multiplied by ``scale``."""
-        self.prepare()
+        if self._ranks.is_split:
+            self.prepare()
         if self._compressor is not None and self._ranks.is_split:
             self._compressor.open(scale)
 
