@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,32 @@ from torch.utils.hooks import RemovableHandle
 from nugnn.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, memory_order
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks
+
+
+class Sums(Protocol):
+    """How what a bucket holds is summed over ranks; all calls are collective, in the same order on all ranks."""
+
+    def sum_(self, bucket: Bucket) -> Tensor:
+        """The sum over ranks of ``bucket.packed()``."""
+        ...
+
+    def begin(self, bucket: Bucket) -> tuple[Tensor, Callable[[], None]]:
+        """Begin it while backward runs: where the sum will be, and what waits until it is there."""
+        ...
+
+
+class PlainSums:
+    """By the process group's own all-reduce, in the type of the gradients; see `Sums`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def sum_(self, bucket: Bucket) -> Tensor:
+        return self._ranks.sum_(bucket.packed())
+
+    def begin(self, bucket: Bucket) -> tuple[Tensor, Callable[[], None]]:
+        packed = bucket.packed()
+        return packed, self._ranks.begin_sum(packed)
 
 
 class BackwardSums:
@@ -32,10 +59,19 @@ class BackwardSums:
         ranks: Who takes part.
         while_backward_runs: Whether sums may begin before it has ended. They go through the group ``ranks.halo`` then,
             which has to be free of other exchanges.
+        sums: How they travel; `PlainSums` when None.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], ranks: Ranks, *, while_backward_runs: bool) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        ranks: Ranks,
+        *,
+        while_backward_runs: bool,
+        sums: Sums | None = None,
+    ) -> None:
         self._all, self._ranks = list(parameters), ranks
+        self._sums = PlainSums(ranks) if sums is None else sums
         self._may_begin = while_backward_runs and ranks.is_split and ranks.sums_aside
         self._trained: list[nn.Parameter] | None = None
         self._buckets: list[Bucket] = []
@@ -83,7 +119,7 @@ class BackwardSums:
             self._lay_out()
             if not self._begins:
                 for bucket in self._buckets:
-                    bucket.unpack(self._ranks.sum_(bucket.packed()))
+                    bucket.unpack(self._sums.sum_(bucket))
             else:
                 self._send(len(self._buckets))
                 for bucket, (total, wait) in zip(self._buckets, self._sent, strict=True):
@@ -138,10 +174,10 @@ class BackwardSums:
 
     def _send(self, until: int) -> None:
         for bucket in self._buckets[len(self._sent) : until]:
-            packed = bucket.packed()
+            sent = self._sums.begin(bucket)
             for parameter in bucket.parameters:  # the memory is free for what backward makes next
                 parameter.grad = None
-            self._sent.append((packed, self._ranks.begin_sum(packed)))
+            self._sent.append(sent)
 
 
 def in_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

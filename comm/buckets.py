@@ -24,8 +24,15 @@ class Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter], orders: Sequence[Sequence[int]] | None = None) -> None:
         self.parameters = list(parameters)
-        self._orders = [None] * len(self.parameters) if orders is None else [_unless_sorted(order) for order in orders]
+        self._orders: list[list[int] | None] = [None] * len(self.parameters)
+        if orders is not None:
+            self._orders = [None if list(order) == sorted(order) else list(order) for order in orders]
         self._is_present: list[bool] = []
+
+    @property
+    def orders(self) -> list[list[int] | None]:
+        """Of each parameter the axes in the order in which its values are packed; None for its own order of axes."""
+        return self._orders
 
     def packed(self) -> Tensor:
         """The gradients and flags of this rank; zeros where there is no gradient."""
@@ -43,7 +50,7 @@ class Bucket:
         *pieces, counts = total.split([*(p.numel() for p in self.parameters), len(self.parameters)])
         is_somewhere = self._is_present if all(self._is_present) else (counts != 0).tolist()
         for parameter, order, piece, somewhere in zip(self.parameters, self._orders, pieces, is_somewhere, strict=True):
-            parameter.grad = _shaped(piece, parameter, order) if somewhere else None
+            parameter.grad = shaped(piece, parameter.shape, order) if somewhere else None
 
 
 def memory_order(x: Tensor) -> list[int]:
@@ -53,20 +60,22 @@ def memory_order(x: Tensor) -> list[int]:
     return order if x.permute(order).is_contiguous() else list(range(x.dim()))
 
 
-def _unless_sorted(order: Sequence[int]) -> list[int] | None:
-    return None if list(order) == sorted(order) else list(order)
-
-
 def _flat(parameter: nn.Parameter, order: list[int] | None) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
         return parameter.new_zeros(parameter.numel())
     gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
-    return (gradient if order is None else gradient.permute(order)).reshape(-1)
+    return flat(gradient, order)
 
 
-def _shaped(piece: Tensor, parameter: nn.Parameter, order: list[int] | None) -> Tensor:
+def flat(x: Tensor, order: Sequence[int] | None) -> Tensor:
+    """The values of ``x`` with its axes in ``order``; as they are when None."""
+    return (x if order is None else x.permute(*order)).reshape(-1)
+
+
+def shaped(piece: Tensor, shape: Sequence[int], order: Sequence[int] | None) -> Tensor:
+    """What `flat` was given."""
     if order is None:
-        return piece.view_as(parameter)
+        return piece.view(list(shape))
     back = sorted(range(len(order)), key=order.__getitem__)
-    return piece.view([parameter.shape[axis] for axis in order]).permute(back)
+    return piece.view([shape[axis] for axis in order]).permute(back)

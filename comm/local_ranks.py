@@ -111,6 +111,12 @@ class _LocalHalo:
         self.meeting.meet(self.rank, "exchanges halo rows", (out, rows, out_splits, splits), _deliver)
         return self
 
+    def _allgather_base(self, out: Tensor, row: Tensor) -> _LocalHalo:
+        """Fill ``out`` with every rank's ``row``."""
+        what = f"gathers {row.numel()} values of {row.dtype}"
+        out.copy_(self.meeting.meet(self.rank, what, row, torch.cat))
+        return self
+
     def wait(self) -> None:
         """Nothing to do: the exchange is over when the call returns."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nugnn import _dgl_compat
 
 if TYPE_CHECKING:
+    from nugnn import comm as comm
     from nugnn import datasets as datasets
     from nugnn.batches import SplitBatchSampler as SplitBatchSampler
     from nugnn.batches import batch_loader as batch_loader
@@ -117,6 +118,7 @@ __all__ = [
     "batch_loader",
     "check",
     "check_model",
+    "comm",
     "datasets",
     "fit",
     "global_mean",
@@ -134,8 +136,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.metadata.version("nugnn")
-    if name == "datasets":
-        return importlib.import_module("nugnn.datasets")  # which makes it an attribute
+    if name in ("comm", "datasets"):
+        return importlib.import_module(f"nugnn.{name}")  # which makes it an attribute
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -31,6 +31,7 @@ FREE_ON_RESUME = (
         "data_dir",
         "num_nodes",
         "recompute_inputs",
+        "check_replicas",
         "overlap",
         "cuda_graphs",
         "activations",
@@ -296,10 +297,12 @@ class TrainConfig(Settings):
     grad_sync: str = option(
         "fp32",
         str,
-        "Number format of gradients on the wire.",
-        choices=("fp32",),
-        later=("bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "powersgd", "auto"),
-        later_what="gradient compression",
+        "How gradients travel between workers; adaptive: bits by tensor; powersgd: matrices of rank 2; auto: what is "
+        "fastest here of fp32, bf16, 8bit and 4bit.",
+        choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive", "powersgd", "auto"),
+    )
+    check_replicas: int = option(
+        100, int, "Optimizer steps between comparisons of all parameters over workers; 0: few.", least=0
     )
 
     out: str | None = option(

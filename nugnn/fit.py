@@ -148,7 +148,7 @@ def fit(
     if on_begin is not None:
         on_begin(before)
     if workers == 1:
-        return _fit_here(model, task, devices[0], plan, on_epoch, stage)
+        return _fit_here(model, task, devices[0], plan, on_epoch, stage, note)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
@@ -163,7 +163,7 @@ def fit(
             def relay(event: dict[str, Any]) -> None:
                 if plan is not None and event == {"kind": "stage", "name": "train"}:
                     signals.arm()  # before, a run has nothing to save
-                _relay(event, on_epoch, stage)
+                _relay(event, on_epoch, stage, note)
 
             stage("start")
             launch(
@@ -196,6 +196,7 @@ def _fit_here(
     plan: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
+    note: Callable[[str], Any],
 ) -> FitResult:
     """Train in this process."""
     part, notes = task.here(stage)
@@ -212,13 +213,21 @@ def _fit_here(
             on_epoch,
             checkpoints=plan,
             asked_to_stop=asked.is_set,
+            on_note=note,
         )
     raise_if_interrupted(outcome, task.options, plan)
     return result_of(model, [outcome], notes)
 
 
-def _relay(event: dict[str, Any], on_epoch: Callable[[Epoch], Any] | None, stage: Callable[[str], Any]) -> None:
+def _relay(
+    event: dict[str, Any],
+    on_epoch: Callable[[Epoch], Any] | None,
+    stage: Callable[[str], Any],
+    note: Callable[[str], Any],
+) -> None:
     if event["kind"] == "epoch" and on_epoch is not None:
         on_epoch(Epoch(**event["epoch"]))
     elif event["kind"] == "stage":
         stage(event["name"])
+    elif event["kind"] == "note":
+        note(event["text"])

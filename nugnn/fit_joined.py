@@ -75,6 +75,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         task.options,
         on_epoch if ranks.rank == 0 else None,
         checkpoints=plan,
+        on_note=checkpointing["on_note"] if ranks.rank == 0 else None,
     )
     raise_if_interrupted(outcome, task.options, plan)
     reports = [json.loads(text) for text in _gather_texts(ranks, json.dumps(outcome["report"]))]

@@ -95,6 +95,8 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "label_smoothing": config.label_smoothing,
         "seed": config.seed,
         "precision": config.precision,
+        "grad_sync": config.grad_sync,
+        "check_replicas": config.check_replicas,
         "recompute_inputs": config.recompute_inputs,
         "overlap": config.overlap,
         "cuda_graphs": config.cuda_graphs,

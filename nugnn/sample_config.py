@@ -141,6 +141,8 @@ class SampleConfig(Settings):
     device: str = _as_for_graphs("device")
     precision: str = _as_for_graphs("precision")
     cuda_graphs: str = _as_for_graphs("cuda_graphs")
+    grad_sync: str = _as_for_graphs("grad_sync")
+    check_replicas: int = _as_for_graphs("check_replicas")
     out: str | None = _as_for_graphs("out")
     predictions: bool = _as_for_graphs("predictions")
     timeout: float = _as_for_graphs("timeout")

@@ -116,7 +116,8 @@ def _own_model(config: SampleConfig, data: SampleData, given: dict[str, Any]) ->
 def fit_arguments(config: SampleConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
     names = (
-        *("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision", "cuda_graphs"),
+        *("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision"),
+        *("cuda_graphs", "grad_sync", "check_replicas"),
         *("schedule", "warmup_epochs", "decay_epochs", "label_smoothing", "batch_norm"),
         *("optimizer", "momentum", "clip_norm", "batch_size", "batch_split", "micro_batches", "drop_last"),
     )

@@ -43,7 +43,9 @@ class CaptureError(ValueError):
     """A step cannot be recorded."""
 
 
-def records_steps(choice: CudaGraphs, family: Family, *, has_regularizer: bool = False) -> bool:
+def records_steps(
+    choice: CudaGraphs, family: Family, *, has_regularizer: bool = False, compresses: bool = False
+) -> bool:
     """Whether the steps of ``family`` are recorded.
 
     Under ``auto`` they are only where all that runs in them is code of `nugnn` and of torch's layers in it.
@@ -52,6 +54,7 @@ def records_steps(choice: CudaGraphs, family: Family, *, has_regularizer: bool =
         choice: The user's.
         family: Whose steps these are.
         has_regularizer: Whether a function of the user adds a term to the loss.
+        compresses: Whether gradients are compressed on their way between workers.
 
     Raises:
         ValueError: No such choice; ``on`` where it is not to be had.
@@ -60,7 +63,7 @@ def records_steps(choice: CudaGraphs, family: Family, *, has_regularizer: bool =
         raise ValueError(f"cuda_graphs is {choice!r}, must be auto, on or off")
     if choice == "off" or (choice == "auto" and (has_regularizer or family.has_own_loss or not _is_own(family.model))):
         return False
-    why_not = _why_not(family)
+    why_not = _why_not(family, compresses)
     if choice == "on" and why_not is not None:
         raise ValueError(f"cuda_graphs is on, but {why_not}; leave it at auto or off")
     return why_not is None
@@ -73,12 +76,14 @@ def _is_own(model: nn.Module) -> bool:
     return type(model).__module__.startswith("nugnn.") and not is_hooked
 
 
-def _why_not(family: Family) -> str | None:
+def _why_not(family: Family, compresses: bool) -> str | None:
     ranks = family.ranks
     if ranks.device.type != "cuda":
         return "this worker does not compute on a GPU"
     if ranks.is_split and not ranks.carries_cuda:
         return "sums over workers go through the host's memory here, which cannot be recorded"
+    if ranks.is_split and compresses:
+        return "gradients travel compressed (grad_sync), which the host takes part in"
     if family.storage.needs_loss_scale:
         return f"under {family.storage.precision} whether a step counts depends on its gradients"
     if importlib.util.find_spec("triton") is None:

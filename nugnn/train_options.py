@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nugnn.comm.compression.gradient_sync import checked_grad_sync
+from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
 from nugnn.precision.storage import Storage
@@ -54,6 +56,10 @@ class TrainOptions:
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
         cuda_graphs: ``auto``, ``on`` or ``off``: whether a GPU repeats a recorded step instead of being told each
             operation anew; see `nugnn.step_graphs`.
+        grad_sync: How gradients travel between workers: ``fp32``, ``bf16``, ``fp16``, ``8bit`` to ``1bit`` or
+            ``adaptive``; see `nugnn.comm.compression`. It has no effect on one worker.
+        check_replicas: Optimizer steps between comparisons of all parameters over workers; 0 for the first and the last
+            epoch alone.
     """
 
     family: ClassVar[str] = ""
@@ -78,6 +84,8 @@ class TrainOptions:
     seed: int = 0
     precision: str = "fp32"
     cuda_graphs: CudaGraphs = "auto"
+    grad_sync: str = "fp32"
+    check_replicas: int = STEPS_BETWEEN_CHECKS
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """What ``make_optimizer`` returns, or the usual one of the family."""
@@ -137,6 +145,8 @@ class TrainOptions:
             "schedule": self.built_schedule(steps_per_epoch),
             "regularizer": self.regularizer,
             "cuda_graphs": self.cuda_graphs,
+            "grad_sync": self.grad_sync,
+            "check_replicas": self.check_replicas,
         }
 
     def deciding(self) -> dict[str, Any]:
@@ -197,10 +207,13 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
     Storage(options.precision)
     if options.cuda_graphs not in CUDA_GRAPHS:
         raise ValueError(f"cuda_graphs is {options.cuda_graphs!r}, must be {', '.join(CUDA_GRAPHS[:-1])} or off")
+    checked_grad_sync(options.grad_sync)
     for what in ("epochs", "evaluate_every", "patience"):
         value = getattr(options, what)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{what} is {value!r}, must be a whole number from 1 up")
+    if not isinstance(options.check_replicas, int) or options.check_replicas < 0:
+        raise ValueError(f"check_replicas is {options.check_replicas!r}, must be a whole number from 0 up")
     check_schedule(options.schedule, options.epochs, options.warmup_epochs, options.decay_epochs)
     if options.make_scheduler is not None and (options.schedule != "constant" or options.warmup_epochs):
         raise ValueError("make_scheduler was given beside schedule or warmup_epochs; give one of them")

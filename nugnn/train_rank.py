@@ -31,6 +31,7 @@ def train_rank(
     *,
     checkpoints: CheckpointPlan | None = None,
     asked_to_stop: Callable[[], bool] = lambda: False,
+    on_note: Callable[[str], Any] | None = None,
 ) -> dict[str, Any]:
     """Train on one rank's part of the data.
 
@@ -42,6 +43,7 @@ def train_rank(
         on_epoch: Gets each `Epoch`.
         checkpoints: Where to write them, and which one to go on from; none when None.
         asked_to_stop: Asked from time to time when there are checkpoints; rank 0's answer counts.
+        on_note: Gets sentences for the user.
 
     Returns:
         Plain tensors and numbers: ``state`` (best weights; embeddings gathered) and ``logits`` of all rows on rank 0,
@@ -55,12 +57,15 @@ def train_rank(
     family = part(ranks, model, options)
     trainer = Trainer(family, **options.trainer_options(family.steps_per_epoch))
     checkpointer = None if checkpoints is None else Checkpointer(trainer, checkpoints, asked_to_stop)
+    before = History() if checkpointer is None else checkpointer.restore()
+    if (said := trainer.grad_sync.prepare()) is not None and on_note is not None:
+        on_note(said)
     history = trainer.fit(
         options.epochs,
         patience=options.patience,
         evaluate_every=options.evaluate_every,
         on_epoch=on_epoch,
-        history=History() if checkpointer is None else checkpointer.restore(),
+        history=before,
         between_epochs=None if checkpointer is None else checkpointer.between_epochs,
         between_steps=None if checkpointer is None else checkpointer.between_steps,
     )
@@ -86,6 +91,8 @@ def train_rank(
         "peak_memory_bytes": torch.cuda.max_memory_allocated(ranks.device) if on_gpu else _peak_resident_bytes(),
         **median,
     }
+    if (traffic := trainer.grad_sync.report()) is not None:
+        report["grad_sync"] = traffic
     state = family.whole_state()
     outcome: dict[str, Any] = {
         "epochs": [asdict(epoch) for epoch in history.epochs],

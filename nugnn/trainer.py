@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import BackwardSums
-from nugnn.comm.gradients import broadcast_state, equal_everywhere
+from nugnn.comm.compression.gradient_sync import GradientSync
+from nugnn.comm.gradients import broadcast_state
+from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
 from nugnn.family import Family, Work
 from nugnn.host_number import HostNumber
 from nugnn.own_rows import sharded_parameters
@@ -110,10 +112,13 @@ class Trainer:
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
         cuda_graphs: Whether steps run as CUDA graphs, see `nugnn.step_graphs`: ``auto``, ``on`` or ``off``.
+        grad_sync: How gradients travel, see `nugnn.comm.compression`.
+        check_replicas: Steps between comparisons of all replicated parameters over ranks; 0 for the first and the last
+            epoch alone.
 
     Raises:
         ValueError: Two schedules were given; ``clip_norm`` is not positive, or would have to clip a node embedding;
-            CUDA graphs were asked for where they are not to be had.
+            CUDA graphs were asked for where they are not to be had; gradients cannot travel as asked.
     """
 
     def __init__(
@@ -127,11 +132,17 @@ class Trainer:
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
         cuda_graphs: CudaGraphs = "auto",
+        grad_sync: str = "fp32",
+        check_replicas: int = STEPS_BETWEEN_CHECKS,
     ) -> None:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
-        self._replicated = [p for p in self.model.parameters() if id(p) not in own]
-        self._sums = BackwardSums(self._replicated, self.ranks, while_backward_runs=family.sums_in_backward)
+        replicated = {name: p for name, p in self.model.named_parameters() if id(p) not in own}
+        self._replicated = list(replicated.values())
+        self.grad_sync = GradientSync(grad_sync, replicated, self.ranks)
+        self._sums = BackwardSums(
+            self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync
+        )
         broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
@@ -155,7 +166,10 @@ class Trainer:
                 else f"clip_norm is {clip_norm:g}, must be positive"
             )
         self._clip_norm = clip_norm
-        is_recorded = records_steps(cuda_graphs, family, has_regularizer=regularizer is not None)
+        self._check_replicas = check_replicas
+        is_recorded = records_steps(
+            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=grad_sync != "fp32"
+        )
         self._graphs = StepGraphs(family, only_with_room=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0
         self.in_progress = EpochInProgress()
@@ -270,6 +284,7 @@ class Trainer:
 
     def _step(self, works: Sequence[Work], on_loss: Callable[[Tensor], T] | None) -> tuple[Tensor, T | None]:
         """As `step`; with what ``on_loss`` gave, which is a part of the step if that is recorded."""
+        self.grad_sync.open(self.loss_scale.scale)
         if self._graphs is None:
             share, said = self._passes(works, on_loss)
         elif on_loss is None or self.family.steps_per_epoch == 1:
@@ -277,12 +292,16 @@ class Trainer:
         else:  # it is another function each time
             share, _ = self._graphs.run(works, self.num_steps, self._passes, None)
             said = on_loss(share)
-        if self.loss_scale.unscale_(self.model.parameters()):
+        is_good = self.loss_scale.unscale_(self.model.parameters())
+        self.grad_sync.settle(is_good=is_good)
+        if is_good:
             if self._clip_norm is not None:  # the same everywhere: gradients are
                 nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
             self.optimizer.step()
         self.family.settle()
         self.num_steps += 1
+        if self._check_replicas and self.num_steps % self._check_replicas == 0:
+            self._verify_replicas(with_buffers=False)
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
         return share, said
@@ -380,19 +399,19 @@ class Trainer:
                 break
         return history
 
-    def _verify_replicas(self) -> None:
+    def _verify_replicas(self, *, with_buffers: bool = True) -> None:
         """Parameters and buffers are the same bits on all ranks, or the model updates one from a rank's own rows."""
-        named = dict(self.model.named_buffers())
-        own = {id(p) for p in sharded_parameters(self.model)}
-        named |= {name: p for name, p in self.model.named_parameters() if id(p) not in own}
-        if not self.ranks.is_split or equal_everywhere(list(named.values()), self.ranks):
+        if not self.ranks.is_split:
             return
-        for name, tensor in named.items():
-            if not equal_everywhere([tensor], self.ranks):
-                raise ValueError(
-                    f"{name} is no longer the same on all ranks: the model updates it from a rank's own rows. Use "
-                    "nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
-                )
+        own = {id(p) for p in sharded_parameters(self.model)}
+        named = dict(self.model.named_buffers()) if with_buffers else {}
+        named |= {name: p for name, p in self.model.named_parameters() if id(p) not in own}
+        if (name := first_difference(named, self.ranks.max_)) is not None:
+            raise ValueError(
+                f"{name} is no longer the same on all ranks after step {self.num_steps}: the model updates it from a "
+                "rank's own rows. Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all "
+                "nodes."
+            )
 
     def _verify_finite(self, number: int) -> None:
         """The last step of a run left numbers; a collective call."""

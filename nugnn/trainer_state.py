@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.checkpoint import Checkpoint, CheckpointError, Tree
+from nugnn.comm.compression.gradient_sync import add_residuals, even_share
 from nugnn.fingerprint import differences
 from nugnn.own_rows import sharded_parameters
 
@@ -53,6 +54,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "elapsed_seconds": history.elapsed_seconds,
         "time_to_best_seconds": history.time_to_best_seconds,
         "weight_in_progress": trainer.in_progress.weight,
+        "grad_sync": trainer.grad_sync.shared_state(),
     }
     own = {
         "node_ids": trainer.family.row_ids,
@@ -64,6 +66,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "gpu_random_state": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "seconds": torch.tensor([[e.seconds[name] for name in _SECONDS] for e in epochs], dtype=torch.float64),
         "in_progress": {"loss": trainer.in_progress.loss, "seconds": dict(trainer.in_progress.seconds)},
+        "residuals": trainer.grad_sync.residuals,
     }
     return shared, own
 
@@ -87,6 +90,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
         trainer.scheduler.load_state_dict(shared["schedule"])
     trainer.num_steps = shared["num_steps"]
     _load_in_progress(trainer, shared, own)
+    trainer.grad_sync.load(shared.get("grad_sync"), own.get("residuals", {}))
     if "loss_scale" in shared:  # not in checkpoints written before there was one
         trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())
@@ -227,9 +231,11 @@ def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
     gathered: _Rows | None = None
     first: Tree = None
     loss_in_progress = torch.zeros((), dtype=torch.float64)
+    owed: dict[str, Tensor] = {}
     for rank in range(checkpoint.num_parts):  # one at a time: no rank ever holds all rows
         part = checkpoint.read_rank(rank)
         loss_in_progress += part.get("in_progress", {}).get("loss", 0.0)
+        add_residuals(owed, part.get("residuals", {}))
         leaves: dict[tuple[str, ...], Any] = {}
         for kind in ("model", "best_model"):
             leaves |= {(kind, name): value for name, value in part[kind].items()}
@@ -249,7 +255,7 @@ def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
     others = {name: first[name] for name in ("random_state", "seconds", "in_progress") if name in first}
     if "in_progress" in others:  # the shares of all ranks, on one of them
         others["in_progress"] = others["in_progress"] | {"loss": loss_in_progress * (ranks.rank == 0)}
-    return False, moved | others
+    return False, moved | others | {"residuals": even_share(owed, ranks.world_size)}
 
 
 @dataclass

@@ -28,6 +28,7 @@ def main(context: WorkerContext) -> None:
         on_epoch=lambda epoch: context.emit(kind="epoch", epoch=asdict(epoch)),
         checkpoints=work["checkpoints"],
         asked_to_stop=(context.job_folder / STOP).exists,
+        on_note=lambda text: context.emit(kind="note", text=text),
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()

@@ -71,8 +71,12 @@ def encode_rows(x: Tensor, bits: int, key: RandomKey | None = None, row_ids: Ten
 
 
 @unseen
-def decode_rows(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def decode_rows(
+    wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
     """``(n, D)`` in ``dtype`` of ``wire (n, row_bytes(D, bits))`` uint8, as `encode_rows` made it anywhere.
+
+    ``out``, contiguous float32, is filled and returned when it is given.
 
     Raises:
         ValueError: Sizes that do not fit each other.
@@ -83,6 +87,8 @@ def decode_rows(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype = 
             f"decode_rows: {wire.dtype} of shape {tuple(wire.shape)}, must be uint8 of (n, "
             f"{row_bytes(num_columns, bits)}) for {num_columns} values of {bits} bits"
         )
+    if out is not None and wire.device.type != "cpu":
+        return out.copy_(decode_rows(wire, num_columns, bits))
     if len(wire) == 0 or num_columns == 0:
         return torch.empty(len(wire), num_columns, dtype=dtype, device=wire.device)
     if _runs_in_triton(wire):
@@ -93,7 +99,7 @@ def decode_rows(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype = 
         return decode_reference(wire, num_columns, bits).to(dtype)
     from nugnn.kernels.quantize import cpu
 
-    out = torch.empty(len(wire), num_columns)
+    out = torch.empty(len(wire), num_columns) if out is None else out
     cpu.decode(ends_of(wire).numpy(), wire[:, 8:].contiguous().numpy(), bits, out.numpy())
     return out.to(dtype)
 

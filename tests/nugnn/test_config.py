@@ -65,7 +65,6 @@ _LATER = [
     {"shares": "bandwidth", "workers": 2},
     *({"precision": value} for value in ("int8", "fp8", "auto", "my-plan.json")),
     *({"halo_wire": value} for value in ("bf16", "fp16", "int8", "int4", "int2", "auto")),
-    *({"grad_sync": value} for value in ("bf16", "fp16", "8bit", "3bit", "1bit", "powersgd", "auto")),
     {"cluster": "cluster.yaml"},
     {"plan": "plan.json"},
 ]

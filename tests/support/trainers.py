@@ -10,7 +10,9 @@ from nugnn.graph_family import GraphFamily
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
 
-_OF_TRAINER = ("make_optimizer", "make_scheduler", "schedule_steps", "schedule", "regularizer", "clip_norm")
+_OF_TRAINER = (
+    *("make_optimizer", "make_scheduler", "schedule_steps", "schedule", "regularizer", "clip_norm", "grad_sync"),
+)
 
 
 def graph_trainer(model: nn.Module, graph: ShardGraph, rows: dict[str, Tensor], **options: Any) -> Trainer:

@@ -1,0 +1,114 @@
+"""Sums of gradients between processes of this machine: milliseconds, bytes handed over, bytes an interface counts.
+
+    python benchmarks/gradient_sync.py
+    python benchmarks/gradient_sync.py --ranks 4 --values 1000000
+    python benchmarks/gradient_sync.py --device cuda        # NCCL where each rank has a GPU
+
+One matrix of Gaussian values, each way in turns: the median of the slowest rank. Bytes are those of one rank for one
+sum, counted from the buffers handed to torch.distributed; for fp32 what a ring of all-reduce sends. Beside them the
+bytes that the interface sent meanwhile, of all ranks, with what TCP and others add: gloo's traffic between processes of
+a machine goes through the loopback interface.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import nugnn  # noqa: F401
+from nugnn.comm.compression.choice import measured
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.settings import Compression
+from nugnn.comm.groups import Ranks, join_ranks
+
+WAYS = ("fp32", "bf16", "fp16", "8bit", "4bit", "2bit", "1bit", "powersgd")
+_SUMS = 5
+
+
+def interface_bytes(name: str) -> int | None:
+    """Sent so far; None where the system does not say."""
+    path = Path("/sys/class/net") / name / "statistics" / "tx_bytes"
+    return int(path.read_text()) if path.exists() else None
+
+
+def counted(name: str, num_values: int, ranks: Ranks, interface: str) -> tuple[float, float | None]:
+    """``(bytes handed over by this rank, bytes the interface sent)`` for one sum."""
+    parameter = torch.empty(num_values // 1024, 1024, device=ranks.device)
+    values = torch.randn(parameter.numel(), device=ranks.device)
+    link = Link.of(ranks)
+    compressor = make_compressor({"": parameter}, Compression(wire=name), ranks.world_size)
+    ranks.sum_(torch.zeros(1))
+    before = interface_bytes(interface)
+    for _ in range(_SUMS):
+        if name == "fp32":
+            ranks.sum_(values)
+        else:
+            compressor.open()
+            compressor.sum(values.clone(), [""], [None], 0, link)
+            compressor.settle(link)
+    ranks.synchronize()
+    ranks.sum_(torch.zeros(1))
+    after = interface_bytes(interface)
+    ring = 2 * (ranks.world_size - 1) / ranks.world_size * 4 * len(values)
+    sent = ring if name == "fp32" else link.sent_bytes / _SUMS
+    return sent, None if before is None or after is None else (after - before) / _SUMS
+
+
+def run_rank(rank: int, port: int, arguments: argparse.Namespace, out: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = arguments.interface
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, arguments.ranks, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
+    device = torch.device("cpu")
+    if arguments.device == "cuda":
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+    ranks = join_ranks(device=device)
+    num_values = arguments.values // 1024 * 1024
+    seconds = measured(num_values, ranks, tuple(arguments.ways), rounds=arguments.rounds)
+    rows = {}
+    for name in arguments.ways:
+        sent, seen = counted(name, num_values, ranks, arguments.interface)
+        rows[name] = {"ms": 1000 * seconds[name], "sent_bytes": sent, "interface_bytes": seen}
+    if rank == 0:
+        Path(out).write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
+    """Print the table; returns its rows by way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--values", type=int, default=4 << 20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--interface", default="lo")
+    arguments = parser.parse_args(given)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "rows.json")
+        mp.start_processes(run_rank, (port, arguments, out), nprocs=arguments.ranks, start_method="spawn")
+        rows: dict[str, dict[str, float | None]] = json.loads(Path(out).read_text())
+    print(f"{arguments.ranks} ranks, {arguments.values // 1024 * 1024} values, {arguments.device}")
+    print(f"{'way':9} {'ms':>8} {'MB of a rank':>13} {'beside fp32':>12} {'MB of ' + arguments.interface:>10}")
+    whole = 2 * (arguments.ranks - 1) / arguments.ranks * 4 * (arguments.values // 1024 * 1024)
+    for name, row in rows.items():
+        sent, seen = row["sent_bytes"] or 0.0, row["interface_bytes"]
+        shown = "-" if seen is None else f"{seen / 1e6:.2f}"
+        print(f"{name:9} {row['ms']:8.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x {shown:>10}")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Gradients that travel in few bits, with replicas that stay the same bits."""

@@ -1,0 +1,115 @@
+"""Which way of gradients is the fastest between these ranks: measured with sums as large as the run's own."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.compression.compressor import Compressor
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.settings import Compression
+from nugnn.comm.groups import Ranks
+
+CANDIDATES = ("fp32", "bf16", "8bit", "4bit")
+"""From the most exact one."""
+
+_MARGIN = 1.05
+"""A more exact way that takes at most so much longer than the fastest is preferred: timings are no better."""
+_ROUNDS = 5
+_FIRST_VALUES, _MOST_VALUES = 1 << 16, 1 << 21
+_SECONDS_OF_A_SUM = 0.2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way and why.
+
+    Args:
+        name: One of `CANDIDATES`.
+        seconds: For each of them, to sum all gradients that may be compressed, on the slowest rank: a median.
+        num_values: Of these gradients.
+    """
+
+    name: str
+    seconds: dict[str, float]
+    num_values: int
+
+    def as_text(self) -> str:
+        """A sentence for the user."""
+        if not self.seconds:
+            return f"grad_sync auto: {self.name}, since no tensor is large enough to be compressed"
+        times = ", ".join(f"{name} {1000 * seconds:.3g} ms" for name, seconds in self.seconds.items())
+        return f"grad_sync auto: {self.name}; a sum of {self.num_values} values takes {times}"
+
+
+def choose(named: Mapping[str, Tensor], ranks: Ranks) -> Choice:
+    """Measure and choose, the same on every rank; a collective call.
+
+    Args:
+        named: Parameters by name.
+        ranks: Who takes part.
+    """
+    settings = Compression(wire="bf16")
+    num_values = sum(p.numel() for p in named.values() if settings.takes(p))
+    if num_values == 0:
+        return Choice("fp32", {}, 0)
+    probe = min(num_values, _FIRST_VALUES)
+    first = measured(probe, ranks, CANDIDATES, rounds=2)
+    if num_values > probe:
+        wanted = probe * _SECONDS_OF_A_SUM / max(first.values())
+        probe = int(min(num_values, _MOST_VALUES, max(wanted, probe)))
+    seconds = measured(probe, ranks, CANDIDATES, rounds=_ROUNDS)
+    return decided({name: s * num_values / probe for name, s in seconds.items()}, num_values)
+
+
+def decided(seconds: Mapping[str, float], num_values: int) -> Choice:
+    """The most exact way that is as fast as any.
+
+    >>> decided({"fp32": 1.0, "bf16": 0.52, "8bit": 0.5, "4bit": 0.6}, 10).name
+    'bf16'
+    """
+    best = min(seconds.values())
+    name = next(name for name in CANDIDATES if seconds[name] <= _MARGIN * best)
+    return Choice(name, dict(seconds), num_values)
+
+
+def measured(num_values: int, ranks: Ranks, names: tuple[str, ...], *, rounds: int) -> dict[str, float]:
+    """Seconds of a sum in each way on the slowest rank, the median of ``rounds`` that take turns; a collective call."""
+    columns = 1024 if num_values >= 2048 else 1
+    shape = (num_values // columns, columns)
+    values = torch.randn(shape[0] * shape[1], generator=torch.Generator().manual_seed(ranks.rank)).to(ranks.device)
+    link = Link.of(ranks)
+
+    def way(name: str) -> Callable[[Tensor], Any]:
+        if name == "fp32":
+            return ranks.sum_
+        parameter = values.new_empty(shape)
+        compressor = Compressor({"": parameter}, Compression(wire=name, least_size=0), ranks.world_size)
+        compressor.step = 1  # of those whose errors are not measured
+
+        def run(x: Tensor) -> None:
+            compressor.open()
+            compressor.sum(x, [""], [None], 0, link)
+
+        return run
+
+    ways = {name: way(name) for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):  # the first compiles
+        for name, run in ways.items():
+            x = values.clone()
+            ranks.synchronize()
+            ranks.sum_(torch.zeros(1))  # all begin at once
+            begin = time.perf_counter()
+            run(x)
+            ranks.synchronize()
+            if number:
+                taken[name].append(time.perf_counter() - begin)
+    slowest = ranks.max_(torch.tensor([statistics.median(taken[name]) for name in names], dtype=torch.float64))
+    return dict(zip(names, slowest.tolist(), strict=True))

@@ -1,0 +1,320 @@
+"""Compressed sums of gradients from step to step: what travels how, and what each rank still owes to the sum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.buckets import flat, shaped
+from nugnn.comm.compression.adaptive import BITS, bits_for, quantization_errors
+from nugnn.comm.compression.layout import Layout
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.reduction import Rounding, sum_encoded
+from nugnn.comm.compression.settings import ADAPTIVE, Compression, check_types
+from nugnn.comm.compression.wire import Wire
+
+FIRST_PLAN, STEPS_BETWEEN_PLANS = 8, 200
+"""``adaptive``: after so many steps, and again and again after that, bits are chosen anew."""
+STEPS_BETWEEN_LOOKS = 100
+"""Steps whose rounding error is measured."""
+
+
+Order = Sequence[int] | None
+"""Of axes, from the slowest to the fastest, as values are packed; the tensor's own when None."""
+
+
+@dataclass
+class Traffic:
+    """Of one group of gradients that travel together, summed over steps.
+
+    Args:
+        num_values: In it.
+        steps: It has travelled in.
+        sent_bytes: Handed to torch.distributed by this rank for others; see `Link.sent_bytes`.
+        seconds: Of the host, from gradients to their sums; ``exchange_seconds`` of them in exchanges.
+        error: Norm of what this rank's roundings left out, relative to what it had to send; as measured last.
+    """
+
+    num_values: int = 0
+    steps: int = 0
+    sent_bytes: int = 0
+    seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    error: float | None = None
+
+
+@dataclass
+class _Pending:
+    """What a step leaves to the next, if it counts."""
+
+    rests: dict[str, Tensor] = field(default_factory=dict)
+    is_finite: list[Tensor] = field(default_factory=list)
+    errors: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Compressor:
+    """Sums gradients over ranks in few bits.
+
+    A step is `open`, then `sum` for each group of gradients, then `settle`; all ranks do the same in the same order.
+
+    What rounding left out is kept by name of the parameter, in units of the gradient without a loss scale, and is
+    added to the gradient of the next step (error feedback). Where a rank's whole gradient of a parameter is zero,
+    because it does not use it, it sends nothing of what it has kept either: a parameter that nobody uses has no
+    gradient. What a rank keeps and what was summed always add up to the gradients so far.
+
+    Args:
+        named: Parameters whose gradients will come, in the same order on every rank.
+        settings: How they travel.
+        world_size: P.
+
+    Raises:
+        ValueError: A parameter is neither float32 nor of 16 bits.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor], settings: Compression, world_size: int) -> None:
+        self.settings, self._world_size = settings, world_size
+        self._named = dict(named)
+        check_types(self._named)
+        self._numbers = {name: number for number, name in enumerate(self._named)}
+        self._compressed = [name for name, p in self._named.items() if settings.takes(p)]
+        self._plain = Wire("fp32")
+        self._wires = dict.fromkeys(self._compressed, settings.first_wire)
+        self._kept: dict[str, Tensor] = {}
+        self._orders: dict[str, Order] = {}
+        self.step = 0
+        self.traffic: dict[str, Traffic] = {}
+        self._layouts: dict[tuple[tuple[str, ...], int], Layout] = {}
+        self._scale: float | Tensor = 1.0
+        self._pending = _Pending()
+
+    @property
+    def bits(self) -> dict[str, int]:
+        """Of each compressed parameter now."""
+        return {name: self._wires[name].bits for name in self._compressed}
+
+    def open(self, scale: float | Tensor = 1.0) -> None:
+        """Begin a step.
+
+        Args:
+            scale: Factor that is in the gradients (a loss scale) and has to stay in their sums: a number, or a scalar
+                on their device.
+        """
+        self._scale, self._pending = scale, _Pending()
+
+    def sum(self, values: Tensor, names: Sequence[str], orders: Sequence[Order], num_plain: int, link: Link) -> Tensor:
+        """The sum of ``values`` over ranks, the same bits on every rank; a collective call.
+
+        A value that is not finite on some rank makes its bucket NaN on all.
+
+        Args:
+            values: float32: gradients of the parameters ``names``, and ``num_plain`` values that travel as they are.
+                Changed.
+            names: Of parameters.
+            orders: Of each the order in which its values come.
+            num_plain: Values at the end.
+            link: To the other ranks.
+        """
+        begin, sent, waited = time.perf_counter(), link.sent_bytes, link.seconds
+        feeds_back, looks = self.settings.feeds_back, self.step % STEPS_BETWEEN_LOOKS == 0
+        for name, order in zip(names, orders, strict=True):
+            self._pack_as(name, order)
+        held = self._add_residuals(values, names) if feeds_back else {}
+        out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
+        least, most = torch.aminmax(out) if out.numel() else (out.new_zeros(()),) * 2
+        self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
+        traffic = self.traffic.setdefault(names[0] if names else "", Traffic())
+        if rest is not None and looks:
+            traffic.error = float(rest.norm() / values.norm().clamp(min=torch.finfo(values.dtype).tiny))
+        if rest is not None and feeds_back:
+            self._keep(rest, names, held)
+        if self._is_measured:
+            for name, part in self._parts(values, names):  # the sums have been rounded already
+                self._pending.errors[name] = quantization_errors(part, self.settings.bucket)
+        traffic.num_values, traffic.steps = len(values) - num_plain, traffic.steps + 1
+        traffic.sent_bytes += link.sent_bytes - sent
+        traffic.exchange_seconds += link.seconds - waited
+        traffic.seconds += time.perf_counter() - begin
+        return out
+
+    def settle(self, link: Link, *, is_good: bool = True) -> None:
+        """End a step; a collective call in steps after which bits are chosen anew.
+
+        Args:
+            link: To the other ranks.
+            is_good: False when the optimizer leaves the step out, the same on every rank. What was kept before stays
+                then, as it does where a sum is not finite.
+        """
+        if is_good and self._pending.is_finite:
+            self._commit_all(torch.stack(self._pending.is_finite).all())
+        if self._is_measured:
+            self._choose_bits(self._pending.errors, link)
+        self._pending = _Pending()
+        self.step += 1
+
+    def _reduce(
+        self, values: Tensor, names: Sequence[str], num_plain: int, link: Link, *, keep_rest: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The sum and what this rank has not sent; see `sum_encoded`."""
+        rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
+        return sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
+
+    # -- error feedback ------------------------------------------------------------------------------------------------
+
+    def _add_residuals(self, values: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Add what was kept, where there is a gradient; where there is none it stays, and is returned."""
+        held = {}
+        for name, part in self._parts(values, names):
+            kept = self._flat_residual(name)
+            is_used = part.any()  # by NaN, too
+            if part.device.type == "cpu":
+                if bool(is_used):
+                    part.add_(kept, alpha=float(self._scale))
+                else:
+                    held[name] = kept
+            else:  # without waiting for an answer
+                part.add_(kept * torch.where(is_used, self._scale, 0.0))
+                held[name] = torch.where(is_used, 0.0, kept)
+        return held
+
+    def _keep(self, rest: Tensor, names: Sequence[str], held: dict[str, Tensor]) -> None:
+        for name, part in self._parts(rest, names):
+            if isinstance(self._scale, Tensor) or self._scale != 1:
+                part.div_(self._scale)
+            self._pending.rests[name] = part.add_(held[name]) if name in held else part
+
+    def _commit_all(self, finite: Tensor) -> None:
+        """Keep what the step has left, unless something was not finite."""
+        if finite.device.type == "cpu":
+            if bool(finite):
+                self._kept.update(self._pending.rests)
+            return
+        for name, rest in self._pending.rests.items():  # without waiting for an answer
+            kept = self._flat_residual(name)
+            torch.where(finite, rest, kept, out=kept)
+            if rest.is_cuda:  # made on another stream, and free from here on
+                rest.record_stream(torch.cuda.current_stream(rest.device))
+
+    def _parts(self, values: Tensor, names: Sequence[str]) -> list[tuple[str, Tensor]]:
+        """Each compressed parameter's values."""
+        parts, start = [], 0
+        for name in names:
+            size = self._named[name].numel()
+            if name in self._wires:
+                parts.append((name, values[start : start + size]))
+            start += size
+        return parts
+
+    def _flat_residual(self, name: str) -> Tensor:
+        """As the gradient was packed last."""
+        parameter = self._named[name]
+        if name not in self._kept:
+            self._kept[name] = torch.zeros(parameter.numel(), device=parameter.device)
+        return self._kept[name]
+
+    def _pack_as(self, name: str, order: Order) -> None:
+        if name in self._kept and self._orders[name] != order:
+            self._kept[name] = flat(shaped(self._kept[name], self._named[name].shape, self._orders[name]), order)
+        self._orders[name] = order
+
+    @property
+    def residuals(self) -> dict[str, Tensor]:
+        """What this rank has kept, by name and in the shape of the parameter, float32."""
+        return {name: shaped(kept, self._named[name].shape, self._orders[name]) for name, kept in self._kept.items()}
+
+    # -- bits by tensor ------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether bits are chosen anew after this step."""
+        if self.settings.wire != ADAPTIVE or not self._compressed:
+            return False
+        return self.step + 1 == FIRST_PLAN or (self.step + 1) % STEPS_BETWEEN_PLANS == 0
+
+    def _choose_bits(self, errors: dict[str, list[float]], link: Link) -> None:
+        """Rank 0 chooses by what all have measured of what they had to send."""
+        nothing = [0.0] * len(BITS)
+        device = self._named[self._compressed[0]].device  # where the process group may be at home alone
+        rows = torch.tensor(
+            [errors.get(name, nothing) for name in self._compressed], dtype=torch.float64, device=device
+        )
+        gathered = link.gather(rows.view(torch.uint8).flatten()).clone().view(torch.float64)
+        total = gathered.view(self._world_size, len(self._compressed), len(BITS)).sum(0)
+        plan = torch.zeros(len(self._compressed), dtype=torch.uint8, device=device)
+        if link.rank == 0:
+            sizes = [self._named[name].numel() for name in self._compressed]
+            chosen = bits_for(sizes, total.tolist(), self.settings.bucket)
+            plan = torch.tensor(chosen, dtype=torch.uint8, device=device)
+        self._set_bits(link.gather(plan)[0].tolist())
+
+    def _set_bits(self, bits: Sequence[int]) -> None:
+        wires = {b: Wire(f"{b}bit", self.settings.bucket) for b in set(bits)}
+        self._wires = {name: wires[b] for name, b in zip(self._compressed, bits, strict=True)}
+        self._layouts.clear()
+
+    def _layout(self, names: tuple[str, ...], num_plain: int) -> Layout:
+        key = (names, num_plain)
+        if key not in self._layouts:
+            self._layouts[key] = Layout(
+                [*(self._named[name].numel() for name in names), num_plain],
+                [*(self._wires.get(name, self._plain) for name in names), self._plain],
+                [*(self._numbers[name] for name in names), len(self._named)],
+                self._world_size,
+            )
+        return self._layouts[key]
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def shared_state(self) -> dict[str, Any]:
+        """Plain values that are the same on every rank."""
+        is_planned = self.settings.wire == ADAPTIVE
+        return {"step": self.step, "bits": self.bits if is_planned else None}
+
+    def load(self, shared: Mapping[str, Any], residuals: Mapping[str, Tensor]) -> None:
+        """Go on where `shared_state` and `residuals` were taken.
+
+        Raises:
+            ValueError: They are of other parameters.
+        """
+        self.step = int(shared["step"])
+        if shared["bits"] is not None:
+            self._check_names(shared["bits"])
+            self._set_bits([shared["bits"][name] for name in self._compressed])
+        self._check_names(residuals)
+        self._kept.clear()
+        for name, kept in residuals.items():
+            if kept.shape != self._named[name].shape:
+                raise ValueError(f"what was kept of {name} has shape {tuple(kept.shape)}, not that of the parameter")
+            self._orders[name] = None
+            self._flat_residual(name).copy_(kept.reshape(-1))
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        if unknown := sorted(set(given) - set(self._compressed)):
+            raise ValueError(f"the state is of other parameters: {unknown[0]} is not compressed here")
+
+    def report(self) -> dict[str, Any]:
+        """What has travelled, as plain numbers: in all, and of each group of gradients by its first parameter."""
+        return {
+            "wire": self.settings.wire,
+            "error_feedback": self.settings.feeds_back,
+            "steps": self.step,
+            "compressed_values": sum(self._named[name].numel() for name in self._compressed),
+            "sent_bytes": sum(t.sent_bytes for t in self.traffic.values()),
+            "exchange_seconds": sum(t.exchange_seconds for t in self.traffic.values()),
+            "codec_seconds": sum(t.seconds - t.exchange_seconds for t in self.traffic.values()),
+            **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),
+            "buckets": {
+                name: {
+                    "values": t.num_values,
+                    "sent_bytes": t.sent_bytes,
+                    "seconds": t.seconds,
+                    "exchange_seconds": t.exchange_seconds,
+                    "error": t.error,
+                }
+                for name, t in self.traffic.items()
+            },
+        }

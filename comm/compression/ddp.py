@@ -1,0 +1,192 @@
+"""Compressed gradients for any script with DistributedDataParallel, in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from nugnn.comm.buckets import memory_order
+from nugnn.comm.compression.lane import Lane
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.low_rank import RANK, make_compressor
+from nugnn.comm.compression.settings import LEAST_SIZE, Compression
+from nugnn.comm.compression.wire import BUCKET
+from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
+
+
+class CompressedGradients:
+    """What `compress` returns.
+
+    Attributes:
+        weight: This rank's share of the mean, from 0 to 1; those of all ranks add up to 1. One P-th each at first. Set
+            it before backward where batches are unequal: samples of this rank by samples of all ranks.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        settings: Compression,
+        scaler: Any | None,
+        check_every: int,
+        group: dist.ProcessGroup | None,
+        rank: int,
+    ) -> None:
+        members = dist.get_process_group_ranks(model.process_group)
+        if group is not None and dist.get_process_group_ranks(group) != members:
+            raise ValueError(
+                f"group has the ranks {dist.get_process_group_ranks(group)}, and the model is on the ranks {members}"
+            )
+        self._named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in self._named.items()}
+        self._compressor = make_compressor(self._named, settings, len(members), rank=rank)
+        self._scaler, self._check_every = scaler, check_every
+        self._device = next(iter(self._named.values())).device if self._named else torch.device("cpu")
+        backend = dist.get_backend(model.process_group if group is None else group)
+        if group is None:
+            is_part = len(members) < dist.get_world_size()
+            group = dist.new_group(members, backend=backend, use_local_synchronization=is_part)
+        self._link = Link(
+            dist.get_rank(model.process_group), len(members), group, carries_cuda="nccl" in str(backend).lower()
+        )
+        self._lane = Lane(self._device)
+        self.weight = 1 / len(members)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's."""
+        residuals = {name: kept.detach().clone() for name, kept in self._compressor.residuals.items()}
+        return {**self._compressor.shared_state(), "world_size": self._link.world_size, "residuals": residuals}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where this rank's `state_dict` was taken.
+
+        Raises:
+            ValueError: It is of other parameters or of another number of ranks.
+        """
+        if state["world_size"] != self._link.world_size:
+            raise ValueError(
+                f"the state is of {state['world_size']} ranks, and there are {self._link.world_size}: load the sum of "
+                "the residuals of all ranks, divided by their number now, or go on without it"
+            )
+        self._compressor.load(state, state["residuals"])
+
+    def report(self) -> dict[str, Any]:
+        """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`."""
+        return self._compressor.report()
+
+    def _begin(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Called by DDP with buckets in the same order on every rank, while backward makes the next one."""
+        if not (isinstance(self.weight, (int, float)) and math.isfinite(self.weight) and 0 <= self.weight <= 1):
+            raise ValueError(f"weight is {self.weight!r}, must be this rank's share of the mean, from 0 to 1")
+        buffer, parameters = bucket.buffer(), bucket.parameters()
+        names = [self._names[id(p)] for p in parameters]
+        orders = [_order_of(p) for p in parameters]
+        is_first, is_last, weight = bucket.index() == 0, bucket.is_last(), float(self.weight)
+        is_cuda = buffer.device.type == "cuda"
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
+
+        def work() -> None:
+            if is_first:
+                self._check()
+                self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
+            values = torch.mul(buffer, weight) if buffer.dtype is torch.float32 else buffer.float().mul_(weight)
+            buffer.copy_(self._compressor.sum(values, names, orders, 0, self._link))
+            if is_last:
+                self._compressor.settle(self._link)
+
+        def then(error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(buffer)
+            else:
+                future.set_exception(error)  # type: ignore[arg-type]
+
+        self._lane.submit(work, then)
+        return future
+
+    def _check(self) -> None:
+        step = self._compressor.step
+        if not self._check_every or step % self._check_every:
+            return
+        parameters = {name: p.detach() for name, p in self._named.items()}
+        if (name := first_difference(parameters, self._largest)) is not None:
+            raise RuntimeError(f"{name} is no longer the same on all ranks after {step} steps: replicas have diverged")
+
+    def _largest(self, x: Tensor) -> Tensor:
+        rows = self._link.gather(x.view(torch.uint8).flatten().to(self._device)).cpu()
+        return rows.view(torch.int64).view(-1, *x.shape).amax(0)
+
+
+def compress(
+    model: DistributedDataParallel,
+    bits: int | str = 4,
+    *,
+    bucket: int = BUCKET,
+    rounding: str = "nearest",
+    error_feedback: bool | None = None,
+    least_size: int = LEAST_SIZE,
+    seed: int = 0,
+    scaler: Any | None = None,
+    check_every: int = STEPS_BETWEEN_CHECKS,
+    group: dist.ProcessGroup | None = None,
+    rank: int = RANK,
+) -> CompressedGradients:
+    """Have ``model`` exchange its gradients in few bits; replicas stay the same bits. Every rank calls it, once.
+
+    The gradient is the mean over ranks as before, or weighted by `CompressedGradients.weight`. Gradient accumulation
+    with ``no_sync``, ``find_unused_parameters``, ``static_graph`` and ``gradient_as_bucket_view`` work as before.
+
+    Args:
+        model: On the CPU (gloo) or GPUs (NCCL, or gloo through the host's memory). What else travels between ranks
+            (buffers, collectives of a forward pass) is left alone.
+        bits: 1 to 8, ``bf16``, ``fp16``, ``adaptive``: bits by tensor, or ``powersgd``: products of thin matrices.
+        bucket: Values that share their smallest and largest one.
+        rounding: ``nearest`` or ``stochastic``.
+        error_feedback: Add in the next step what rounding left out; with rounding to nearest when None.
+        least_size: Tensors with fewer values, and those with fewer than two axes, travel as float32.
+        seed: Of stochastic rounding, and of the first products of ``powersgd``.
+        scaler: The `torch.amp.GradScaler` of the run, where there is one: what is kept must not depend on its scale.
+        check_every: Steps between comparisons of all parameters over ranks; 0 for none. Replicas that differ end the
+            backward pass with a RuntimeError that names the tensor.
+        group: A process group of the model's ranks that nothing else uses; made when None. Give one where the ranks of
+            a model that is on some ranks only have made different numbers of groups before, or torch waits for ever.
+        rank: Of the products of ``powersgd``.
+
+    Raises:
+        TypeError: ``model`` is no DistributedDataParallel.
+        ValueError: A value is not allowed, a parameter is neither float32 nor of 16 bits, or ``group`` has other ranks.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"compress takes a torch.nn.parallel.DistributedDataParallel, not a {type(model).__name__}; nugnn.fit and "
+            "nugnn train have the option grad_sync instead"
+        )
+    wire = f"{bits}bit" if isinstance(bits, int) and not isinstance(bits, bool) else str(bits)
+    settings = Compression(
+        wire=wire,
+        bucket=bucket,
+        rounding=rounding,
+        error_feedback=error_feedback,
+        least_size=least_size,
+        seed=seed,
+    )
+    if rank != RANK and wire != "powersgd":
+        raise ValueError(f"rank {rank} has no effect on {wire}, only on powersgd; leave it out")
+    if check_every < 0:
+        raise ValueError(f"check_every is {check_every}, must be 0 or more")
+    gradients = CompressedGradients(model, settings, scaler, check_every, group, rank)
+    model.register_comm_hook(gradients, _hook)
+    return gradients
+
+
+def _hook(gradients, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and wants no text there
+    return gradients._begin(bucket)
+
+
+def _order_of(parameter: Tensor) -> list[int] | None:
+    order = memory_order(parameter)
+    return None if order == sorted(order) else order

@@ -1,0 +1,160 @@
+"""How the gradients of a run travel: as they are, or compressed; what `nugnn.comm.backward_sums` sends them through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.comm.backward_sums import PlainSums
+from nugnn.comm.buckets import Bucket
+from nugnn.comm.compression.choice import Choice, choose
+from nugnn.comm.compression.compressor import Compressor
+from nugnn.comm.compression.lane import Lane
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.settings import Compression, check_types, wire_names
+from nugnn.comm.groups import Ranks
+
+AUTO = "auto"
+GRAD_SYNCS = (*wire_names(), AUTO)
+"""Values of the option ``grad_sync``."""
+
+
+def checked_grad_sync(name: str) -> str:
+    """``name``.
+
+    Raises:
+        ValueError: There is no such choice.
+    """
+    if name not in GRAD_SYNCS:
+        raise ValueError(f"grad_sync {name!r} is not known; choose one of {', '.join(GRAD_SYNCS)}")
+    return name
+
+
+class GradientSync:
+    """Sums gradients of replicated parameters over the ranks of a run.
+
+    Args:
+        name: One of `GRAD_SYNCS`.
+        named: Parameters by name, in the same order on every rank.
+        ranks: Who takes part.
+
+    Raises:
+        ValueError: There is no such choice, or parameters are of a type that cannot be compressed.
+    """
+
+    def __init__(self, name: str, named: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
+        self.name, self._ranks = checked_grad_sync(name), ranks
+        self._names = {id(p): key for key, p in named.items()}
+        self._named = dict(named)
+        self._plain = PlainSums(ranks)
+        self._compressor: Compressor | None = None
+        self._lane = Lane(ranks.device)
+        self._link, self._link_aside = Link.of(ranks), Link.of(ranks, aside=True)
+        self._choice: Choice | None = None
+        if name == AUTO:
+            check_types(self._named)
+        else:
+            self._use(name)
+
+    def _use(self, wire: str) -> None:
+        if wire != "fp32":
+            self._compressor = make_compressor(self._named, Compression(wire=wire), self._ranks.world_size)
+
+    def prepare(self) -> str | None:
+        """Decide what was left open (``auto``), unless a checkpoint says it; a collective call.
+
+        Returns:
+            A sentence about the choice, or about one worker; None where there is nothing to say.
+        """
+        if not self._ranks.is_split and self.name != "fp32":
+            return f"grad_sync {self.name} has no effect with one worker: nothing travels"
+        if self.name != AUTO:
+            return None
+        if self._choice is None:
+            self._choice = choose(self._named, self._ranks)
+            self._use(self._choice.name)
+        return self._choice.as_text()
+
+    def open(self, scale: float) -> None:
+        """Begin a step whose loss was multiplied by ``scale``."""
+        if self._ranks.is_split:
+            self.prepare()
+        if self._compressor is not None and self._ranks.is_split:
+            self._compressor.open(scale)
+
+    def sum_(self, bucket: Bucket) -> Tensor:
+        """The sum over ranks of what ``bucket`` holds, flags too; a collective call."""
+        if self._compressor is None:
+            return self._plain.sum_(bucket)
+        packed = bucket.packed()
+        self._compress(packed, bucket, self._link)
+        return packed
+
+    def begin(self, bucket: Bucket) -> tuple[Tensor, Callable[[], None]]:
+        """Begin the same while backward runs: where the sum will be, and what waits until it is there."""
+        if self._compressor is None:
+            return self._plain.begin(bucket)
+        packed = bucket.packed()
+        done = self._lane.submit(lambda: self._compress(packed, bucket, self._link_aside))
+
+        def wait() -> None:
+            with self._ranks.pulse.waiting("gradients of all workers"):
+                done()
+
+        return packed, wait
+
+    def settle(self, *, is_good: bool) -> None:
+        """End a step; ``is_good`` says whether the optimizer took it. A collective call."""
+        if self._compressor is not None and self._ranks.is_split:
+            self._compressor.settle(self._link, is_good=is_good)
+
+    def _compress(self, packed: Tensor, bucket: Bucket, link: Link) -> None:
+        assert self._compressor is not None
+        names = [self._names[id(p)] for p in bucket.parameters]
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            packed.copy_(self._compressor.sum(packed.float(), names, bucket.orders, len(names), link))
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def shared_state(self) -> dict[str, Any] | None:
+        """What is the same on every rank, for a checkpoint."""
+        state = {} if self._compressor is None else self._compressor.shared_state()
+        if self._choice is not None:
+            state["choice"] = asdict(self._choice)
+        return state or None
+
+    @property
+    def residuals(self) -> dict[str, Tensor]:
+        """What this rank has kept, by name of the parameter."""
+        return {} if self._compressor is None else self._compressor.residuals
+
+    def load(self, shared: Mapping[str, Any] | None, residuals: Mapping[str, Tensor]) -> None:
+        """Go on where a checkpoint was written; what was chosen there stays, also between other ranks."""
+        if shared is not None and "choice" in shared:
+            self._compressor, self._choice = None, Choice(**shared["choice"])
+            self._use(self._choice.name)
+        if self._compressor is not None and shared is not None:
+            self._compressor.load(shared, residuals)
+
+    def report(self) -> dict[str, Any] | None:
+        """What has travelled, and what ``auto`` chose; None where there is nothing to say."""
+        if not self._ranks.is_split or (self._compressor is None and self._choice is None):
+            return None
+        report = {"wire": "fp32"} if self._compressor is None else self._compressor.report()
+        return report | ({} if self._choice is None else {"choice": asdict(self._choice)})
+
+
+def add_residuals(total: dict[str, Tensor], residuals: Mapping[str, Tensor]) -> None:
+    """Add what one rank has kept to ``total``, in float64."""
+    for name, kept in residuals.items():
+        total[name] = total[name] + kept.double() if name in total else kept.double()
+
+
+def even_share(total: Mapping[str, Tensor], world_size: int) -> dict[str, Tensor]:
+    """What each rank keeps of what other ranks have kept in all, so that nothing is lost when their number changes."""
+    return {name: (kept / world_size).float() for name, kept in total.items()}

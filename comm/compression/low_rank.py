@@ -1,0 +1,182 @@
+"""Gradients as products of two thin matrices: PowerSGD, with replicas that stay the same bits.
+
+Source: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019.
+Unlike there, a rank keeps what its own gradient lacks in its own product, so that sums and what is kept add up to the
+gradients; and whatever is computed alike on all ranks is computed once, or in single operations in a fixed order, so
+that unlike machines end with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.compression.compressor import Compressor
+from nugnn.comm.compression.layout import Layout
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.reduction import Rounding, sum_encoded
+from nugnn.comm.compression.settings import POWERSGD, Compression
+from nugnn.kernels.philox import RandomKey, random_words
+
+RANK = 2
+_STREAM = 0x68_00_00_00
+
+
+class LowRank(Compressor):
+    """Sums of gradients that travel as products ``(n, r) (r, m)``; a `Compressor` otherwise.
+
+    A tensor is a matrix of its first axis, as values are packed, by all others. It travels so where that takes fewer
+    values. What rounding left out is what the product lacks.
+
+    Args:
+        named: See `Compressor`.
+        settings: Of ``powersgd``.
+        world_size: P.
+        rank: r, from 1 up.
+    """
+
+    def __init__(
+        self, named: Mapping[str, Tensor], settings: Compression, world_size: int, *, rank: int = RANK
+    ) -> None:
+        super().__init__(named, settings, world_size)
+        if rank < 1:
+            raise ValueError(f"rank is {rank}, must be 1 or more")
+        self._rank = rank
+        self._right: dict[str, Tensor] = {}
+        self._next_right: dict[str, Tensor] = {}
+        for name in list(self._compressed):
+            rows, columns = self._shape(name)
+            if (rows + columns) * rank >= rows * columns:
+                self._compressed.remove(name)
+                del self._wires[name]
+
+    def open(self, scale: float | Tensor = 1.0) -> None:
+        super().open(scale)
+        self._next_right = {}
+
+    def _commit_all(self, finite: Tensor) -> None:
+        super()._commit_all(finite)
+        for name, right in self._next_right.items():
+            self._right[name] = torch.where(finite, right, self._right_of(name))
+
+    def _reduce(
+        self, values: Tensor, names: Sequence[str], num_plain: int, link: Link, *, keep_rest: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        parts, start, plain = dict(self._parts(values, names)), 0, []
+        for name in names:
+            size = self._named[name].numel()
+            if name not in parts:
+                plain.append(values[start : start + size])
+            start += size
+        plain.append(values[start:])
+        matrices = {name: part.view(self._shape(name)) for name, part in parts.items()}
+        left = {name: m @ self._right_of(name) for name, m in matrices.items()}
+        *left_sums, plain_sum = _sums([*left.values(), torch.cat(plain)], link)
+        left = _orthogonal(dict(zip(left, left_sums, strict=True)), link)
+        own = {name: m.t() @ left[name] for name, m in matrices.items()}
+        right = dict(zip(own, _sums(list(own.values()), link), strict=True))
+        for name, q in right.items():  # a direction without a gradient is kept for the time when there is one
+            self._next_right[name] = torch.where((q != 0).any(0), q, self._right_of(name))
+        out, rest = torch.empty_like(values), torch.zeros_like(values) if keep_rest else None
+        start = at = 0
+        for name in names:
+            size = self._named[name].numel()
+            if name in matrices:
+                out[start : start + size] = _product(left[name], right[name]).flatten()
+                if rest is not None:
+                    rest[start : start + size] = (matrices[name] - _product(left[name], own[name])).flatten()
+            else:
+                out[start : start + size] = plain_sum[at : at + size]
+                at += size
+            start += size
+        out[start:] = plain_sum[at:]
+        return out, rest
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        """Rows and columns, as values are packed."""
+        shape, order = self._named[name].shape, self._orders.get(name)
+        rows = shape[0 if order is None else order[0]]
+        return rows, self._named[name].numel() // max(rows, 1)
+
+    def _right_of(self, name: str) -> Tensor:
+        """``(m, r)``: that of the step before; random at first, the same on every rank."""
+        _, columns = self._shape(name)
+        if name not in self._right or len(self._right[name]) != columns:
+            device = self._named[name].device
+            key = RandomKey(self.settings.seed, 0, _STREAM + self._numbers[name])
+            words = random_words(key, torch.arange(columns, device=device), self._rank)
+            self._right[name] = (words >> 8).float() * 2.0**-23 - 1
+        return self._right[name]
+
+    def shared_state(self) -> dict[str, Any]:
+        return super().shared_state() | {"right": dict(self._right)}
+
+    def load(self, shared: Mapping[str, Any], residuals: Mapping[str, Tensor]) -> None:
+        super().load(shared, residuals)
+        self._check_names(shared["right"])
+        self._right = {name: q.clone().to(self._named[name].device) for name, q in shared["right"].items()}
+
+
+def make_compressor(
+    named: Mapping[str, Tensor], settings: Compression, world_size: int, *, rank: int = RANK
+) -> Compressor:
+    """The compressor for ``settings``; ``rank`` is that of ``powersgd``."""
+    if settings.wire == POWERSGD:
+        return LowRank(named, settings, world_size, rank=rank)
+    return Compressor(named, settings, world_size)
+
+
+def _sums(tensors: Sequence[Tensor], link: Link) -> list[Tensor]:
+    """Of each over ranks, float32 on the way, in the order of ranks."""
+    flat = torch.cat([x.flatten() for x in tensors]) if tensors else torch.empty(0)
+    total, _ = sum_encoded(flat, Layout.plain(len(flat), link.world_size), link, Rounding(), keep_rest=False)
+    parts = total.split([x.numel() for x in tensors])
+    return [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
+
+
+def _orthogonal(left: dict[str, Tensor], link: Link) -> dict[str, Tensor]:
+    """Columns of each orthogonal and of norm 1, or 0; each matrix by one rank, for all."""
+    if not left:
+        return {}
+    sizes = [p.numel() for p in left.values()]
+    owned = [i for i in range(len(sizes)) if i % link.world_size == link.rank]
+    longest = max(sum(sizes[i] for i in range(r, len(sizes), link.world_size)) for r in range(link.world_size))
+    first = next(iter(left.values()))
+    row, at = first.new_zeros(longest), 0
+    matrices = list(left.values())
+    for i in owned:
+        row[at : at + sizes[i]] = _gram_schmidt(matrices[i]).flatten()
+        at += sizes[i]
+    gathered = link.gather(row.view(torch.uint8)).view(torch.float32)
+    place = [0] * link.world_size
+    found = {}
+    for i, (name, p) in enumerate(left.items()):
+        owner = i % link.world_size
+        found[name] = gathered[owner, place[owner] : place[owner] + sizes[i]].view_as(p)
+        place[owner] += sizes[i]
+    return found
+
+
+def _gram_schmidt(matrix: Tensor) -> Tensor:
+    columns: list[Tensor] = []
+    for column in matrix.double().unbind(1):
+        rest = column
+        for _ in range(2):  # once more, for what rounding has left
+            for other in columns:
+                rest = rest - (other @ rest) * other
+        norm = rest.norm()
+        # what is left of a column that depends on the others is rounding alone
+        is_new = norm > 1e-7 * column.norm()
+        columns.append(torch.where(is_new, rest / norm, torch.where(torch.isfinite(norm), 0.0, torch.nan)))
+    return torch.stack(columns, 1).float()
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right.t()`` by single operations, so that all devices make the same bits."""
+    total = left[:, :1] * right[:, 0]
+    for k in range(1, left.shape[1]):
+        total = total + left[:, k : k + 1] * right[:, k]
+    return total

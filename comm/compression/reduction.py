@@ -1,0 +1,94 @@
+"""Sums over ranks of values that travel encoded: scatter, reduce, gather, so that every rank ends with the same bits.
+
+Each rank owns a chunk. It sends the chunks of others to them, adds what comes for its own in the order of ranks, in
+float32, and encodes the sum once more. All ranks decode the same bytes, the owner too. Whatever the number of ranks, a
+value is rounded twice. Source: Markov et al., "CGX: Adaptive System Support for Communication-Efficient Deep
+Learning", Middleware 2022, which calls the scheme SRA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.compression.layout import Layout
+from nugnn.comm.compression.link import Link
+from nugnn.kernels.philox import RandomKey
+
+_STREAM = 0x67_00_00_00
+"""Of gradient rounding; two numbers from here on for each rank, one for each of its two roundings."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How values are rounded to levels.
+
+    Args:
+        seed: Of stochastic rounding; to nearest when None.
+        step: Training step.
+    """
+
+    seed: int | None = None
+    step: int = 0
+
+    def key(self, rank: int, *, is_sum: bool) -> RandomKey | None:
+        """Of one of a rank's two roundings in this step."""
+        if self.seed is None:
+            return None
+        return RandomKey(self.seed, self.step, _STREAM + 2 * rank + is_sum)
+
+
+def sum_encoded(
+    values: Tensor, layout: Layout, link: Link, rounding: Rounding, *, keep_rest: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Sum ``values`` over ranks; a collective call.
+
+    Args:
+        values: ``(layout.size,)`` float32, this rank's summand. Not modified.
+        layout: The same on every rank.
+        link: To the other ranks.
+        rounding: To levels.
+        keep_rest: Whether to return what rounding left out.
+
+    Returns:
+        The sum, the same bits on every rank, and what this rank has not sent: sum and rests of all ranks add up to the
+        summands of all ranks. Of its own chunk that is what the rounding of the sum left out.
+    """
+    rank, spans, own_bytes = link.rank, layout.spans, layout.chunk_bytes[link.rank]
+    key = rounding.key(rank, is_sum=False)
+    others = [chunk for chunk in range(link.world_size) if chunk != rank]
+    encoded = {chunk: layout.encode(chunk, values[spans[chunk]], key) for chunk in others}
+    sizes = [0 if chunk == rank else layout.chunk_bytes[chunk] for chunk in range(link.world_size)]
+    own_sizes = [0 if sender == rank else own_bytes for sender in range(link.world_size)]
+    rows = torch.cat([encoded[chunk] for chunk in others]) if others else values.new_empty(0, dtype=torch.uint8)
+    received = link.exchange(rows, sizes, own_sizes).split(own_sizes)
+    total = _sum_in_order(values[spans[rank]], list(received), layout, rank)
+    row = values.new_zeros(max(layout.chunk_bytes), dtype=torch.uint8)  # chunks differ by a bucket or so
+    row[:own_bytes] = layout.encode(rank, total, rounding.key(rank, is_sum=True))
+    gathered = link.gather(row)
+    out = torch.empty_like(values)
+    for chunk, span in enumerate(spans):
+        layout.decode(chunk, gathered[chunk, : layout.chunk_bytes[chunk]], out[span])
+    if not keep_rest:
+        return out, None
+    rest = torch.empty_like(values)
+    for chunk in others:
+        sent = rest[spans[chunk]]
+        layout.decode(chunk, encoded[chunk], sent)
+        torch.sub(values[spans[chunk]], sent, out=sent)
+    torch.sub(total, out[spans[rank]], out=rest[spans[rank]])
+    return out, rest
+
+
+def _sum_in_order(own: Tensor, received: list[Tensor], layout: Layout, rank: int) -> Tensor:
+    total: Tensor | None = None
+    for sender, wire in enumerate(received):
+        part = own
+        if sender != rank:
+            part = torch.empty_like(own)
+            layout.decode(rank, wire, part)
+        total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    return total

@@ -1,0 +1,52 @@
+"""Trains under DDP with compressed gradients over one backend; prints a digest of the weights. Run by torchrun.
+
+torchrun --nproc-per-node 2 nccl_sums.py BACKEND
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import nugnn
+
+
+def main() -> None:
+    backend = sys.argv[1]
+    dist.init_process_group(backend)
+    rank = dist.get_rank()
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True)
+    digest = hashlib.sha256()
+    for bits in ("bf16", "fp16", 8, 4, 3, 2, 1, "adaptive", "powersgd"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 10))
+        model = DistributedDataParallel(net.to(device), device_ids=[device.index], bucket_cap_mb=0.2)
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=5)
+        sync = nugnn.comm.compress(model, bits, scaler=scaler, check_every=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            x = torch.randn(16, 200, generator=torch.Generator().manual_seed(100 * step + rank)).to(device)
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert sync.report()["steps"] == 12
+        for p in model.parameters():
+            digest.update(p.detach().cpu().numpy().tobytes())
+    seen: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(seen, digest.hexdigest())
+    if rank == 0:
+        assert len(set(seen)) == 1, seen
+        print("DIGEST", seen[0])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

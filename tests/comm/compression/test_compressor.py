@@ -1,0 +1,204 @@
+"""Sums from step to step: what was summed and what is kept add up to the gradients, whatever happens in between."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nugnn.comm.compression import compressor as module
+from nugnn.comm.compression.compressor import Compressor
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.settings import Compression
+from nugnn.comm.groups import Ranks
+from nugnn.comm.local_ranks import run_local_ranks
+
+SHAPES = {"a.weight": (40, 30), "a.bias": (30,), "b.weight": (9, 5, 5, 5), "c.weight": (33, 32)}
+
+
+def _gradients(rank: int, step: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    size = {"a": 1.0, "b": 1 / 8, "c": 1 / 64}
+    return {name: torch.randn(shape, generator=draw) * size[name[0]] for name, shape in SHAPES.items()}
+
+
+def _parameters() -> dict[str, Tensor]:
+    return {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+
+
+class _Run:
+    """Steps of a compressor on one rank, two groups of gradients each."""
+
+    def __init__(self, ranks: Ranks, **settings: Any) -> None:
+        if settings["wire"] in ("bf16", "powersgd"):
+            settings.pop("bucket", None)  # they have none
+        self.compressor = make_compressor(_parameters(), Compression(**settings), ranks.world_size)
+        self.link, self.groups = Link.of(ranks), [["c.weight", "a.bias"], ["b.weight", "a.weight"]]
+
+    def step(self, gradients: dict[str, Tensor], scale: float = 1.0, *, is_good: bool = True) -> dict[str, Tensor]:
+        self.compressor.open(scale)
+        sums = {}
+        for names in self.groups:
+            values = torch.cat([*(gradients[name].flatten() * scale for name in names), torch.ones(1)])
+            out = self.compressor.sum(values, names, [None] * len(names), 1, self.link)
+            parts = out.split([*(gradients[name].numel() for name in names), 1])
+            for name, part in zip(names, parts, strict=False):
+                sums[name] = part.view(SHAPES[name]) / scale
+        self.compressor.settle(self.link, is_good=is_good)
+        return sums
+
+
+def _total(of_ranks: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([kept[name].double() for kept in of_ranks if name in kept]).sum(0)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "8bit", "4bit", "2bit", "1bit", "adaptive", "powersgd"])
+def test_sums_and_what_is_kept_are_all_gradients(monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
+    """With loss scales that change, buckets laid out anew, steps left out, and bits chosen in between."""
+    monkeypatch.setattr(module, "FIRST_PLAN", 4)
+    scales = [1.0, 2.0**16, 2.0**15, 2.0**15, 1.0, 1.0, 4.0, 4.0]
+
+    def run(ranks: Ranks) -> tuple[list[dict[str, Tensor]], dict[str, Tensor], dict[str, int]]:
+        run = _Run(ranks, wire=wire, error_feedback=True, bucket=64)
+        sums = []
+        for step, scale in enumerate(scales):
+            if step == 2:
+                run.groups = [["a.weight"], ["a.bias", "c.weight"], ["b.weight"]]
+            out = run.step(_gradients(ranks.rank, step), scale, is_good=step != 3)
+            if step != 3:
+                sums.append(out)
+        return sums, run.compressor.residuals, run.compressor.bits
+
+    results = run_local_ranks(3, run)
+    assert len({tuple(bits.items()) for *_, bits in results}) == 1
+    if wire == "adaptive":
+        assert set(results[0][2].values()) != {4}
+    for name in SHAPES:
+        for sums, *_ in results[1:]:
+            assert all(torch.equal(a[name], b[name]) for a, b in zip(sums, results[0][0], strict=True))
+        gradients = [_gradients(rank, step)[name].double() for rank in range(3) for step in range(8) if step != 3]
+        summed = torch.stack([step[name].double() for step in results[0][0]]).sum(0)
+        kept = [residuals for _, residuals, _ in results]
+        if name == "a.bias":
+            assert not any(name in residuals for residuals in kept)  # it travels as float32
+        else:
+            summed = summed + _total(kept, name)
+        # each of 7 steps: some 6 operations in float32 on values below 60, on 3 ranks
+        assert float((summed - torch.stack(gradients).sum(0)).abs().max()) <= 7 * 6 * 3 * 60 * 2.0**-24
+
+
+def test_what_rounding_leaves_out_stays_bounded() -> None:
+    """|residual| <= range / (2 (2^b - 2)): a residual widens the range by at most a step, from 2 bits on."""
+
+    def run(ranks: Ranks) -> float:
+        run, most = _Run(ranks, wire="2bit", bucket=64), 0.0
+        for step in range(30):
+            run.step(_gradients(ranks.rank, step % 3))
+            most = max(most, *(float(kept.abs().max()) for kept in run.compressor.residuals.values()))
+        return most
+
+    widest = max(float(g.max() - g.min()) for step in range(3) for r in (0, 1) for g in _gradients(r, step).values())
+    # of a sum of two ranks' values, what they keep included
+    assert max(run_local_ranks(2, run)) <= 2 * widest / (2 * (2**2 - 2))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["a.weight", "a.bias"])
+@pytest.mark.parametrize("wire", ["4bit", "powersgd"])
+def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(bad: float, where: str, wire: str) -> None:
+    def run(ranks: Ranks) -> tuple[bool, bool]:
+        run = _Run(ranks, wire=wire)
+        run.step(_gradients(ranks.rank, 0))
+        before = {name: kept.clone() for name, kept in run.compressor.residuals.items()}
+        gradients = _gradients(ranks.rank, 1)
+        if ranks.rank == 1:
+            gradients[where].view(-1)[3] = bad
+        out = run.step(gradients)
+        same = all(torch.equal(before[name], kept) for name, kept in run.compressor.residuals.items())
+        return bool(torch.isfinite(out[where]).all()), same
+
+    assert run_local_ranks(3, run) == [(False, True)] * 3
+
+
+@pytest.mark.parametrize("wire", ["3bit", "powersgd"])
+def test_a_rank_without_a_gradient_keeps_what_it_owes(wire: str) -> None:
+    """A parameter that nobody uses has the sum zero, and one that some use gets what these send."""
+
+    def run(ranks: Ranks) -> list[Any]:
+        run = _Run(ranks, wire=wire)
+        first = run.step(_gradients(ranks.rank, 0))
+        before = {name: kept.clone() for name, kept in run.compressor.residuals.items()}
+        gradients = _gradients(ranks.rank, 1)
+        gradients["a.weight"].zero_()
+        if ranks.rank == 0:
+            gradients["c.weight"].zero_()
+        out = run.step(gradients)
+        return [first, before, gradients, out, run.compressor.residuals]
+
+    results = run_local_ranks(2, run)
+    for _, before, _, out, after in results:
+        assert not out["a.weight"].any() and torch.equal(before["a.weight"], after["a.weight"])
+    owed = [_total([r[k] for r in results], "c.weight") for k in (1, 2, 3, 4)]
+    error = owed[0] + owed[1] - owed[2] / 2 - owed[3]  # before + gradients - sum - after
+    assert float(error.abs().max()) < 1e-5
+
+
+def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PLAN", 2)
+    for wire, rounding in (("adaptive", "nearest"), ("4bit", "stochastic"), ("powersgd", "nearest")):
+
+        def run(ranks: Ranks, wire: str = wire, rounding: str = rounding) -> bool:
+            whole, first = (_Run(ranks, wire=wire, rounding=rounding, bucket=64) for _ in range(2))
+            for step in range(3):
+                whole.step(_gradients(ranks.rank, step))
+                first.step(_gradients(ranks.rank, step))
+            second = _Run(ranks, wire=wire, rounding=rounding, bucket=64)
+            second.compressor.load(first.compressor.shared_state(), first.compressor.residuals)
+            same = True
+            for step in range(3, 5):
+                a, b = (r.step(_gradients(ranks.rank, step)) for r in (whole, second))
+                same = same and all(torch.equal(a[name], b[name]) for name in SHAPES)
+            return same
+
+        assert all(run_local_ranks(2, run))
+    one = Compressor(_parameters(), Compression(), 2)
+    with pytest.raises(ValueError, match="state is of other parameters: d is not compressed here"):
+        one.load({"step": 1, "bits": None}, {"d": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"a\.weight has shape \(3,\)"):
+        one.load({"step": 1, "bits": None}, {"a.weight": torch.zeros(3)})
+
+
+def test_what_is_kept_follows_the_order_in_which_values_come() -> None:
+    """Channels last or first, what is kept of a value stays with it."""
+
+    def run(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        run = _Run(ranks, wire="3bit")
+        run.step(_gradients(ranks.rank, 0))
+        before = {name: kept.clone() for name, kept in run.compressor.residuals.items()}
+        run.compressor.open()
+        order = [0, 2, 3, 1]
+        run.compressor.sum(torch.zeros(9 * 125), ["b.weight"], [order], 0, run.link)
+        run.compressor.settle(run.link)
+        return before, run.compressor.residuals
+
+    for before, after in run_local_ranks(2, run):
+        assert torch.equal(before["b.weight"], after["b.weight"])
+
+
+def test_the_report_counts_what_was_handed_over() -> None:
+    def run(ranks: Ranks) -> tuple[dict[str, Any], int]:
+        run = _Run(ranks, wire="4bit")
+        for step in range(2):
+            run.step(_gradients(ranks.rank, step))
+        return run.compressor.report(), run.link.sent_bytes
+
+    for report, sent in run_local_ranks(2, run):
+        assert report["sent_bytes"] == sent == sum(b["sent_bytes"] for b in report["buckets"].values())
+        assert report["steps"] == 2 and set(report["buckets"]) == {"c.weight", "b.weight"}
+        assert report["compressed_values"] == 40 * 30 + 9 * 125 + 33 * 32
+        assert all(0.001 < b["error"] < 0.2 for b in report["buckets"].values())
+        assert report["exchange_seconds"] > 0 and report["codec_seconds"] > 0

@@ -1,0 +1,111 @@
+"""Sums of what travels encoded: the same bits everywhere, the errors of two roundings, nothing lost without a trace."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nugnn.comm.compression.layout import Layout
+from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.reduction import Rounding, sum_encoded
+from nugnn.comm.compression.wire import WIRES, Wire
+from nugnn.comm.groups import Ranks
+from nugnn.comm.local_ranks import run_local_ranks
+
+_NEAREST, _STOCHASTIC = Rounding(), Rounding(seed=7, step=3)
+
+
+def _summands(num_ranks: int, size: int) -> Tensor:
+    return torch.randn(num_ranks, size, generator=torch.Generator().manual_seed(size))
+
+
+def _sum(ranks: Ranks, summands: Tensor, sizes: list[int], name: str, rounding: Rounding) -> tuple[Any, ...]:
+    wires = [Wire(name if size > 5 else "fp32", bucket=64) for size in sizes]
+    layout, link = Layout(sizes, wires, range(len(sizes)), ranks.world_size), Link.of(ranks)
+    out, rest = sum_encoded(summands[ranks.rank].clone(), layout, link, rounding, keep_rest=True)
+    return out, rest, link.sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "nearest", "stochastic"), [(2, 0.155, 0.219), (4, 0.166, 0.236), (8, 0.173, 0.244)]
+)
+def test_error_of_two_roundings_whatever_the_number_of_ranks(num_ranks: int, nearest: float, stochastic: float) -> None:
+    """The published figures for 4 bits and buckets of 1024 Gaussian values."""
+    size = 1 << 18
+    summands = _summands(num_ranks, size)
+    exact = summands.sum(0)
+    for rounding, expected in ((_NEAREST, nearest), (_STOCHASTIC, stochastic)):
+
+        def run(ranks: Ranks, rounding: Rounding = rounding) -> Tensor:
+            layout = Layout([size], [Wire("4bit")], [0], num_ranks)
+            return sum_encoded(summands[ranks.rank], layout, Link.of(ranks), rounding, keep_rest=False)[0]
+
+        out = run_local_ranks(num_ranks, run)[0]
+        assert float((out - exact).norm() / exact.norm()) == pytest.approx(expected, rel=0.02)
+
+
+def _on_gloo(ranks: Ranks) -> list[tuple[Any, ...]]:
+    found = []
+    for sizes in ([], [0], [1], [6, 0, 1000], [65, 3, 257, 1], [7] * 9):
+        summands = _summands(ranks.world_size, sum(sizes))
+        for name in ("fp32", "bf16", "fp16", "8bit", "3bit", "1bit"):
+            for rounding in (_NEAREST, _STOCHASTIC):
+                found.append((sizes, name, summands, *_sum(ranks, summands, sizes, name, rounding)))
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5])
+def test_every_rank_has_the_same_bits_and_rests_make_up_for_the_error(ranks: Any, num_ranks: int) -> None:
+    for results in zip(*ranks.run(num_ranks, _on_gloo), strict=True):
+        sizes, name, summands, first = results[0][:4]
+        assert all(torch.equal(first, out) for *_, out, _, _ in results)
+        kept = sum(rest.double() for *_, rest, _ in results)
+        error = (first.double() + kept - summands.double().sum(0)).abs()
+        # P - 1 additions and P + 1 subtractions in float32, of values below 2 P max
+        assert error.numel() == 0 or float(error.max()) <= 2 * num_ranks * 2.0**-24 * 2 * num_ranks * float(
+            summands.abs().max()
+        )
+        wires = [Wire(name if size > 5 else "fp32", bucket=64) for size in sizes]
+        total = sum(wire.num_bytes(size) for wire, size in zip(wires, sizes, strict=True))
+        chunks = Layout(sizes, wires, range(len(sizes)), num_ranks).chunk_bytes
+        for rank, result in enumerate(results):  # to each other its chunk, and one's own, padded, to each other
+            assert result[-1] == total - chunks[rank] + (num_ranks - 1) * max(chunks)
+
+
+def test_threads_and_processes_make_the_same_bits(ranks: Any) -> None:
+    for a, b in zip(run_local_ranks(3, _on_gloo)[1], ranks.run(3, _on_gloo)[1], strict=True):
+        assert torch.equal(a[3], b[3]) and torch.equal(a[4], b[4])
+
+
+def test_what_is_not_finite_on_one_rank_is_nan_on_all() -> None:
+    for name in WIRES:
+        for bad in (math.nan, math.inf, -math.inf):
+            for rank in range(3):
+                summands = torch.ones(3, 300)
+                summands[rank, 100] = bad
+
+                def run(ranks: Ranks, summands: Tensor = summands, name: str = name) -> tuple[Any, ...]:
+                    return _sum(ranks, summands, [300], name, _NEAREST)
+
+                for out, *_ in run_local_ranks(3, run):
+                    assert not torch.isfinite(out[100]) and torch.equal(out[:64], torch.full((64,), 3.0))
+
+
+def test_a_sum_that_overflows_is_seen_by_all() -> None:
+    """Finite everywhere, and their sum is not."""
+
+    def run(ranks: Ranks) -> Tensor:
+        return _sum(ranks, torch.full((4, 64), 1.2e38), [64], "4bit", _NEAREST)[0]
+
+    assert all(torch.isnan(out).all() or torch.isinf(out).all() for out in run_local_ranks(4, run))
+
+
+def test_comm_01_mean_of_four_gradients_of_30_000_in_16_bits() -> None:
+    def run(ranks: Ranks) -> Tensor:
+        return _sum(ranks, torch.full((4, 100), 30_000.0), [100], "fp16", _NEAREST)[0] / 4
+
+    assert all(torch.equal(out, torch.full((100,), 30_000.0)) for out in run_local_ranks(4, run))

@@ -1,0 +1,350 @@
+"""Runs whose gradients travel compressed: replicas stay the same bits, a resumed run too, and training goes its way."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import nugnn
+from nugnn.checkpoint import open_checkpoint, write_checkpoint
+from nugnn.comm import backward_sums
+from nugnn.comm.backward_sums import BackwardSums
+from nugnn.comm.compression import compressor
+from nugnn.comm.compression.gradient_sync import GRAD_SYNCS
+from nugnn.comm.groups import Ranks
+from nugnn.loss import cross_entropy
+from nugnn.networks import MLP
+from nugnn.sample_family import SampleFamily
+from nugnn.trainer import History, Trainer
+from nugnn.trainer_state import capture, restore
+from sample_cases import NUM_CLASSES, make_data
+
+SIZES = {2: (18, 6), 3: (13, 0, 11), 4: (9, 1, 8, 6)}
+
+
+def _trainer(
+    ranks: Ranks, grad_sync: str, *, data: Dataset[Any] | None = None, model: nn.Module | None = None, **how: Any
+) -> Trainer:
+    torch.manual_seed(0)
+    model = model or MLP(72, NUM_CLASSES, hidden=64, layers=3, norm="batch", dropout=0.3)
+    data = data or make_data("images", 70, torch.float32)
+    family = SampleFamily(model, data, ranks, sizes=SIZES[ranks.world_size], seed=3, **how)
+    return Trainer(family, grad_sync=grad_sync)
+
+
+def _bits(trainer: Trainer) -> list[Tensor]:
+    return [p.detach().clone() for p in trainer.model.state_dict().values()]
+
+
+def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _small_buckets() -> Any:
+    return mock.patch.multiple(backward_sums, FIRST_BUCKET_BYTES=1, BUCKET_BYTES=20_000)
+
+
+def _train_all(ranks: Ranks, names: tuple[str, ...], epochs: int) -> dict[str, list[Tensor]]:
+    found = {}
+    with _small_buckets(), mock.patch.multiple(compressor, FIRST_PLAN=3, STEPS_BETWEEN_PLANS=5):
+        for name in names:
+            trainer = _trainer(ranks, name)
+            for _ in range(epochs):
+                trainer.train_epoch()
+            found[name] = _bits(trainer)
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_replicas_stay_the_same_bits(ranks: Any, num_ranks: int) -> None:
+    names = ("4bit",) if num_ranks > 2 else ("fp32", "bf16", "fp16", "8bit", "1bit", "adaptive", "powersgd")
+    first, *others = ranks.run(num_ranks, _train_all, names, 2)
+    for name in names:
+        assert all(_equal(first[name], other[name]) for other in others)
+        assert num_ranks > 2 or name == "fp32" or not _equal(first[name], first["fp32"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_replicas_stay_the_same_bits_for_200_steps(ranks: Any, num_ranks: int) -> None:
+    first, *others = ranks.run(num_ranks, _train_all, GRAD_SYNCS, 67, timeout=500)
+    assert all(_equal(first[name], other[name]) for other in others for name in GRAD_SYNCS)
+
+
+def _early_and_late(ranks: Ranks) -> list[bool]:
+    """Sums that begin while backward runs, and sums after it."""
+    same = []
+    with _small_buckets():
+        for name in ("bf16", "4bit"):
+            early = _trainer(ranks, name)
+            with mock.patch.object(SampleFamily, "sums_in_backward", False):
+                late = _trainer(ranks, name)
+            for trainer in (early, late):
+                trainer.train_epoch()
+                trainer.train_epoch()
+            assert early._sums._begins and not late._sums._begins
+            same.append(_equal(_bits(early), _bits(late)))
+    return same
+
+
+def test_sums_that_begin_in_backward_are_the_same_bits(ranks: Any) -> None:
+    assert ranks.run(2, _early_and_late) == [[True, True]] * 2
+
+
+def _plain(ranks: Ranks) -> bool:
+    """As without any of this."""
+    with mock.patch.object(compressor.Compressor, "__init__", side_effect=AssertionError("nothing is compressed")):
+        now, before = _trainer(ranks, "fp32"), _trainer(ranks, "fp32")
+    before._sums = BackwardSums(before._replicated, ranks, while_backward_runs=True)
+    for trainer in (now, before):
+        trainer.train_epoch()
+        trainer.train_epoch()
+    assert now.grad_sync.report() is None and now.grad_sync.residuals == {}
+    return _equal(_bits(now), _bits(before))
+
+
+def test_what_is_not_compressed_travels_as_before(ranks: Any) -> None:
+    assert ranks.run(2, _plain) == [True, True]
+
+
+def _resumed(ranks: Ranks, folder: Path, name: str) -> tuple[bool, bool]:
+    with mock.patch.multiple(compressor, FIRST_PLAN=2, STEPS_BETWEEN_PLANS=3):
+        whole, first = _trainer(ranks, name), _trainer(ranks, name)
+        for trainer in (whole, first):
+            trainer.train_epoch()
+        shared, own = capture(first, History())
+        where = write_checkpoint(folder / name, ranks, epoch=1, shared=shared, own=own, identity={})
+        second = _trainer(ranks, name)
+        second.train_epoch()  # something else is kept
+        restore(second, open_checkpoint(where))
+        kept = all(torch.equal(second.grad_sync.residuals[k], v) for k, v in first.grad_sync.residuals.items())
+        for trainer in (whole, second):
+            trainer.train_epoch()
+        return kept and bool(first.grad_sync.residuals), _equal(_bits(whole), _bits(second))
+
+
+def _kept_in_all(ranks: Ranks, where: Path) -> dict[str, Tensor]:
+    trainer = _trainer(ranks, "4bit")
+    restore(trainer, open_checkpoint(where))
+    trainer.train_epoch()
+    torch.manual_seed(0)
+    again = _trainer(ranks, "4bit")
+    restore(again, open_checkpoint(where))
+    return {k: ranks.sum_(v.double()) for k, v in again.grad_sync.residuals.items()}
+
+
+def test_a_resumed_run_goes_on_in_the_same_bits(ranks: Any, tmp_path: Path) -> None:
+    for name in ("4bit", "adaptive", "powersgd"):
+        assert ranks.run(2, _resumed, tmp_path, name) == [(True, True)] * 2
+    where = next((tmp_path / "4bit").iterdir())
+    before: dict[str, Tensor] = {}
+    for rank in range(2):
+        for name, kept in open_checkpoint(where).read_rank(rank)["residuals"].items():
+            before[name] = before.get(name, 0) + kept.double()
+    for after in ranks.run(3, _kept_in_all, where):  # another number of ranks: an even share for each
+        for name, kept in before.items():
+            # each of 3 shares rounded once to float32
+            assert float((after[name] - kept).abs().max()) <= 3 * 2.0**-24 * float(kept.abs().max())
+
+
+def test_one_rank_has_nothing_to_send_and_is_told_so() -> None:
+    notes: list[str] = []
+    data = make_data("images", 12, torch.float32)
+    nugnn.fit(MLP(72, NUM_CLASSES, hidden=8), data, epochs=1, batch_size=6, grad_sync="4bit", on_note=notes.append)
+    assert notes == ["grad_sync 4bit has no effect with one worker: nothing travels"]
+    torch.manual_seed(0)
+    models = [MLP(72, NUM_CLASSES, hidden=64) for _ in range(1)] * 2
+    found = []
+    for name, model in zip(("fp32", "2bit"), models, strict=True):
+        family = SampleFamily(copy.deepcopy(model), make_data("images", 30, torch.float32), Ranks(), sizes=(8,))
+        trainer = Trainer(family, grad_sync=name)
+        trainer.train_epoch()
+        assert trainer.grad_sync.report() is None
+        found.append(_bits(trainer))
+    assert _equal(*found)
+
+
+class _Bad:
+    """Infinite on one rank in one step."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.calls = rank, 0
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        rows = cross_entropy(logits, labels)
+        return rows * float("inf") if self.rank == 1 and self.calls == 2 else rows
+
+
+def _overflow(ranks: Ranks) -> tuple[list[Tensor], int, float, bool]:
+    trainer = _trainer(ranks, "4bit", precision="fp16", loss=_Bad(ranks.rank))
+    works = list(trainer.family.steps(0))
+    trainer.step(works[0])
+    before = {name: kept.clone() for name, kept in trainer.grad_sync.residuals.items()}
+    weights = _bits(trainer)
+    trainer.step(works[1])
+    same = all(torch.equal(before[name], kept) for name, kept in trainer.grad_sync.residuals.items())
+    same = same and all(
+        torch.equal(a, b)
+        for a, b, name in zip(weights, _bits(trainer), trainer.model.state_dict(), strict=True)
+        if "running" not in name and "batches" not in name
+    )
+    trainer.step(works[2])
+    return _bits(trainer), trainer.loss_scale.num_skipped, trainer.loss_scale.scale, same
+
+
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(ranks: Any) -> None:
+    (a, *first), (b, *second) = ranks.run(2, _overflow)
+    assert _equal(a, b) and first == second == [1, 2.0**15, True]
+
+
+def _diverged(ranks: Ranks, every: int) -> str:
+    data = make_data("images", 70, torch.float32)
+    model = MLP(72, NUM_CLASSES, hidden=64)
+    trainer = Trainer(SampleFamily(model, data, ranks, sizes=(18, 6)), check_replicas=every)
+    works = list(trainer.family.steps(0))
+    name = list(dict(model.named_parameters()))[2]
+    try:
+        for number, work in enumerate(works):
+            if number == 1 and ranks.rank == 1:
+                with torch.no_grad():
+                    model.get_parameter(name).view(-1)[5] += 1e-6
+            trainer.step(work)
+    except ValueError as error:
+        return str(error).replace(name, "NAME")
+    return "nothing was said"
+
+
+def test_replicas_that_diverge_stop_the_run_and_are_named(ranks: Any) -> None:
+    for said in ranks.run(2, _diverged, 2):
+        assert said.startswith("NAME is no longer the same on all ranks after step 2")
+    assert ranks.run(2, _diverged, 0) == ["nothing was said"] * 2
+
+
+# -- training goes its way ---------------------------------------------------------------------------------------------
+
+RATE, STEPS = 0.05, 40
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    x, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy(x).float() / 16
+    return torch.cat([x, x.square()], 1), torch.from_numpy(labels)
+
+
+def _regression(ranks: Ranks, name: str) -> tuple[Tensor, list[float]]:
+    """Weights after steps of gradient descent on all samples, and the norm of what all ranks keep after each."""
+    x, labels = _digits()
+    torch.manual_seed(0)
+    model = nn.Linear(x.shape[1], 10, bias=False)
+    sizes = (1200, len(x) - 1200)
+    family = SampleFamily(model, TensorDataset(x, labels), ranks, sizes=sizes, seed=3)
+    trainer = Trainer(family, make_optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=RATE), grad_sync=name)
+    norms = []
+    for _ in range(STEPS):
+        trainer.train_epoch()
+        kept = trainer.grad_sync.residuals.get("weight")
+        norms.append(0.0 if kept is None else float(ranks.sum_(kept.double()).norm()))
+    return model.weight.detach(), norms
+
+
+@pytest.mark.parametrize("name", ["8bit", "2bit"])
+def test_gradient_descent_stays_within_what_is_kept(ranks: Any, name: str) -> None:
+    """Softmax regression on the digits, a convex loss whose gradient changes by at most L for each unit of weight.
+
+    With E_t what all ranks keep after step t, v_t = w_t - rate E_t moves by whole gradients, taken at w_t. A step
+    with rate <= 2 / L brings no two points apart, so v leaves the path of the exact run by at most rate L |w - v| =
+    rate^2 L |E_t| a step: |w_T - exact| <= rate |E_T| + rate^2 L sum |E_t|. L is at most half the largest eigenvalue
+    of X'X / n, since the softmax' Jacobian is at most one half.
+    """
+    x, _ = _digits()
+    smooth = 0.5 * float(torch.linalg.eigvalsh((x.double().T @ x.double()) / len(x))[-1])
+    assert smooth * RATE <= 2
+    exact, _ = ranks.run(2, _regression, "fp32")[0]
+    (weight, norms), (twin, _) = ranks.run(2, _regression, name)
+    assert torch.equal(weight, twin)
+    distance = float((weight - exact).double().norm())
+    bound = RATE * norms[-1] + RATE**2 * smooth * sum(norms[:-1])
+    # both runs are float32: 1800 terms in a gradient of norm below 1, in each of 40 steps, at most
+    slack = 2 * STEPS * RATE * 1800 * 2.0**-24
+    assert 0 < distance <= bound + slack
+    assert float(exact.norm()) > 4 * bound  # it says something
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["graphs", "samples"])
+def test_the_option_reaches_the_trainer_of_either_family(kind: str) -> None:
+    from nugnn import graph_run, sample_run
+    from nugnn.config import ConfigError, TrainConfig
+    from nugnn.fit_options import FitOptions
+    from nugnn.sample_config import SampleConfig
+    from nugnn.sample_options import SampleOptions
+
+    config, run, options, dataset = {
+        "graphs": (TrainConfig, graph_run, FitOptions, "digits"),
+        "samples": (SampleConfig, sample_run, SampleOptions, "digits-images"),
+    }[kind]
+    for name in GRAD_SYNCS:
+        given = run.fit_arguments(config(dataset=dataset, grad_sync=name, check_replicas=7))
+        assert (given["grad_sync"], given["check_replicas"]) == (name, 7)
+        made = options(grad_sync=name, check_replicas=7).trainer_options(1)
+        assert (made["grad_sync"], made["check_replicas"]) == (name, 7)
+    assert config(dataset=dataset, grad_sync="4bit").fixed_settings()["grad_sync"] == "4bit"
+    assert "check_replicas" not in config(dataset=dataset).fixed_settings()
+    with pytest.raises(ConfigError, match="--grad-sync 9bit is not allowed; allowed: fp32, bf16"):
+        config(dataset=dataset, grad_sync="9bit")
+    with pytest.raises(ConfigError, match="--check-replicas -1 is not allowed"):
+        config(dataset=dataset, check_replicas=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grad_sync": "4"}, "grad_sync '4' is not known; choose one of fp32"),
+        ({"check_replicas": -3}, "check_replicas is -3"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(options: dict[str, Any], words: str) -> None:
+    data = make_data("images", 20, torch.float32)
+    with pytest.raises(ValueError, match=words):
+        nugnn.fit(MLP(72, NUM_CLASSES, hidden=8), data, workers=2, batch_size=4, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["digits", "digits-images"])
+def test_a_run_reports_what_travelled_and_goes_on(tmp_path: Path, dataset: str) -> None:
+    from nugnn.config import TrainConfig
+    from nugnn.run import run_from_config
+    from nugnn.sample_config import SampleConfig
+
+    config: Any = {"digits": TrainConfig, "digits-images": SampleConfig}[dataset]
+    how = {
+        "dataset": dataset,
+        "workers": 2,
+        "shares": "0.7,0.3",
+        "grad_sync": "4bit",
+        "seed": 1,
+        "schedule": "constant",
+    }
+    whole = run_from_config(config(**how, epochs=4, out=str(tmp_path / "whole")))
+    run_from_config(config(**how, epochs=2, out=str(tmp_path / "parts")))
+    parts = run_from_config(config(**how, epochs=4, out=str(tmp_path / "parts"), resume=True))
+    assert (parts["val"], parts["last_test"]) == (whole["val"], whole["last_test"])
+    for name in ("model.safetensors",):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+    for report in whole["ranks"]:
+        assert report["grad_sync"]["wire"] == "4bit" and report["grad_sync"]["sent_bytes"] > 0
+        assert 0 < min(bucket["error"] for bucket in report["grad_sync"]["buckets"].values()) < 0.3
+    with pytest.raises(ValueError, match="grad_sync was 4bit, is 2bit"):
+        run_from_config(config(**how | {"grad_sync": "2bit"}, epochs=5, out=str(tmp_path / "parts"), resume=True))
