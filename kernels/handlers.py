@@ -34,12 +34,13 @@ class DropoutHandler:
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
         if call.kind == "recurrent":
             return self._recurrent(call, proceed)
-        arguments = dict(zip(("input", "p", "training", "inplace"), call.inputs, strict=False)) | call.attrs
-        x: Tensor = arguments["input"] if "input" in arguments else arguments["x"]
+        arguments = call.attrs
+        if call.inputs:
+            arguments = dict(zip(("input", "p", "training", "inplace"), call.inputs, strict=False)) | arguments
         p = float(arguments.get("p", 0.5))
-        training = arguments.get("training", arguments.get("train", True))
-        if not training or p == 0:
+        if p == 0 or not arguments.get("training", arguments.get("train", True)):
             return proceed(call)
+        x: Tensor = arguments["input"] if "input" in arguments else arguments["x"]
         if call.kind == "structured_dropout":
             raise NotImplementedError(
                 f"{call.name}: this kind of dropout would draw different masks for different numbers of parts. "

@@ -6,9 +6,9 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,14 @@ from torch.utils.hooks import RemovableHandle
 from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
-from nugnn.kernels.row_rules import Follow, follower
+from nugnn.kernels.row_rules import follower
 from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.structure import Structure
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class OperatorCall:
-    """One operator about to run.
+    """One operator about to run; not modified once it is made (a frozen dataclass takes five times as long to make).
 
     Args:
         name: Module path, kind and count within the step: ``layers.0/spmm``, ``head/linear#1``.
@@ -150,7 +150,8 @@ class _Counts:
         return calls
 
 
-class _Start(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Start:
     """How a module call began: its first tensor and where that lay, the counts, and the identity of all rows."""
 
     first: weakref.ref[Tensor] | None
@@ -158,6 +159,9 @@ class _Start(NamedTuple):
     counts: _Counts
     position: int
     rows: tuple[weakref.ref[Rows] | None, ...]
+
+
+_NO_ROWS: tuple[weakref.ref[Rows] | None, ...] = ()
 
 
 @dataclass
@@ -172,15 +176,8 @@ class _Counters:
         return self.counts.now
 
 
-class _Plan(NamedTuple):
-    """What the mode does about a torch function, found out on its first call."""
-
-    kind: str | None
-    chain: tuple[Handler, ...]
-    finished: tuple[Callable[[], None], ...]
-    follow: Follow
-    is_question: bool
-    is_backward: bool
+_Plan = Callable[["Interceptor", tuple[Any, ...], dict[str, Any]], Any]
+"""What the mode does about a torch function, found out on its first call: runs it with these arguments."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +209,7 @@ class Interceptor(TorchFunctionMode):
         self.step_number = 0
         self._handlers = tuple(handlers)
         self._chains: dict[str, tuple[Handler, ...]] = {}
+        self._observers: dict[str, tuple[Callable[[], None], ...]] = {}
         self._plans: dict[Any, _Plan] = {}
         self._paths = {} if model is None else {id(module): path for path, module in model.named_modules()}
         self._path_stack: list[str] = [""]
@@ -294,20 +292,25 @@ class Interceptor(TorchFunctionMode):
     def _watch_modules(self) -> list[RemovableHandle]:
         stack: list[Interceptor] = _active.stack
 
+        paths = self._paths
+
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             if getattr(_active, "stack", None) is not stack or stack[-1] is not self:
                 return  # another thread's step
-            path = self._path_of(module)
+            path = paths.get(id(module))
+            if path is None:
+                path = self._path_of(module)
             self._path_stack.append(path)
             self._begin_module_call(path, args, module)
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if getattr(_active, "stack", None) is not stack or stack[-1] is not self:
                 return
-            if len(self._path_stack) <= self._anchor_depth:
+            path_stack = self._path_stack
+            if len(path_stack) <= self._anchor_depth:
                 self._second_run.close()
-            if len(self._path_stack) > 1:
-                self._path_stack.pop()
+            if len(path_stack) > 1:
+                path_stack.pop()
 
         return [
             nn.modules.module.register_module_forward_pre_hook(enter),
@@ -322,11 +325,14 @@ class Interceptor(TorchFunctionMode):
         """Note how a module call begins; when autograd recomputes the call, everything begins like that again."""
         tensors = [x for x in args if isinstance(x, Tensor)]
         pointer = _address(tensors[0]) if tensors else 0
-        starts = self._counters.starts.setdefault(path, [])
-        if not in_backward():
-            identities = tuple([None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors])
-            first = weakref.ref(tensors[0]) if tensors else None
-            counts = self._counters.counts
+        counters = self._counters
+        starts = counters.starts.setdefault(path, [])
+        if _graph_task() == -1:  # not in backward
+            first, identities = None, _NO_ROWS
+            if tensors:
+                first = weakref.ref(tensors[0])
+                identities = tuple([None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors])
+            counts = counters.counts
             starts.append(_Start(first, pointer, counts, counts.position, identities))
             return
         depth = len(self._path_stack)
@@ -401,8 +407,11 @@ class Interceptor(TorchFunctionMode):
     ) -> Any:
         """Run one operator through the chain; torch functions that an operator on a graph calls are not looked at."""
         call = OperatorCall(self._next_name(kind), kind, structure, inputs, attrs, run)
-        with nullcontext() if structure is None else torch._C.DisableTorchFunction():
+        if structure is None:
             out = self._proceed(call, self._chain(kind))
+        else:
+            with torch._C.DisableTorchFunction():
+                out = self._proceed(call, self._chain(kind))
         for finished in self._finished(kind):
             finished()
         return out
@@ -428,49 +437,56 @@ class Interceptor(TorchFunctionMode):
         return chain
 
     def _finished(self, kind: str) -> tuple[Callable[[], None], ...]:
-        observers = [h for h in self._handlers if hasattr(h, "observed")]
-        return tuple(o.finished for o in observers if kind in o.observed)  # type: ignore[union-attr]
+        finished = self._observers.get(kind)
+        if finished is None:
+            observers = [h for h in self._handlers if hasattr(h, "observed")]
+            finished = tuple(o.finished for o in observers if kind in o.observed)  # type: ignore[union-attr]
+            self._observers[kind] = finished
+        return finished
 
     def _proceed(self, call: OperatorCall, chain: tuple[Handler, ...]) -> Any:
         if not chain:
             return call.compute()
+        if len(chain) == 1:
+            return chain[0](call, OperatorCall.compute, self)
         return chain[0](call, lambda next_call: self._proceed(next_call, chain[1:]), self)
 
     def _plan(self, func: Any) -> _Plan:
-        kind = _KIND_OF.get(func)
-        plan = _Plan(
-            kind,
-            () if kind is None else self._chain(kind),
-            () if kind is None else self._finished(kind),
-            follower(func),
-            func in _QUESTIONS,
-            func in BACKWARD_FUNCTIONS,
-        )
+        plan = self._planned(func)
         if len(self._plans) < _MOST_PLANS:
             self._plans[func] = plan
         return plan
 
+    def _planned(self, func: Any) -> _Plan:
+        if func in _QUESTIONS:
+            return lambda mode, args, kwargs: func(*args, **kwargs)
+        if func in BACKWARD_FUNCTIONS:
+            return lambda mode, args, kwargs: run_backward(mode, func, args, kwargs)
+        kind, follow = _KIND_OF.get(func), follower(func)
+        is_named = kind is not None and bool(self._chain(kind))
+        finished = () if kind is None else self._finished(kind)
+        densifies = kind is None and bool(self._chain("other"))
+
+        def run(mode: Interceptor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if len(mode._path_stack) == 1 and _graph_task() != -1 and not torch.is_grad_enabled():
+                return func(*args, **kwargs)  # the backward of some operator, not a layer that runs again
+            if is_named:
+                assert kind is not None
+                out = mode.call(kind, None, args, kwargs, func)
+            elif densifies and _has_sparse(args):
+                out = mode.call("other", None, args, kwargs, func)
+            else:  # no handler asks for its name, so it has none
+                out = func(*args, **kwargs)
+                for tell in finished:
+                    tell()
+            if isinstance(out, (Tensor, tuple, list)):
+                follow(args, kwargs, out)
+            return out
+
+        return run
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        plan = self._plans.get(func) or self._plan(func)
-        if plan.is_question:
-            return func(*args, **kwargs)
-        if plan.is_backward:
-            return run_backward(self, func, args, kwargs)
-        if len(self._path_stack) == 1 and in_backward() and not torch.is_grad_enabled():
-            return func(*args, **kwargs)  # the backward of some operator, not a layer that runs again
-        if plan.chain:
-            assert plan.kind is not None
-            out = self.call(plan.kind, None, args, kwargs, func)
-        elif plan.kind is None and self._chain("other") and _has_sparse(args):
-            out = self.call("other", None, args, kwargs, func)
-        else:  # no handler asks for its name, so it has none
-            out = func(*args, **kwargs)
-            for finished in plan.finished:
-                finished()
-        if isinstance(out, (Tensor, tuple, list)):
-            plan.follow(args, kwargs, out)
-        return out
+        return (self._plans.get(func) or self._plan(func))(self, args, kwargs or {})
 
 
 _MOST_PLANS = 4096
@@ -517,6 +533,9 @@ def _address(x: Tensor) -> int:
         return x.values().data_ptr() if x.layout is torch.sparse_csr else id(x)
 
 
+_graph_task = torch._C._current_graph_task_id
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward pass on this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return _graph_task() != -1

@@ -11,10 +11,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from nugnn.kernels.rows import REPLICATED, Rows, rows_of, tag, tag_turned, turned_rows_of, untag
+from nugnn.kernels.rows import ATTRIBUTE, REPLICATED, Rows, rows_of, tag, tag_turned, turned_rows_of, untag
 
 Args = Sequence[Any]
 Kwargs = dict[str, Any]
@@ -47,10 +48,36 @@ def follower(func: Callable[..., Any]) -> Follow:
     is_swap = full_name in _SWAPS
     unshapes, keeps_given = is_in_place and name in _RESHAPED_IN_PLACE, name != "set"
     rule, has_many = _RULES.get(name), name in _SPLIT or name in _RECURRENT
+    has_quick = rule is not None and not has_many and not unshapes
+    is_elementwise = rule is _elementwise
 
     def follow(args: Args, kwargs: Kwargs, out: Any) -> None:
         if is_swap:
             _turn(args, kwargs, out)
+        if has_quick and args and type(out) is Tensor and type(args[0]) is Tensor:
+            # nearly all calls: a tensor whose own tag decides, or nothing that could have one
+            own: Rows | None = getattr(args[0], ATTRIBUTE, None)
+            if own is None:
+                if len(args) == 1 and not kwargs:
+                    return
+            elif own.kind != "replicated":
+                if not is_elementwise:
+                    rows = rule(args, kwargs, out)  # type: ignore[misc]
+                elif args[0].dim() == out.dim() and _quickly_agree(own, args, kwargs):
+                    rows = own
+                else:
+                    rows = _elementwise(args, kwargs, out)
+                if rows is None or not out.dim() or rows.num_rows != out.shape[0]:
+                    return
+                known = getattr(out, ATTRIBUTE, None)
+                if known is None:
+                    setattr(out, ATTRIBUTE, rows)
+                elif known is not rows:
+                    _inherit(out, rows, _tensors_of(args, kwargs), keeps_given)
+                return
+        follow_any(args, kwargs, out)
+
+    def follow_any(args: Args, kwargs: Kwargs, out: Any) -> None:
         inputs = _tensors_of(args, kwargs)
         has_tag = has_own = False
         num_replicated = 0
@@ -82,6 +109,21 @@ def follower(func: Callable[..., Any]) -> Follow:
                 _inherit(x, rows, inputs, keeps_given)
 
     return follow
+
+
+def _quickly_agree(own: Rows, args: Args, kwargs: Kwargs) -> bool:
+    """Whether no argument says anything else than ``own``, the first one's tag, as far as is seen at a glance."""
+    for x in args:
+        if type(x) is Tensor:
+            rows = getattr(x, ATTRIBUTE, None)
+            if rows is not own and rows is not None and rows.kind != "replicated":
+                return False
+        elif type(x) not in _NO_TENSORS:
+            return False
+    return not kwargs or all([type(x) in _NO_TENSORS for x in kwargs.values()])
+
+
+_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format})
 
 
 def _inherit(x: Tensor, rows: Rows | None, inputs: Sequence[Tensor], keeps_given: bool) -> None:
@@ -152,6 +194,8 @@ def _sizes(args: Args, kwargs: Kwargs, name: str) -> tuple[Any, ...]:
 
 def _is_rows(dim: Any, num_dims: int) -> bool:
     """Whether ``dim`` (int, tuple, or None for all) includes axis 0."""
+    if type(dim) is int:
+        return dim % max(num_dims, 1) == 0
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
     return len(dims) == 0 or any(not isinstance(d, int) or d % max(num_dims, 1) == 0 for d in dims)
 
@@ -230,6 +274,8 @@ def _pad(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 def _product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """Matrix product: rows of a left matrix, or the leading batch axis of either side."""
     x, y = _first(args, kwargs), _get(args, kwargs, 1, "other", "mat2", "vec")
+    if x.dim() == y.dim() > 2:
+        return _agreed((x, y))
     if x.dim() == 1 or (y.dim() <= 2 and x.dim() <= 2):  # what is left of x's last axis and y's last but one is summed
         return _own(x) if x.dim() == 2 and _own(y) is None else _own(y) if y.dim() > 2 and _own(x) is None else None
     if y.dim() == 1:
@@ -308,15 +354,21 @@ def _repeat_interleave(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 
 def _move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """``transpose``, ``swapaxes``, ``movedim``: keeps rows when axis 0 is neither source nor target."""
-    given = [*args[1:], *(value for key, value in kwargs.items() if key not in ("input", "self"))]
-    return None if any(_is_rows(d, out.dim()) for d in given) else _own(_first(args, kwargs))
+    num_dims = out.dim()
+    for d in args[1:]:
+        if _is_rows(d, num_dims):
+            return None
+    for key, d in kwargs.items():
+        if key not in ("input", "self") and _is_rows(d, num_dims):
+            return None
+    return _own(_first(args, kwargs))
 
 
 def _turn(args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Rows that go to axis 1 when axes 0 and 1 change places, and come back when they do so again."""
-    x = _first(args, kwargs)
-    dims = {_get(args, kwargs, i, f"dim{i - 1}", f"axis{i - 1}") % max(out.dim(), 1) for i in (1, 2)}
-    if dims == {0, 1}:
+    x, num_dims = _first(args, kwargs), max(out.dim(), 1)
+    a, b = _get(args, kwargs, 1, "dim0", "axis0") % num_dims, _get(args, kwargs, 2, "dim1", "axis1") % num_dims
+    if a + b == 1:  # axes 0 and 1, in either order
         tag_turned(out, _own(x))
         tag(out, turned_rows_of(x))
 
@@ -356,6 +408,8 @@ def _embedding(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 
 def _getitem(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, index = args
+    if type(index) is tuple and index and _is_all(index[0]) and all([type(part) in _BASIC for part in index]):
+        return _own(x)
     parts = list(index) if isinstance(index, tuple) else [index]
     advanced = [i for i, part in enumerate(parts) if isinstance(part, (Tensor, list))]
     if advanced and advanced != list(range(advanced[0], advanced[-1] + 1)):
@@ -376,6 +430,13 @@ def _getitem(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     if len(advanced) == 1 and isinstance(head, Tensor) and head.dim() == 1:
         return _lookup(x, head) if head.dtype.itemsize > 1 else None if rows is None else rows.picked(head)
     return None
+
+
+_BASIC = frozenset({slice, int, type(None)})
+
+
+def _is_all(part: Any) -> bool:
+    return type(part) is slice and part.start is None and part.stop is None and part.step is None
 
 
 def _axes_used(part: Any) -> int:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-_ATTRIBUTE = "_nugnn_rows"
+ATTRIBUTE = "_nugnn_rows"
+"""Where a tensor has its tag; `rows_of` reads it, parameters considered."""
 _TURNED = "_nugnn_turned_rows"
 
 
@@ -142,13 +143,13 @@ REPLICATED = Rows("replicated")
 def tag(x: Tensor, rows: Rows | None) -> Tensor:
     """Attach ``rows`` to ``x`` (in place, returns ``x``)."""
     if rows is not None:
-        setattr(x, _ATTRIBUTE, rows)
+        setattr(x, ATTRIBUTE, rows)
     return x
 
 
 def untag(x: Tensor) -> None:
     """Forget the identity of ``x``."""
-    x.__dict__.pop(_ATTRIBUTE, None)
+    x.__dict__.pop(ATTRIBUTE, None)
     x.__dict__.pop(_TURNED, None)
 
 
@@ -167,7 +168,7 @@ def turned_rows_of(x: Any) -> Rows | None:
 
 def rows_of(x: Any) -> Rows | None:
     """The tag of ``x``; parameters are replicated unless tagged otherwise."""
-    rows: Rows | None = getattr(x, _ATTRIBUTE, None)
+    rows: Rows | None = getattr(x, ATTRIBUTE, None)
     # of a parameter's class every isinstance of a plain tensor is a call of Python
     if rows is None and type(x) is not Tensor and isinstance(x, torch.nn.Parameter):
         return REPLICATED

@@ -8,6 +8,8 @@ rounded once). A dropped entry becomes 0 even where it was infinite or NaN.
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,7 @@ __all__ = ["dropout_csr_values", "dropout_rows", "relu_dropout_rows"]
 
 _WIDE = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
+_FLOATING = (*_WIDE, *_HALF)
 
 
 def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range) -> Tensor:
@@ -57,7 +60,7 @@ def dropout_rows(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range) -
     check_dropout("dropout_rows", x, p, row_ids)
     if p == 0:
         return x
-    ids, given = (row_ids, None) if isinstance(row_ids, range) else (None, row_ids)
+    ids, given = (row_ids, None) if type(row_ids) is range else (None, row_ids)
     result: Tensor = _DropoutRows.apply(x, p, key, ids, given)
     return result
 
@@ -197,8 +200,10 @@ class _DropoutCsrValues(Operator):
 
 @unseen
 def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool = False) -> Tensor:
-    if x.numel() == 0 or p == 1:
+    if p == 1 or x.numel() == 0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    if x.is_cpu:
+        return _apply_mask_on_cpu(x, p, key, row_ids, in_place=in_place)
     from nugnn.kernels.epilogue import runs_in_triton
 
     if runs_in_triton(x):
@@ -210,21 +215,40 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *,
         rows = whole_rows(x if x.dim() == 2 else x.reshape(len(x), -1))
         out = gpu.forward(rows, None, None, None, "none", 1.0, mask, remake=True)[0]
         return out if x.dim() == 2 else out.view(x.shape)
-    row_ids = id_tensor(row_ids, x.device)
-    if x.device.type != "cpu":
-        return dropout_rows_reference(x, p, key, row_ids)
+    return dropout_rows_reference(x, p, key, id_tensor(row_ids, x.device))
+
+
+def _apply_mask_on_cpu(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool) -> Tensor:
+    cpu, x = _cpu(), x.contiguous()
+    ids = (row_ids if isinstance(row_ids, Tensor) else id_tensor(row_ids, x.device)).contiguous()
+    num_rows, num_values, is_wide = x.shape[0], x.numel(), x.dtype in _WIDE
+    if not is_wide:
+        out = _scaled_half(x, p)
+    else:
+        out = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
+    if num_values <= cpu.MOST_SERIAL_VALUES or num_rows <= cpu.ROWS_PER_TASK or torch.get_num_threads() == 1:
+        seed = key.seed - (key.seed >> 63 << 64)  # as int64 has it
+        cpu.drop_serially(
+            x.element_size(), x.data_ptr(), ids.data_ptr(), out.data_ptr(), num_rows, num_values // num_rows,
+            keep_threshold(p), keep_scale(p), seed, key.step, key.stream,
+        )  # fmt: skip
+        return out
+    array, threshold, k0, k1 = _kernel_arguments(p, key, ids)
+    flat = out.view(num_rows, -1)
+    if is_wide:
+        scale = (np.float32 if x.dtype is torch.float32 else np.float64)(keep_scale(p))
+        cpu.scale_or_zero(as_array(x.view(num_rows, -1)), array, threshold, scale, k0, k1, as_array(flat))
+    else:
+        cpu.zero_dropped(as_array(flat.view(torch.int16)), array, threshold, k0, k1)
+    return out
+
+
+@functools.cache
+def _cpu() -> ModuleType:
+    """The kernels; an import statement in each call would be a quarter of a small one."""
     from nugnn.kernels.dropout import cpu
 
-    flat = x.reshape(len(x), -1).contiguous()
-    ids, threshold, k0, k1 = _kernel_arguments(p, key, row_ids)
-    if x.dtype in _WIDE:
-        out = flat if in_place else torch.empty_like(flat)
-        scale = (np.float32 if x.dtype is torch.float32 else np.float64)(keep_scale(p))
-        cpu.scale_or_zero(as_array(flat), ids, threshold, scale, k0, k1, as_array(out))
-    else:
-        out = _scaled_half(flat, p)
-        cpu.zero_dropped(as_array(out.view(torch.int16)), ids, threshold, k0, k1)
-    return out.view(x.shape)
+    return cpu
 
 
 @unseen
@@ -272,8 +296,8 @@ def check_dropout(name: str, x: Tensor, p: float, row_ids: Tensor | range | None
     """Raises ValueError unless ``x`` is of a floating dtype with one id per row and ``p`` a probability."""
     _check(name, x, p)
     _check_row_ids(row_ids)
-    if x.dim() == 0 or len(x) != len(row_ids):  # type: ignore[arg-type]
-        count = len(row_ids)  # type: ignore[arg-type]
+    count = row_ids.shape[0] if isinstance(row_ids, Tensor) else len(row_ids)  # type: ignore[arg-type]
+    if x.dim() == 0 or x.shape[0] != count:
         raise ValueError(f"{name}: x of shape {tuple(x.shape)} needs one id per row, got {count} row_ids")
 
 
@@ -289,5 +313,5 @@ def _check_row_ids(row_ids: Tensor | range | None) -> None:
 def _check(name: str, x: Tensor, p: float) -> None:
     if not 0 <= p <= 1:
         raise ValueError(f"{name}: p is {p}, must lie in [0, 1]")
-    if x.dtype not in _WIDE + _HALF:
+    if x.dtype not in _FLOATING:
         raise ValueError(f"{name}: dtype {x.dtype} cannot be scaled; use float32, float64, bfloat16 or float16")
