@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from machine_code import leaks
+from machine_code import leaks, undefined_reads
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
@@ -31,6 +31,7 @@ from nugnn.kernels.edge_softmax import gpu as edge_softmax
 from nugnn.kernels.epilogue import gpu as epilogue
 from nugnn.kernels.padded import padded_copy
 from nugnn.kernels.philox.gpu import random_words_triton
+from nugnn.kernels.quantize import gpu as quantize_gpu
 from nugnn.kernels.sddmm.gpu import sddmm_triton
 from nugnn.kernels.spmm.gpu import aggregate
 from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges
@@ -106,8 +107,9 @@ class Search:
             if compiled.hash not in self.seen:
                 self.seen.add(compiled.hash)
                 self.names.add(function.fn.__module__ + "." + function.fn.__name__)
+                ptx = compiled.asm["ptx"]
                 self.wrong += [
-                    f"{function.fn.__name__} of {self.case}: {line}" for line in leaks(compiled.asm["ptx"])
+                    f"{function.fn.__name__} of {self.case}: {line}" for line in leaks(ptx) + undefined_reads(ptx)
                 ]  # fmt: skip
             return compiled
 
@@ -204,6 +206,10 @@ def random_words() -> None:
     drop_csr_values(torch.ones(NUM_ROWS), *csr, epilogue.Mask(1 << 31, 2.0, (1, 2), range(NUM_ROWS)))
 
 
+def codec(width: int, bits: int) -> None:
+    quantize_gpu.decode(quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, None, None), width, bits, FP32)
+
+
 QUICK: list[tuple[Any, ...]] = [
     (spmm, 47, BF16, True, True, False),  # the one that was wrong, without last_column
     (spmm, 33, FP32, True, False, True),
@@ -214,6 +220,7 @@ QUICK: list[tuple[Any, ...]] = [
     (edges, 47, BF16),
     (row_steps, 47, BF16, True, True, "relu", True),
     (loss, 47, BF16, True, False),
+    (codec, 368, 3),  # the other one that was wrong
 ]
 _FLAGS = (False, True)
 WIDE: list[tuple[Any, ...]] = [
@@ -225,6 +232,7 @@ WIDE: list[tuple[Any, ...]] = [
     *((edges, *case) for case in product((33, 47, 100), (BF16, FP32))),
     *((row_steps, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS, ("relu", "none"), _FLAGS)),
     *((loss, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS)),
+    *((codec, *case) for case in product((1, 9, 33, 47, 100, 368, 904, 1024), range(1, 9))),
     (random_words,),
 ]
 

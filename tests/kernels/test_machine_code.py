@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU that is not here: none has the mistake that LLVM makes with two shifts in one vector."""
+"""Kernels compiled for a GPU that is not here: none has the mistakes that LLVM makes with two values in one vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .machine_code import leaks
+from .machine_code import leaks, undefined_reads
 
 SCRIPT = Path(__file__).with_name("machine_code_checks.py")
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -72,3 +72,29 @@ def test_only_a_value_that_runs_into_a_half_that_is_read_is_wrong(old: str, new:
     assert leaks(WRONG) == ["or.b64 \t%rd24, %rd21, %rd23;"]
     assert leaks(WRONG.replace("mov.b64 \t{_, %r37}, %rd24", "shr.u64 \t%rd40, %rd24, 32"))
     assert leaks(WRONG.replace(old, new)) == []
+
+
+UNDEFINED = """{
+    mov.u32 \t%r1, %tid.x;
+    cvt.u16.u32 \t%rs20, %r1;
+    mov.b32 \t%r30, {%rs20, %rs21};
+    shr.u32 \t%r44, %r30, 3;
+    cvt.u64.u32 \t%rd37, %r44;
+    ld.global.b8 \t%rs1, [%rd37];
+    ret;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%rs20, %rs21", "%rs20, %rs20"),
+        ("shr.u32 \t%r44, %r30, 3", "and.b32 \t%r44, %r30, 65535"),
+        ("shr.u32 \t%r44, %r30, 3", "mov.b32 \t{%rs22, _}, %r30;\n    cvt.u32.u16 \t%r44, %rs22"),
+        ("{%rs20, %rs21};\n    shr.u32 \t%r44, %r30, 3", "{%rs21, %rs20};\n    shr.u32 \t%r44, %r30, 16"),
+    ],
+)
+def test_only_bits_that_nothing_has_set_are_undefined(old: str, new: str) -> None:
+    assert undefined_reads(UNDEFINED) == ["cvt.u64.u32 \t%rd37, %r44"]
+    assert undefined_reads(UNDEFINED.replace("shr.u32 \t%r44, %r30, 3", "add.s32 \t%r44, %r30, 8"))
+    assert old in UNDEFINED and undefined_reads(UNDEFINED.replace(old, new)) == []
