@@ -110,6 +110,7 @@ def test_replicas_stay_the_same_bits(ranks: Any, num_ranks: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_replicas_stay_the_same_bits_for_200_steps(ranks: Any, num_ranks: int) -> None:
     wires = ("bf16", "fp16", 8, 4, 3, 2, 1, "adaptive", "powersgd")
