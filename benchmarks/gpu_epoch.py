@@ -268,7 +268,8 @@ def ours(
     splits = {"train": rows, "val": case.val_nodes, "test": case.test_nodes}
     local_splits = {name: everywhere if nodes is None else local_rows[nodes] for name, nodes in splits.items()}
     family = nugnn.GraphFamily(model, shard_graph, local_splits, **training)
-    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), case.device))
+    recorded = {"cuda_graphs": "on"} if case.device.type == "cuda" else {}
+    trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), case.device), **recorded)
     return Run(lambda: torch.as_tensor(trainer.train_epoch()), lambda: family.predict(trainer.num_steps)[local_rows])
 
 

@@ -134,7 +134,7 @@ def measure(recorder: Recorder, arguments: argparse.Namespace) -> None:
     expected: list[float] | None = None
     cases = [
         (num_ranks, overlap, recorded)
-        for recorded in arguments.cuda_graphs
+        for recorded in arguments.cuda_graphs or ["on" if arguments.device == "cuda" else "off"]
         for num_ranks in arguments.ranks
         for overlap in (arguments.overlaps if num_ranks > 1 else ["auto"])
     ]
@@ -179,7 +179,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--order", default="none", help="of the rows, as nugnn.shard takes it")
     parser.add_argument("--overlaps", nargs="+", choices=["auto", "on", "backward", "off"], default=["auto", "off"])
     parser.add_argument("--epochs", type=int, default=10, help="timed ones; five go before")
-    parser.add_argument("--cuda-graphs", nargs="+", choices=["auto", "on", "off"], default=["auto"])
+    parser.add_argument("--cuda-graphs", nargs="+", choices=["on", "off"], help="on on GPUs, off elsewhere")
     parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each rank, by their time")
     parser.add_argument("--out", type=Path, help="folder for scaling.jsonl")
     parser.add_argument("--overlap", default="auto", help=argparse.SUPPRESS)

@@ -216,8 +216,10 @@ def _scaled_rows(x_csr: Tensor, factor: Any, operation: Callable[[Tensor, Any], 
         return with_values(x_csr, operation(x_csr.values(), factor)) if math.isfinite(factor) and factor else None
     if not isinstance(factor, Tensor) or factor.shape != (x_csr.shape[0], 1) or factor.dtype != x_csr.dtype:
         return None
-    lengths = x_csr.crow_indices().diff()
-    return with_values(x_csr, operation(x_csr.values(), torch.repeat_interleave(factor[:, 0], lengths)))
+    lengths, num_entries = x_csr.crow_indices().diff(), len(x_csr.values())  # known, so that nobody waits for a GPU
+    return with_values(
+        x_csr, operation(x_csr.values(), torch.repeat_interleave(factor[:, 0], lengths, output_size=num_entries))
+    )
 
 
 def _is_csr(x: Any) -> bool:

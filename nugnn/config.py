@@ -57,6 +57,7 @@ class Settings:
     dataset: str | None
     model: str
     device: str
+    cuda_graphs: str
     epochs: int
     schedule: str
     warmup_epochs: float | None
@@ -75,6 +76,10 @@ class Settings:
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
+        if self.cuda_graphs == "on" and "cpu" in self.device.split(","):
+            raise ConfigError(
+                f"--cuda-graphs on needs a GPU for each worker, and --device is {self.device}; leave it at auto or off"
+            )
 
     def _check_schedule(self) -> None:
         try:
@@ -276,7 +281,7 @@ class TrainConfig(Settings):
     cuda_graphs: str = option(
         "auto",
         str,
-        "Let a GPU repeat a recorded step instead of telling it each operation anew; auto: for built-in models.",
+        "Let a GPU repeat a recorded step in place of telling it each operation; auto: for built-in networks of samples.",
         choices=("auto", "on", "off"),
     )
     activations: str = option(

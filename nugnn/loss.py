@@ -53,7 +53,10 @@ class SmoothedCrossEntropy:
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """``(n,)`` loss of each row, weights included."""
-        weights = None if self.class_weights is None else self.class_weights.to(logits.device, logits.dtype)
+        weights = self.class_weights
+        if weights is not None and (weights.device, weights.dtype) != (logits.device, logits.dtype):
+            weights = weights.to(logits.device, logits.dtype)
+            object.__setattr__(self, "class_weights", weights)  # moved once
         return F.cross_entropy(logits, labels, weights, reduction="none", label_smoothing=self.smoothing)
 
 

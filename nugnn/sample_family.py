@@ -184,7 +184,8 @@ class SampleFamily:
 
     def kind_of(self, work: _Part) -> Any:
         leaves, structure = tree_flatten(work.x)
-        plain = [None if isinstance(x, Tensor) else repr(x) for x in leaves]
+        known = (bool, int, float, str, type(None))  # of others it is not known when they are the same
+        plain = [None if isinstance(x, Tensor) else x if isinstance(x, known) else object() for x in leaves]
         total = None if isinstance(work.total, Tensor) else work.total
         return total, structure, tuple(plain)
 

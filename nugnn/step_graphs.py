@@ -8,6 +8,7 @@ clipping and schedules run as ever. A step has the same bits either way.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,10 +34,12 @@ _MOST_KINDS_SEEN = 1024
 """Kinds that are counted: batches of ever new sizes must not pile up."""
 
 
+_logger = logging.getLogger(__name__)
+
 CUDA_GRAPHS = ("auto", "on", "off")
 CudaGraphs = Literal["auto", "on", "off"]
-"""Whether steps are recorded: ``auto`` for models of `nugnn` itself, of which it is known that they may be, where there
-is memory to spare."""
+"""Whether steps are recorded: ``auto`` for the networks of `nugnn.networks` on samples, of which it is known that they
+may be, where there is memory to spare."""
 
 
 class CaptureError(ValueError):
@@ -70,10 +73,31 @@ def records_steps(
 
 
 def _is_own(model: nn.Module) -> bool:
-    """A model of `nugnn`, as it was made: nobody hooks in."""
-    modules = list(model.modules())
-    is_hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
-    return type(model).__module__.startswith("nugnn.") and not is_hooked
+    """A network of `nugnn.networks` as it was made: of torch's own layers, with nobody's code in it."""
+    is_hooked = any(nn.modules.module.__dict__[name] for name in _GLOBAL_HOOKS)
+    return (
+        type(model).__module__ == "nugnn.networks"
+        and not is_hooked
+        and all(_is_plain(module) for module in model.modules())
+        and not any(p._backward_hooks for p in model.parameters())
+    )
+
+
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _is_plain(module: nn.Module) -> bool:
+    home = type(module).__module__
+    is_known = home == "nugnn.networks" or home.startswith("torch.nn.modules.")
+    return is_known and "forward" not in module.__dict__ and not any(getattr(module, name) for name in _HOOKS)
+
+
+def _mode_of(module: nn.Module) -> tuple[Any, ...]:
+    """What torch's layers look at in each call: in training, probability of dropping, momentum; and who hooks in."""
+    numbers = (getattr(module, name, None) for name in ("p", "momentum"))
+    plain = (number if isinstance(number, (int, float)) else None for number in numbers)
+    return (module.training, *plain, *(len(getattr(module, hooks)) for hooks in _HOOKS))
 
 
 def _why_not(family: Family, compresses: bool) -> str | None:
@@ -106,21 +130,28 @@ class _Recorded:
 class StepGraphs:
     """Runs the passes of steps, from their fourth on as CUDA graphs.
 
-    Steps are of one kind when their batches have the same shapes and the model's modules and parameters are in the same
-    modes. Of each kind three run as usual; the next is recorded. Whatever the model does in Python happens while it is
-    recorded and never again, so a step whose course depends on numbers, or that counts in Python, must not be recorded.
+    Steps are of one kind when their batches have the same shapes, the model's modules are in the same modes, drop with
+    the same probabilities and have as many hooks, and its parameters and buffers lie where they lay. Of each kind three
+    run as usual; the next is recorded. Whatever else the model does in Python happens while it is recorded and never
+    again, so a step whose course depends on numbers, or that counts in Python, must not be recorded. When other
+    parameters are trained than before, on all ranks, all begins anew: sums over ranks are laid out again then.
 
     Args:
         family: Whose steps these are.
-        only_with_room: Leave a step unrecorded where it takes more than a third of the GPU's memory: a graph keeps its
-            memory to itself, and evaluation comes on top.
+        parameters: Gives all that are trained: gradients are left at them.
+        is_auto: Go on as usual where a step cannot be recorded; leave it alone where it takes more than a third of the
+            GPU's memory (a graph keeps its memory to itself, and evaluation comes on top), or has code in it that is
+            not `nugnn`'s.
     """
 
-    def __init__(self, family: Family, *, only_with_room: bool = False) -> None:
+    def __init__(
+        self, family: Family, parameters: Callable[[], Sequence[nn.Parameter]], *, is_auto: bool = False
+    ) -> None:
         from nugnn.kernels.philox.key_table import KeyTable
 
-        self._family, self._device = family, family.ranks.device
-        self._only_with_room = only_with_room
+        self._family, self._device, self._parameters = family, family.ranks.device, parameters
+        self._is_auto, self._is_off = is_auto, False
+        self._trained: list[bool] = []
         self._keys = KeyTable(self._device)
         self._stream = torch.cuda.Stream(self._device)
         self._num_seen: dict[Any, int] = {}
@@ -155,7 +186,8 @@ class StepGraphs:
         Raises:
             CaptureError: The step does what cannot be recorded.
         """
-        if len(works) != 1:
+        self._begin_anew_where_others_are_trained()
+        if len(works) != 1 or self._is_off:
             return passes(works, on_loss)
         inputs = self._family.tensors_of(works[0])
         kind = (on_loss is not None, *self._kind_of(works[0], inputs))
@@ -164,7 +196,14 @@ class StepGraphs:
             if not self._is_due(kind):
                 with self._keys.of_step(step):
                     return passes(works, on_loss)
-            recorded = self._recorded[kind] = self._record(works[0], step, passes, on_loss)
+            try:
+                recorded = self._recorded[kind] = self._record(works[0], step, passes, on_loss)
+            except CaptureError as error:
+                if not self._is_auto or self._family.ranks.is_split:  # other ranks may have recorded it
+                    raise
+                self._is_off = True
+                _logger.warning("steps run without CUDA graphs: %s", error)
+                return passes(works, on_loss)
         self._keys.fill(step)
         for held, given in zip(recorded.inputs, inputs, strict=True):
             held.copy_(given, non_blocking=True)
@@ -177,33 +216,45 @@ class StepGraphs:
             parameter.grad = gradient
         return recorded.share.clone(), recorded.said
 
+    def _begin_anew_where_others_are_trained(self) -> None:
+        trained = [p.requires_grad for p in self._parameters()]
+        if trained != self._trained:
+            self._trained = trained
+            self._recorded.clear()
+            self._num_seen.clear()
+
     def _is_due(self, kind: Any) -> bool:
         """Whether a step of this kind is to be recorded now."""
         seen = self._num_seen.get(kind, 0)
         if seen or len(self._num_seen) < _MOST_KINDS_SEEN:
             self._num_seen[kind] = seen + 1
-        return seen >= _STEPS_BEFORE and len(self._recorded) < _MOST_KINDS and self._has_room()
+        return seen >= _STEPS_BEFORE and len(self._recorded) < _MOST_KINDS and self._is_fit()
 
-    def _has_room(self) -> bool:
-        """Whether the memory that a graph keeps to itself is to spare beside that of steps as usual."""
-        if not self._only_with_room:
+    def _is_fit(self) -> bool:
+        """Under ``auto``: whether memory is to spare, and the model still as it was made."""
+        if not self._is_auto:
             return True
         _, total = torch.cuda.mem_get_info(self._device)
-        return int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.peak"]) < total // 3
+        most = int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.peak"])
+        # what is reserved has the graphs in it that are there already
+        has_room = most < total // 3 and torch.cuda.memory_reserved(self._device) < total // 2
+        return has_room and _is_own(self._family.model)
 
     def _kind_of(self, work: Work, inputs: Sequence[Tensor]) -> Any:
         model = self._family.model
         return (
             self._family.kind_of(work),
             tuple((x.shape, x.dtype, x.stride()) for x in inputs),
-            tuple(p.requires_grad for p in model.parameters()),
-            tuple(module.training for module in model.modules()),
+            tuple(x.data_ptr() for x in (*self._parameters(), *model.buffers()) if x.layout is torch.strided),
+            tuple(_mode_of(module) for module in model.modules()),
         )
 
     def _record(self, work: Work, step: int, passes: Passes, on_loss: OnLoss | None) -> _Recorded:
         held, clock = self._family.copy_of(work), self._family.ranks.clock
         before = clock.withdraw()
         graph = torch.cuda.CUDAGraph()
+        for parameter in self._parameters():
+            parameter.grad = None
         try:
             # other threads (of the loader, of NCCL) may go on asking and allocating meanwhile
             with (
@@ -222,5 +273,5 @@ class StepGraphs:
             ) from error
         spans = clock.withdraw()
         clock.add(before)
-        gradients = [(p, p.grad) for p in self._family.model.parameters()]
+        gradients = [(p, p.grad) for p in self._parameters()]
         return _Recorded(graph, self._family.tensors_of(held), share, said, gradients, spans)

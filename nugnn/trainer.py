@@ -170,7 +170,7 @@ class Trainer:
         is_recorded = records_steps(
             cuda_graphs, family, has_regularizer=regularizer is not None, compresses=grad_sync != "fp32"
         )
-        self._graphs = StepGraphs(family, only_with_room=cuda_graphs == "auto") if is_recorded else None
+        self._graphs = StepGraphs(family, self._trained, is_auto=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0
         self.in_progress = EpochInProgress()
         self._loss_of_epoch: HostNumber | None = None
@@ -305,6 +305,11 @@ class Trainer:
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
         return share, said
+
+    def _trained(self) -> list[nn.Parameter]:
+        """Parameters of the model and whatever else the optimizer takes, each once."""
+        of_optimizer = (p for group in self.optimizer.param_groups for p in group["params"])
+        return list({id(p): p for p in (*self.model.parameters(), *of_optimizer)}.values())
 
     def _passes(self, works: Sequence[Work], on_loss: Callable[[Tensor], T] | None) -> tuple[Tensor, T | None]:
         """Forward and backward of all parts, and the sums of gradients over ranks; gives what `_step` does."""

@@ -70,7 +70,7 @@ class KeyTable:
         place = len(self._known)
         if self._is_fixed or place == self._num_keys:
             why = "is new in a step that is being recorded" if self._is_fixed else f"is the {place + 1}th of a step"
-            raise RuntimeError(f"{key} {why}: no place in memory is left for it")
+            raise RuntimeError(f"{key} {why}: there is no place for it; train with cuda_graphs off")
         self._seed = key.seed
         stream = key.stream - (1 << 32) if key.stream >= 1 << 31 else key.stream  # as int64 has it
         self._streams[place] = stream << 32

@@ -71,7 +71,8 @@ def densify(x_csr: Tensor) -> Tensor:
     if x_csr.layout != torch.sparse_csr:
         raise ValueError(f"densify: x_csr has layout {x_csr.layout}, expected torch.sparse_csr")
     num_rows, num_columns = x_csr.shape
-    row = torch.repeat_interleave(x_csr.crow_indices().diff().to(torch.int64))
+    lengths = x_csr.crow_indices().diff().to(torch.int64)
+    row = torch.repeat_interleave(lengths, output_size=len(x_csr.values()))  # known, so that nobody waits for a GPU
     positions = row * num_columns + x_csr.col_indices().to(torch.int64)
     values = x_csr.values()
     return values.new_zeros(num_rows * num_columns).index_add(0, positions, values).view(num_rows, num_columns)
