@@ -282,10 +282,11 @@ class TrainConfig(Settings):
     halo_wire: str = option(
         "fp32",
         str,
-        "Number format of halo rows on the wire.",
-        choices=("fp32",),
-        later=("bf16", "fp16", "int8", "int4", "int2", "auto"),
-        later_what="halo compression",
+        "How halo rows and their gradients travel in training: fp32 (as they are, in the type of the arithmetic), in "
+        "16 bits, or in 8, 4 or 2 with stochastic rounding; evaluation is exact.",
+        choices=("fp32", "bf16", "fp16", "int8", "int4", "int2"),
+        later=("auto",),
+        later_what="choosing bits by layer and peer",
     )
     grad_sync: str = option(
         "fp32",

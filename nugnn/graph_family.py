@@ -37,6 +37,9 @@ class GraphFamily:
         recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
         overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
         activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
+        halo_wire: How halo rows and their gradients travel in training: ``fp32`` (as they are, in the type of the
+            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`. Evaluation
+            and predictions are exact.
 
     Raises:
         ValueError: An option is not known or does not fit the device.
@@ -61,11 +64,13 @@ class GraphFamily:
         recompute_inputs: bool = False,
         overlap: Overlap = "auto",
         activations: str = "keep",
+        halo_wire: str = "fp32",
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
         how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
-        how |= {"overlap": overlap}
+        how |= {"overlap": overlap, "halo_wire": halo_wire}
+        self._halo_wire = halo_wire
         self.net = self._evaluated = ModelOnShard(model, graph, **how)
         self._activations = make_activations(activations, self.net)
         self._evaluated_rows = rows
@@ -125,7 +130,16 @@ class GraphFamily:
 
     def report(self) -> dict[str, Any]:
         graph = self.graph
-        return {"nodes": graph.num_nodes(), "edges": graph.num_edges(), "halo_rows": graph.index.plan.num_halo}
+        report = {"nodes": graph.num_nodes(), "edges": graph.num_edges(), "halo_rows": graph.index.plan.num_halo}
+        return report | ({"halo": self._halo_report()} if self.ranks.is_split else {})
+
+    def _halo_report(self) -> dict[str, Any]:
+        nets = [self.net] if self._evaluated is self.net else [self.net, self._evaluated]
+        totals = {
+            f"{direction}_bytes": sum(getattr(net.halo_traffic, direction) for net in nets)
+            for direction in ("forward", "gradient", "evaluation")
+        }
+        return {"wire": self._halo_wire, **totals}
 
     def whole_state(self) -> dict[str, Tensor]:
         """Every node embedding is whole, in original node order."""

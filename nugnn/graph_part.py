@@ -47,6 +47,7 @@ class GraphPart:
             recompute_inputs=options.recompute_inputs,
             overlap=options.overlap,
             activations=options.activations,
+            halo_wire=options.halo_wire,
             evaluate_on=other,
         )
 
