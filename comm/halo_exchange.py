@@ -280,9 +280,7 @@ def _fetch(x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None) -> Te
     return _fetch_whole(x_N.contiguous(), plan, label, travel)
 
 
-def _fetch_whole(
-    x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None = None
-) -> Tensor:
+def _fetch_whole(x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None = None) -> Tensor:
     x_L = x_N.new_empty((plan.num_local, *x_N.shape[1:]))
     exchange = begin_fetch(x_N, x_L[plan.num_inner :], plan, label, travel, width)
     x_L[: plan.num_inner] = x_N
@@ -297,9 +295,7 @@ def _add_home(y_L: Tensor, plan: HaloPlan, label: str, travel: Travel | None) ->
     return _add_home_whole(y_L, plan, label, travel)
 
 
-def _add_home_whole(
-    y_L: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None = None
-) -> Tensor:
+def _add_home_whole(y_L: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None = None) -> Tensor:
     exchange = begin_return(y_L[plan.num_inner :].contiguous(), plan, label, travel, width)
     y_N = y_L[: plan.num_inner].clone(memory_format=torch.contiguous_format)
     return add_returned_(y_N, exchange.finish(), plan)
@@ -363,9 +359,7 @@ def fetch_halo(x_N: Tensor, plan: HaloPlan, label: str = "halo rows", travel: Tr
     return _Fetch.apply(x_N, plan, label, travel)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def add_home(
-    y_L: Tensor, plan: HaloPlan, label: str = "rows that go home", travel: Travel | None = None
-) -> Tensor:
+def add_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home", travel: Travel | None = None) -> Tensor:
     """Add the halo rows of ``y_L (L, ...)`` to their owners' rows: ``(N, ...)``; the transpose of `fetch_halo`."""
     if not plan.ranks.is_split:
         return y_L

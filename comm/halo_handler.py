@@ -129,9 +129,7 @@ class HaloHandler:
         is_plain = self._is_exact or is_kept or not x.is_floating_point() or not self._is_training()
         return _AS_THEY_ARE if is_plain else self.wire
 
-    def _travel_of(
-        self, x_N: Tensor, plan: HaloPlan, name: str, wire: HaloWire, interceptor: Interceptor
-    ) -> Travel:
+    def _travel_of(self, x_N: Tensor, plan: HaloPlan, name: str, wire: HaloWire, interceptor: Interceptor) -> Travel:
         """A tensor that travels twice in a step, since now its gradient is asked for, is rounded as it was first."""
         known = self._memo.get((id(x_N), id(plan)))
         if known is not None and known.is_of(x_N) and known.travel.wire == wire:

@@ -109,9 +109,7 @@ class HaloWire:
             decode_rows(wire, out.shape[1], _BITS[self.name], out=out)
         else:
             is_wide = out.dtype is torch.float64
-            out.copy_(
-                decode_rows(wire, out.shape[1], _BITS[self.name], dtype=torch.float32 if is_wide else out.dtype)
-            )
+            out.copy_(decode_rows(wire, out.shape[1], _BITS[self.name], dtype=torch.float32 if is_wide else out.dtype))
 
 
 def _scaled_halves(x: Tensor) -> Tensor:

@@ -59,9 +59,7 @@ class ModelOnShard:
         shard_embeddings(model, graph)
         self.features_ND = self._features()
         constant = None if recompute_inputs else self.features_ND
-        self.interceptor = intercept(
-            model, graph, seed=seed, constant=constant, overlap=overlap, halo_wire=halo_wire
-        )
+        self.interceptor = intercept(model, graph, seed=seed, constant=constant, overlap=overlap, halo_wire=halo_wire)
 
     @property
     def halo_traffic(self) -> HaloTraffic:

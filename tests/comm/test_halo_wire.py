@@ -114,7 +114,9 @@ def _values(num_nodes: int, width: int, dtype: torch.dtype, seed: int = 0) -> Te
     return torch.randn(num_nodes, width, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def _exchange(ranks: Ranks, data: GraphData, parts: Tensor, name: str, width: int, dtype: torch.dtype, how: str) -> Seen:
+def _exchange(
+    ranks: Ranks, data: GraphData, parts: Tensor, name: str, width: int, dtype: torch.dtype, how: str
+) -> Seen:
     graph = shard_of(ranks, data, parts)
     plan = graph.index.plan
     ids = graph.global_node_ids

@@ -317,7 +317,11 @@ class _WithRows(nn.Module):
 def test_training_with_8_bits_stays_near_float32(ranks: Any, name: str, precision: str) -> None:
     data = make_graph(dtype=torch.float32)
     torch.manual_seed(0)
-    model = _WithRows(data.num_nodes) if name == "embedding" else GNN(name, NUM_FEATURES, NUM_CLASSES, hidden=WIDTH, layers=3)
+    model = (
+        _WithRows(data.num_nodes)
+        if name == "embedding"
+        else GNN(name, NUM_FEATURES, NUM_CLASSES, hidden=WIDTH, layers=3)
+    )
     parts = make_parts(data, 2, "metis")
     runs = [
         ranks.run(2, run_steps, data, parts, model.float(), _sgd, 8, halo_wire=wire, precision=precision)
