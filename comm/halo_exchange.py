@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_wire import RowIds, Travel
 from nugnn.comm.meeting import ranks_have_met, ranks_meet
 from nugnn.kernels.add_rows import add_rows_
@@ -166,6 +167,7 @@ class _Coded(Exchange):
         rows: ``(sum of splits, ...)`` likewise.
         travel: Its wire compresses these rows.
         row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
+        feedback: Encodes them in place of the wire alone.
         width: Columns of matrices that travel; zeros stand behind them.
     """
 
@@ -179,11 +181,16 @@ class _Coded(Exchange):
         label: str,
         travel: Travel,
         row_ids: Tensor | None,
+        feedback: HaloFeedback | None,
         width: int,
     ) -> None:
         self._whole, self._is_decoded = out, False
         self._wire, self._width = travel.wire, width
-        coded = self._wire.encode(_as_matrix(rows)[:, :width], travel.key, row_ids)
+        rows = _as_matrix(rows)[:, :width]
+        if feedback is None:
+            coded = self._wire.encode(rows, travel.key, row_ids)
+        else:
+            coded = feedback.encode(travel.name, rows, self._wire)
         coded_out = coded.new_empty((len(out), coded.shape[1]))
         super().__init__(coded_out, coded, out_splits, splits, plan, label, travel)
 
@@ -216,12 +223,12 @@ def _begin(
     num_values = out.shape[1:].numel() if width is None else width
     if travel is None or not travel.wire.compresses(num_values, out.dtype):
         return Exchange(out, rows, out_splits, splits, plan, label, travel)
-    ids = None
-    if travel.wire.is_random:
+    ids, feedback = None, None if goes_home else travel.feedback
+    if travel.wire.is_random and feedback is None:
         if plan.row_ids is None:
             raise ValueError(f"{label}: a wire of few bits needs a plan that knows who its rows are")
         ids = plan.row_ids.returned if goes_home else plan.row_ids.sent
-    return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, num_values)
+    return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)
 
 
 def begin_fetch(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.halo_exchange import HaloPlan, add_home, fetch_halo
+from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_wire import Direction, HaloTraffic, HaloWire, Travel
 from nugnn.comm.meeting import meet
 from nugnn.comm.overlap import Fetch, Passes, can_overlap, overlapped_sum, repeated_sum
@@ -52,6 +53,7 @@ class HaloHandler:
         wire: How floating rows travel while ``is_training()``, forward and backward; as they are otherwise. The same
             on every rank.
         is_training: Asked at each exchange; the same answer on every rank.
+        feedback: Of compressed rows forward; those are rounded at random when None.
     """
 
     kinds = frozenset({"spmm", "sddmm"})
@@ -62,8 +64,9 @@ class HaloHandler:
         passes: Passes = "none",
         wire: HaloWire = _AS_THEY_ARE,
         is_training: Callable[[], bool] = lambda: True,
+        feedback: HaloFeedback | None = None,
     ) -> None:
-        self.passes, self.wire = passes, wire
+        self.passes, self.wire, self.feedback = passes, wire, feedback
         self.num_exchanges = 0
         """Exchanges made since the handler exists; for tests and reports."""
         self.num_overlapped = 0
@@ -80,6 +83,8 @@ class HaloHandler:
 
     def begin_step(self) -> None:
         self._memo.clear()
+        if self.feedback is not None:
+            self.feedback.settle()
 
     def end_step(self) -> None:
         self._memo.clear()
@@ -140,7 +145,8 @@ class HaloHandler:
         if wire.is_random:
             interceptor.random_key(name)  # refuses what runs again under another name
         direction: Direction = "forward" if self._is_training() else "evaluation"
-        return Travel(wire, f"halo of {name}", interceptor.seed, interceptor.step_number, self.traffic, direction)
+        when = interceptor.seed, interceptor.step_number
+        return Travel(wire, f"halo of {name}", *when, self.traffic, direction, self.feedback)
 
     def _known(self, x_N: Tensor, plan: HaloPlan, wire: HaloWire) -> _Known | None:
         known = self._memo.get((id(x_N), id(plan)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.quantize import decode_rows, encode_rows, row_bytes
 from nugnn.kernels.rows import IdRuns
 from nugnn.kernels.structure import Structure
+
+if TYPE_CHECKING:
+    from nugnn.comm.halo_feedback import HaloFeedback
 
 WIRES = ("fp32", "bf16", "fp16", "int8", "int4", "int2")
 
@@ -37,6 +40,19 @@ def checked_halo_wire(wire: str) -> str:
     if wire not in WIRES:
         raise ValueError(f"halo_wire {wire!r} is not known; choose one of {', '.join(WIRES)}")
     return wire
+
+
+def check_halo_feedback(wire: str, feedback: bool) -> None:
+    """Refuse error feedback where it would have no effect.
+
+    Raises:
+        ValueError: ``wire`` is not one of few bits.
+    """
+    if feedback and checked_halo_wire(wire) not in _BITS:
+        raise ValueError(
+            f"halo_feedback needs halo_wire {', '.join(_BITS)}, whose rows leave something out that is worth keeping; "
+            f"halo_wire is {wire}: leave halo_feedback out, or choose one of these"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +98,12 @@ class HaloWire:
         """Whether rounding draws random words."""
         return self.name in _BITS
 
-    def encode(self, x: Tensor, key: RandomKey, row_ids: Tensor | None) -> Tensor:
+    def encode(self, x: Tensor, key: RandomKey | None, row_ids: Tensor | None) -> Tensor:
         """Rows for the wire.
 
         Args:
             x: ``(n, D)`` floating. Not modified. ``float64`` goes through float32.
-            key: Of rounding at random.
+            key: Of rounding at random; few bits are rounded to nearest when None.
             row_ids: ``(n,)`` int64, who each row is to ``key``; not read where nothing is drawn.
 
         Returns:
@@ -197,6 +213,7 @@ class Travel:
         step: Of training.
         traffic: Where bytes are counted.
         direction: As what they are counted.
+        feedback: Adds what earlier steps have left out of rows that are fetched; in place of rounding at random.
     """
 
     wire: HaloWire
@@ -205,6 +222,7 @@ class Travel:
     step: int = 0
     traffic: HaloTraffic = field(default_factory=HaloTraffic)
     direction: Direction = "forward"
+    feedback: HaloFeedback | None = None
 
     @property
     def key(self) -> RandomKey:
@@ -214,7 +232,7 @@ class Travel:
     def of_gradient(self) -> Travel:
         """How the gradients of these rows travel."""
         direction: Direction = "gradient" if self.direction == "forward" else self.direction
-        return replace(self, name=f"gradient of {self.name}", direction=direction)
+        return replace(self, name=f"gradient of {self.name}", direction=direction, feedback=None)
 
     def count(self, num_bytes: int) -> None:
         """Note what is handed over."""

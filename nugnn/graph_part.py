@@ -48,6 +48,7 @@ class GraphPart:
             overlap=options.overlap,
             activations=options.activations,
             halo_wire=options.halo_wire,
+            halo_feedback=options.halo_feedback,
             evaluate_on=other,
         )
 

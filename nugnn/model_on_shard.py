@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nugnn import recognition
+from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_wire import HaloTraffic
 from nugnn.comm.overlap import Overlap
@@ -41,6 +43,7 @@ class ModelOnShard:
         recompute_inputs: Aggregate the input features anew in every pass.
         overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
         halo_wire: How halo rows travel in training, see `nugnn.comm.halo_wire`.
+        halo_feedback: Whether what they leave out is added in the next step, see `nugnn.comm.halo_feedback`.
     """
 
     def __init__(
@@ -53,13 +56,20 @@ class ModelOnShard:
         recompute_inputs: bool = False,
         overlap: Overlap = "auto",
         halo_wire: str = "fp32",
+        halo_feedback: bool = False,
     ) -> None:
         self.model, self.graph = model, graph
         self.storage = Storage(precision)
         shard_embeddings(model, graph)
         self.features_ND = self._features()
         constant = None if recompute_inputs else self.features_ND
-        self.interceptor = intercept(model, graph, seed=seed, constant=constant, overlap=overlap, halo_wire=halo_wire)
+        halo: dict[str, Any] = {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        self.interceptor = intercept(model, graph, seed=seed, constant=constant, **halo)
+
+    @property
+    def halo_feedback(self) -> HaloFeedback | None:
+        """What this rank owes to rows that it sent compressed."""
+        return self.interceptor.find(HaloHandler).feedback
 
     @property
     def halo_traffic(self) -> HaloTraffic:

@@ -15,6 +15,7 @@ from torch import Tensor
 from nugnn.comm import halo_exchange
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import HaloPlan, add_home, fetch_halo
+from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_wire import WIRES, HaloTraffic, HaloWire, Travel
 from nugnn.comm.overlap import overlapped_sum
 from nugnn.datasets.graph_data import GraphData
@@ -323,3 +324,42 @@ def test_uneven_parts_have_ranks_without_halo(ranks: Any) -> None:
     data = make_data()
     seen: list[Seen] = ranks.run(3, _exchange, data, uneven_parts(23, 3), "int4", 19, torch.float32, "fetch")
     assert [len(mine.halo) for mine in seen][-1] == 0
+
+
+# -- error feedback ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int2"])
+def test_what_was_sent_and_what_is_owed_add_up(name: str) -> None:
+    send_rows, steps, wire = torch.tensor([0, 2, 3, 2]), 40, HaloWire(name)
+    feedback = HaloFeedback(5, send_rows)
+    generator = torch.Generator().manual_seed(0)
+    wanted, sent, largest = torch.zeros(4, 21).double(), torch.zeros(4, 21).double(), 0.0
+    for step in range(steps):
+        x = torch.randn(5, 21, generator=generator)[send_rows]
+        if step == 7:
+            x[0, 3] = torch.nan
+        coded = feedback.encode("a", x, wire)
+        assert torch.equal(coded, feedback.encode("a", x, wire))  # until the step is settled
+        out = torch.empty_like(x)
+        wire.decode(coded, out)
+        if step == 7:
+            assert torch.isnan(out[0]).all() and torch.equal(out[1], out[3])
+        if step in (7, 20):  # left out
+            feedback.discard()
+            continue
+        feedback.settle()
+        wanted, sent, largest = wanted + x, sent + out, max(largest, float(x.abs().max()))
+    owed = feedback.rows()["a"]
+    assert owed.shape == (5, 21) and not owed[[1, 4]].any() and owed[[0, 2, 3]].any(1).all()
+    # each step rounds x + kept and x + kept - sent once, in float32, of values below twice the largest
+    bound = steps * 2 * 2 * largest * 2.0**-24
+    assert ((sent + owed[send_rows] - wanted).abs() <= bound).all()
+    span = 2 * largest
+    assert (owed.abs() <= span / (2 * (2 ** _BITS[name] - 2))).all()
+    other = HaloFeedback(5, send_rows)
+    other.load(feedback.rows())
+    x = torch.randn(4, 21, generator=generator)
+    assert torch.equal(other.encode("a", x, wire), feedback.encode("a", x, wire))
+    assert not torch.equal(other.encode("b", x, wire), feedback.encode("a", x, wire))
+    assert feedback.encode("a", x[:, :9], wire).shape == (4, wire.row_bytes(9, torch.float32))  # nothing is owed

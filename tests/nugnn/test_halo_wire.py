@@ -286,22 +286,83 @@ def test_bytes_are_those_of_the_formula(ranks: Any, wire: str, overlap: str) -> 
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def _resumed(ranks: Ranks, folder: Path) -> bool:
-    whole, first = (_trainer(ranks, _model("gcn"), halo_wire="int4") for _ in range(2))
+def _resumed(ranks: Ranks, folder: Path, feedback: bool) -> tuple[bool, dict[str, Tensor]]:
+    made = functools.partial(_trainer, halo_wire="int4", halo_feedback=feedback)
+    whole, first = (made(ranks, _model("gcn")) for _ in range(2))
     for trainer in (whole, first):
         trainer.train_epoch()
     shared, own = capture(first, History())
     where = write_checkpoint(folder, ranks, epoch=1, shared=shared, own=own, identity={})
-    second = _trainer(ranks, _model("gcn"), halo_wire="int4")
+    second = made(ranks, _model("gcn"))
+    second.train_epoch()  # owes something else
     restore(second, open_checkpoint(where))
+    owed = _by_node(second)
     for trainer in (whole, second):
+        trainer.predict_all()
         trainer.train_epoch()
     pairs = zip(whole.model.parameters(), second.model.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
+    same = all(torch.equal(a, b) for a, b in pairs)
+    one, other = whole.family.own_rows(), second.family.own_rows()
+    return same and one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one), owed
+
+
+def _by_node(trainer: Trainer) -> dict[str, Tensor]:
+    """What is owed to each node of the whole graph."""
+    graph, rows = trainer.family.graph, trainer.family.own_rows()
+    ids = torch.cat(graph.ranks.gather_rows(graph.global_node_ids))
+    gathered = {name: torch.cat(graph.ranks.gather_rows(value)) for name, value in sorted(rows.items())}
+    return {name: torch.zeros_like(value).index_copy(0, ids, value) for name, value in gathered.items()}
+
+
+def _moved(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
+    trainer = _trainer(ranks, _model("gcn"), halo_wire="int4", halo_feedback=True)
+    restore(trainer, open_checkpoint(next(folder.iterdir())))
+    return _by_node(trainer)
 
 
 def test_a_resumed_run_goes_on_in_the_same_bits(ranks: Any, tmp_path: Path) -> None:
-    assert ranks.run(3, _resumed, tmp_path) == [True] * 3
+    assert ranks.run(3, _resumed, tmp_path / "random", False) == [(True, {})] * 3
+    for same, owed in (runs := ranks.run(3, _resumed, tmp_path / "kept", True)):
+        assert same and len(owed) == 3  # of each layer
+    before, after = runs[0][1], ranks.run(2, _moved, tmp_path / "kept")[0]
+    for name, rows in after.items():
+        stays = rows.any(1)  # sent on two parts as well
+        assert stays.any() and torch.equal(rows[stays], before[name][stays])
+
+
+def test_error_feedback_changes_neither_schedule_nor_repetition(ranks: Any) -> None:
+    how: dict[str, Any] = {"halo_wire": "int2", "halo_feedback": True}
+    off, at_random = _runs(ranks, _model("sage"), **how), _runs(ranks, _model("sage"), halo_wire="int2")
+    again = _runs(ranks, _model("sage"), **how, activations="recompute")
+    for usual, on, repeated in zip(off, _runs(ranks, _model("sage"), **how, overlap="on"), again, strict=True):
+        worst, where = largest_difference(usual, on)
+        assert worst <= FLOAT64_BOUND, where
+        assert usual.losses == repeated.losses
+    assert off[0].losses != at_random[0].losses
+
+
+def _left_out(ranks: Ranks) -> list[bool]:
+    """A step that the optimizer leaves out changes nothing that is owed; evaluation neither."""
+    trainer = _trainer(ranks, _model("gcn"), halo_wire="int2", halo_feedback=True)
+    trainer.train_epoch()
+    before = trainer.family.own_rows()
+    trainer.predict_all()
+    seen = [_equal(before, trainer.family.own_rows())]
+    with trainer.family.around(trainer.num_steps):
+        trainer.family.loss(None).backward()
+    trainer.family.settle(is_good=False)
+    seen.append(_equal(before, trainer.family.own_rows()))
+    trainer.train_epoch()
+    has_sent = len(trainer.family.graph.index.plan.send_rows) > 0
+    return [*seen, _equal(before, trainer.family.own_rows()) != has_sent]
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_step_that_is_left_out_owes_nothing(ranks: Any) -> None:
+    assert ranks.run(2, _left_out) == [[True] * 3] * 2
 
 
 class _WithRows(nn.Module):
