@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_wire import RowIds, Travel
 from nugnn.comm.meeting import ranks_have_met, ranks_meet
 from nugnn.kernels.add_rows import add_rows_
 from nugnn.kernels.operator import Operator
@@ -34,6 +36,7 @@ class HaloPlan:
         recv_splits: Rows received from each rank, length P; halo rows are ordered by owner.
         ranks: Groups the exchange runs on.
         version: Grows when re-balancing replaces the plan.
+        row_ids: Who the rows are to the rounding of a wire of few bits; no such wire where None.
     """
 
     num_inner: int
@@ -42,6 +45,7 @@ class HaloPlan:
     recv_splits: tuple[int, ...]
     ranks: Ranks
     version: int = 0
+    row_ids: RowIds | None = None
 
     @property
     def num_halo(self) -> int:
@@ -86,6 +90,7 @@ class Exchange:
         splits: Rows sent to each rank.
         plan: Its ranks take part, in the same order of exchanges.
         label: What travels, for error messages.
+        travel: Counts the bytes; nobody does when None.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Exchange:
         splits: tuple[int, ...],
         plan: HaloPlan,
         label: str,
+        travel: Travel | None = None,
     ) -> None:
         self._out, self._ranks = out, plan.ranks
         self._work: dist.Work | None = None
@@ -108,6 +114,8 @@ class Exchange:
         self._peers = [str(rank) for rank, counts in enumerate(zip(out_splits, splits, strict=True)) if any(counts)]
         with self._failing(), self._ranks.clock.measure("halo", out.device):
             self._sent: Tensor | None = self._ranks.on_wire(rows).contiguous()
+            if travel is not None:
+                travel.count(self._sent.numel() * self._sent.element_size())
             is_direct = self._sent.device == out.device
             self._received = out if is_direct else torch.empty(out.shape, dtype=out.dtype)
             assert self._ranks.halo is not None
@@ -151,15 +159,106 @@ def _bytes_of(rows: Tensor) -> Tensor:
     return rows.view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
 
 
-def begin_fetch(x_N: Tensor, halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:
-    """Send inner rows to the peers that read them; ``halo_H (H, ...)`` fills with theirs. Without autograd."""
-    return Exchange(halo_H, take_rows(x_N, plan.send_rows), plan.recv_splits, plan.send_splits, plan, label)
+class _Coded(Exchange):
+    """Rows on their way in the form that ``travel`` says.
+
+    Args:
+        out: ``(sum of out_splits, ...)``, contiguous; a matrix may have more columns than travel.
+        rows: ``(sum of splits, ...)`` likewise.
+        travel: Its wire compresses these rows.
+        row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
+        feedback: Encodes them in place of the wire alone.
+        width: Columns of matrices that travel; zeros stand behind them.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        out_splits: tuple[int, ...],
+        splits: tuple[int, ...],
+        plan: HaloPlan,
+        label: str,
+        travel: Travel,
+        row_ids: Tensor | None,
+        feedback: HaloFeedback | None,
+        width: int,
+    ) -> None:
+        self._whole, self._is_decoded = out, False
+        self._wire, self._width = travel.wire, width
+        rows = _as_matrix(rows)[:, :width]
+        if feedback is None:
+            coded = self._wire.encode(rows, travel.key, row_ids)
+        else:
+            coded = feedback.encode(travel.name, rows, self._wire)
+        coded_out = coded.new_empty((len(out), coded.shape[1]))
+        super().__init__(coded_out, coded, out_splits, splits, plan, label, travel)
+
+    def finish(self) -> Tensor:
+        coded = super().finish()
+        if not self._is_decoded:
+            rows = _as_matrix(self._whole)  # a view: the rows of `out` are contiguous
+            self._wire.decode(coded, rows[:, : self._width])
+            rows[:, self._width :] = 0
+            self._is_decoded = True
+        return self._whole
 
 
-def begin_return(halo_H: Tensor, plan: HaloPlan, label: str) -> Exchange:
-    """Send halo rows to their owners, and receive ``(S, ...)``, in ``send_rows`` order. Without autograd."""
+def _as_matrix(rows: Tensor) -> Tensor:
+    return rows.reshape(len(rows), rows.shape[1:].numel())
+
+
+def _begin(
+    out: Tensor,
+    rows: Tensor,
+    out_splits: tuple[int, ...],
+    splits: tuple[int, ...],
+    plan: HaloPlan,
+    label: str,
+    travel: Travel | None,
+    width: int | None,
+    *,
+    goes_home: bool,
+) -> Exchange:
+    num_values = out.shape[1:].numel() if width is None else width
+    if travel is None or not travel.wire.compresses(num_values, out.dtype):
+        return Exchange(out, rows, out_splits, splits, plan, label, travel)
+    ids, feedback = None, None if goes_home else travel.feedback
+    if travel.wire.is_random and feedback is None:
+        if plan.row_ids is None:
+            raise ValueError(f"{label}: a wire of few bits needs a plan that knows who its rows are")
+        ids = plan.row_ids.returned if goes_home else plan.row_ids.sent
+    return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)
+
+
+def begin_fetch(
+    x_N: Tensor, halo_H: Tensor, plan: HaloPlan, label: str, travel: Travel | None = None, width: int | None = None
+) -> Exchange:
+    """Send inner rows to the peers that read them; ``halo_H (H, ...)`` fills with theirs. Without autograd.
+
+    Args:
+        x_N: ``(N, ...)``, each row contiguous.
+        halo_H: Contiguous.
+        plan: Its ranks take part.
+        label: For error messages.
+        travel: In which form; as they are when None.
+        width: Columns of a matrix, the rest being zeros that only pad its rows; all when None.
+    """
+    rows_S = take_rows(x_N, plan.send_rows)
+    splits = plan.recv_splits, plan.send_splits
+    return _begin(halo_H, rows_S, *splits, plan, label, travel, width, goes_home=False)
+
+
+def begin_return(
+    halo_H: Tensor, plan: HaloPlan, label: str, travel: Travel | None = None, width: int | None = None
+) -> Exchange:
+    """Send halo rows to their owners, and receive ``(S, ...)``, in ``send_rows`` order. Without autograd.
+
+    Arguments as in `begin_fetch`.
+    """
     received_S = halo_H.new_empty((len(plan.send_rows), *halo_H.shape[1:]))
-    return Exchange(received_S, halo_H, plan.send_splits, plan.recv_splits, plan, label)
+    splits = plan.send_splits, plan.recv_splits
+    return _begin(received_S, halo_H, *splits, plan, label, travel, width, goes_home=True)
 
 
 def add_returned_(x_N: Tensor, received_S: Tensor, plan: HaloPlan) -> Tensor:
@@ -181,63 +280,73 @@ def travels_padded(x: Tensor, plan: HaloPlan) -> bool:
     return x.dim() == 2 and x.is_floating_point() and x.device.type in PADDED_DEVICES and plan.ranks.is_uniform
 
 
-def _fetch(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
+def _fetch(x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None) -> Tensor:
     if travels_padded(x_N, plan):
-        return from_buffer(_fetch_whole(as_buffer(x_N), plan, label), x_N.shape[1])
-    return _fetch_whole(x_N.contiguous(), plan, label)
+        width = x_N.shape[1]
+        return from_buffer(_fetch_whole(as_buffer(x_N), plan, label, travel, width), width)
+    return _fetch_whole(x_N.contiguous(), plan, label, travel)
 
 
-def _fetch_whole(x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
+def _fetch_whole(x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None = None) -> Tensor:
     x_L = x_N.new_empty((plan.num_local, *x_N.shape[1:]))
-    exchange = begin_fetch(x_N, x_L[plan.num_inner :], plan, label)
+    exchange = begin_fetch(x_N, x_L[plan.num_inner :], plan, label, travel, width)
     x_L[: plan.num_inner] = x_N
     exchange.finish()
     return x_L
 
 
-def _add_home(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
+def _add_home(y_L: Tensor, plan: HaloPlan, label: str, travel: Travel | None) -> Tensor:
     if travels_padded(y_L, plan):
-        return from_buffer(_add_home_whole(as_buffer(y_L), plan, label), y_L.shape[1])
-    return _add_home_whole(y_L, plan, label)
+        width = y_L.shape[1]
+        return from_buffer(_add_home_whole(as_buffer(y_L), plan, label, travel, width), width)
+    return _add_home_whole(y_L, plan, label, travel)
 
 
-def _add_home_whole(y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
-    exchange = begin_return(y_L[plan.num_inner :].contiguous(), plan, label)
+def _add_home_whole(y_L: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None = None) -> Tensor:
+    exchange = begin_return(y_L[plan.num_inner :].contiguous(), plan, label, travel, width)
     y_N = y_L[: plan.num_inner].clone(memory_format=torch.contiguous_format)
     return add_returned_(y_N, exchange.finish(), plan)
 
 
 class _Fetch(Operator):
     @staticmethod
-    def forward(ctx: Any, x_N: Tensor, plan: HaloPlan, label: str) -> Tensor:
-        ctx.plan, ctx.label = plan, label
-        return _fetch(x_N, plan, label)
+    def forward(ctx: Any, x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None) -> Tensor:
+        ctx.plan, ctx.label, ctx.travel = plan, label, travel
+        return _fetch(x_N, plan, label, travel)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _AddHome.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        given = ctx.plan, f"gradient of {ctx.label}", of_gradient(ctx.travel)
+        return _AddHome.apply(grads[0], *given), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _AddHome(Operator):
     @staticmethod
-    def forward(ctx: Any, y_L: Tensor, plan: HaloPlan, label: str) -> Tensor:
-        ctx.plan, ctx.label = plan, label
+    def forward(ctx: Any, y_L: Tensor, plan: HaloPlan, label: str, travel: Travel | None) -> Tensor:
+        ctx.plan, ctx.label, ctx.travel = plan, label, travel
         ranks_meet(ctx, y_L)
-        return _add_home(y_L, plan, label)
+        return _add_home(y_L, plan, label, travel)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         ranks_have_met(ctx)
-        return _Fetch.apply(grads[0], ctx.plan, f"gradient of {ctx.label}"), None, None  # type: ignore[no-untyped-call]
+        given = ctx.plan, f"gradient of {ctx.label}", of_gradient(ctx.travel)
+        return _Fetch.apply(grads[0], *given), None, None, None  # type: ignore[no-untyped-call]
 
 
-def fetch_halo(x_N: Tensor, plan: HaloPlan, label: str = "halo rows") -> Tensor:
+def of_gradient(travel: Travel | None) -> Travel | None:
+    """How gradients travel of rows that travelled so."""
+    return None if travel is None else travel.of_gradient()
+
+
+def fetch_halo(x_N: Tensor, plan: HaloPlan, label: str = "halo rows", travel: Travel | None = None) -> Tensor:
     """Inner rows followed by halo rows.
 
     Args:
         x_N: ``(N, ...)`` values of inner nodes, any dtype.
         plan: Every rank of the plan has to call with the same trailing shape and dtype.
         label: What is fetched, for error messages: the name of an operator.
+        travel: In which form rows travel, and their gradients; as they are when None.
 
     Returns:
         ``(L, ...)``; its gradient goes back to the owners and is added there. ``x_N`` itself on one rank.
@@ -254,14 +363,14 @@ def fetch_halo(x_N: Tensor, plan: HaloPlan, label: str = "halo rows") -> Tensor:
         )
     if not plan.ranks.is_split:
         return x_N
-    return _Fetch.apply(x_N, plan, label)  # type: ignore[no-untyped-call, no-any-return]
+    return _Fetch.apply(x_N, plan, label, travel)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def add_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home") -> Tensor:
+def add_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home", travel: Travel | None = None) -> Tensor:
     """Add the halo rows of ``y_L (L, ...)`` to their owners' rows: ``(N, ...)``; the transpose of `fetch_halo`."""
     if not plan.ranks.is_split:
         return y_L
-    return _AddHome.apply(y_L, plan, label)  # type: ignore[no-untyped-call, no-any-return]
+    return _AddHome.apply(y_L, plan, label, travel)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def max_home(y_L: Tensor, plan: HaloPlan, label: str = "rows that go home") -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nugnn.comm.halo_exchange import HaloPlan, fetch_halo
+from nugnn.comm.halo_exchange import HaloPlan, add_home, fetch_halo
+from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_wire import Direction, HaloTraffic, HaloWire, Travel
 from nugnn.comm.meeting import meet
 from nugnn.comm.overlap import Fetch, Passes, can_overlap, overlapped_sum, repeated_sum
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
@@ -25,13 +28,20 @@ class _Known:
     version: int
     halo: Tensor | None
     local: Tensor | None
+    travel: Travel
 
-    def answers(self, x_N: Tensor) -> bool:
-        """Whether it holds for ``x_N`` as it is now, with the gradient asked for."""
+    def is_of(self, x_N: Tensor) -> bool:
+        """Whether these are rows of ``x_N`` as it is now."""
+        return self.rows() is x_N and self.version == x_N._version
+
+    def has_gradient_asked(self, x_N: Tensor) -> bool:
+        """Whether a gradient reaches ``x_N`` from here, if one is asked for."""
         held = self.halo if self.local is None else self.local
         assert held is not None
-        grad_as_asked = held.requires_grad or not (x_N.requires_grad and torch.is_grad_enabled())
-        return self.rows() is x_N and self.version == x_N._version and grad_as_asked
+        return held.requires_grad or not (x_N.requires_grad and torch.is_grad_enabled())
+
+
+_AS_THEY_ARE = HaloWire()
 
 
 class HaloHandler:
@@ -40,75 +50,154 @@ class HaloHandler:
     Args:
         passes: In which passes plain and scaled sums of source rows overlap with the exchange of their halo rows, see
             `nugnn.comm.overlap`. The same on every rank.
+        wire: How floating rows travel while ``is_training()``, forward and backward; as they are otherwise. The same
+            on every rank.
+        is_training: Asked at each exchange; the same answer on every rank.
+        feedback: Of compressed rows forward; those are rounded at random when None.
     """
 
     kinds = frozenset({"spmm", "sddmm"})
 
-    def __init__(self, *, passes: Passes = "none") -> None:
-        self.passes = passes
+    def __init__(
+        self,
+        *,
+        passes: Passes = "none",
+        wire: HaloWire = _AS_THEY_ARE,
+        is_training: Callable[[], bool] = lambda: True,
+        feedback: HaloFeedback | None = None,
+    ) -> None:
+        self.passes, self.wire, self.feedback = passes, wire, feedback
         self.num_exchanges = 0
         """Exchanges made since the handler exists; for tests and reports."""
         self.num_overlapped = 0
         """How many of them travel while edges are summed, in backward if not in both passes."""
-        self.halo_bytes = 0
-        """Bytes received since the handler exists."""
+        self.traffic = HaloTraffic()
+        """Bytes handed over since the handler exists."""
+        self._is_training, self._is_exact = is_training, False
         self._memo: dict[tuple[int, int], _Known] = {}
+
+    @property
+    def halo_bytes(self) -> int:
+        """Bytes that this rank handed over for halo rows and their gradients since the handler exists."""
+        return self.traffic.forward + self.traffic.gradient + self.traffic.evaluation
 
     def begin_step(self) -> None:
         self._memo.clear()
+        if self.feedback is not None:
+            self.feedback.settle()
 
     def end_step(self) -> None:
         self._memo.clear()
 
-    def local(self, x_N: Tensor, plan: HaloPlan, label: str = "source rows of a user function") -> Tensor:
-        """``fetch_halo(x_N, plan)``, remembered until ``x_N`` changes or the step ends."""
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """While open, rows travel as they are, and later their gradients: for values that ranks have to share."""
+        before, self._is_exact = self._is_exact, True
+        try:
+            yield
+        finally:
+            self._is_exact = before
+
+    def local(self, x_N: Tensor, plan: HaloPlan, interceptor: Interceptor) -> Tensor:
+        """``(L, ...)`` of ``x_N`` for a user's function, remembered until ``x_N`` changes or the step ends."""
         if not plan.ranks.is_split:
             return x_N
-        known = self._known(x_N, plan)
+        what = "source rows of a user function"
+        name = interceptor.coming_name(what)
+        interceptor.skip(what)  # counted whether they travel or are known, as in a layer's second run
+        return self._local(x_N, plan, name, interceptor)
+
+    def home(self, y_L: Tensor, plan: HaloPlan, interceptor: Interceptor) -> Tensor:
+        """``(N, ...)``: sums ``y_L`` over out-edges, those of halo rows added to their owners'."""
+        if not plan.ranks.is_split:
+            return y_L
+        what = "rows that go home"
+        name = interceptor.coming_name(what)
+        interceptor.skip(what)
+        return add_home(y_L, plan, name, self._travel(name, self._wire_now(y_L), interceptor))
+
+    def _local(
+        self, x_N: Tensor, plan: HaloPlan, name: str, interceptor: Interceptor, *, is_kept: bool = False
+    ) -> Tensor:
+        wire = self._wire_now(x_N, is_kept=is_kept)
+        known = self._known(x_N, plan, wire)
         if known is None:
-            known = self._remember(x_N, plan, None, fetch_halo(x_N, plan, label))
+            travel = self._travel_of(x_N, plan, name, wire, interceptor)
+            known = self._remember(x_N, plan, None, fetch_halo(x_N, plan, name, travel), travel)
         if known.local is None:
             assert known.halo is not None
             known.local = torch.cat([x_N, known.halo])
         return meet(known.local)
 
-    def _known(self, x_N: Tensor, plan: HaloPlan) -> _Known | None:
-        known = self._memo.get((id(x_N), id(plan)))
-        return known if known is not None and known.answers(x_N) else None
+    def _wire_now(self, x: Tensor, *, is_kept: bool = False) -> HaloWire:
+        """``is_kept``: what is made of these rows serves other steps, too, and evaluation."""
+        is_plain = self._is_exact or is_kept or not x.is_floating_point() or not self._is_training()
+        return _AS_THEY_ARE if is_plain else self.wire
 
-    def _remember(self, x_N: Tensor, plan: HaloPlan, halo_H: Tensor | None, x_L: Tensor | None) -> _Known:
+    def _travel_of(self, x_N: Tensor, plan: HaloPlan, name: str, wire: HaloWire, interceptor: Interceptor) -> Travel:
+        """A tensor that travels twice in a step, since now its gradient is asked for, is rounded as it was first."""
+        known = self._memo.get((id(x_N), id(plan)))
+        if known is not None and known.is_of(x_N) and known.travel.wire == wire:
+            return known.travel
+        return self._travel(name, wire, interceptor)
+
+    def _travel(self, name: str, wire: HaloWire, interceptor: Interceptor) -> Travel:
+        if wire.is_random:
+            interceptor.random_key(name)  # refuses what runs again under another name
+        direction: Direction = "forward" if self._is_training() else "evaluation"
+        when = interceptor.seed, interceptor.step_number
+        return Travel(wire, f"halo of {name}", *when, self.traffic, direction, self.feedback)
+
+    def _known(self, x_N: Tensor, plan: HaloPlan, wire: HaloWire) -> _Known | None:
+        known = self._memo.get((id(x_N), id(plan)))
+        if known is None or not known.is_of(x_N) or known.travel.wire != wire:
+            return None
+        return known if known.has_gradient_asked(x_N) else None
+
+    def _remember(
+        self, x_N: Tensor, plan: HaloPlan, halo_H: Tensor | None, x_L: Tensor | None, travel: Travel
+    ) -> _Known:
         self.num_exchanges += 1
-        self.halo_bytes += plan.num_halo * x_N.shape[1:].numel() * x_N.element_size()
         memo, key = self._memo, (id(x_N), id(plan))
-        memo[key] = _Known(weakref.ref(x_N, lambda _: memo.pop(key, None)), x_N._version, halo_H, x_L)
+        memo[key] = _Known(weakref.ref(x_N, lambda _: memo.pop(key, None)), x_N._version, halo_H, x_L, travel)
         return memo[key]
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
         plan: HaloPlan | None = call.attrs["plan"]
-        attrs = {key: value for key, value in call.attrs.items() if key != "plan"}
+        is_kept = call.attrs.get("is_kept", False)
+        attrs = {key: value for key, value in call.attrs.items() if key not in ("plan", "is_kept")}
         if plan is None:  # over out-edges: the result goes home instead
             return proceed(replace(call, attrs=attrs))
         if self._overlaps(call, plan):
-            return proceed(replace(call, attrs=attrs, run=self._overlapped(plan, call.name)))
+            run = self._overlapped(plan, call.name, interceptor, is_kept=is_kept)
+            return proceed(replace(call, attrs=attrs, run=run))
         targets = ("u", "e") if call.kind == "spmm" else (attrs["lhs_target"], attrs["rhs_target"])
+        names = (call.name, f"{call.name}, right operand")  # which may be rows of the same nodes as the left one
         inputs = tuple(
-            self.local(x, plan, call.name) if target == "u" and x is not None else x
-            for x, target in zip(call.inputs, targets, strict=True)
+            self._local(x, plan, name, interceptor, is_kept=is_kept)
+            if target == "u" and x is not None and plan.ranks.is_split
+            else x
+            for x, target, name in zip(call.inputs, targets, names, strict=True)
         )
         return proceed(replace(call, inputs=inputs, attrs=attrs))
 
-    def begin_fetch(self, x_N: Tensor, plan: HaloPlan) -> Fetch | None:
-        """Send rows whose plain or scaled sum comes later, so that they travel until then: it has to be given this.
+    def begin_fetch(self, x_N: Tensor, plan: HaloPlan, interceptor: Interceptor) -> Fetch | None:
+        """Send rows whose plain or scaled sum comes next, so that they travel until then: it has to be given this.
 
         None where sums do not overlap with the exchange.
         """
-        return Fetch(x_N, plan, "rows of a layer") if self.passes != "none" and can_overlap(x_N, plan) else None
+        if self.passes == "none" or not can_overlap(x_N, plan):
+            return None
+        name = interceptor.coming_name("spmm")
+        return Fetch(x_N, plan, name, self._travel_of(x_N, plan, name, self._wire_now(x_N), interceptor))
 
     def _overlaps(self, call: OperatorCall, plan: HaloPlan) -> bool:
         is_sum = call.kind == "spmm" and call.attrs["op"] == "copy_lhs" and call.attrs["reduce"] == "sum"
         return is_sum and self.passes != "none" and can_overlap(call.inputs[0], plan)
 
-    def _overlapped(self, plan: HaloPlan, label: str) -> Callable[..., Tensor]:
+    def _overlapped(
+        self, plan: HaloPlan, name: str, interceptor: Interceptor, *, is_kept: bool
+    ) -> Callable[..., Tensor]:
         def run(
             structure: Structure,
             x_N: Tensor,
@@ -119,15 +208,18 @@ class HaloHandler:
             fetch: Fetch | None = None,
             **__: Any,
         ) -> Tensor:
-            if fetch is None and (known := self._known(x_N, plan)) is not None:
+            wire = self._wire_now(x_N, is_kept=is_kept)
+            if fetch is None and (known := self._known(x_N, plan, wire)) is not None:
                 if known.halo is None:
                     assert known.local is not None
                     known.halo = known.local[plan.num_inner :]
                 return repeated_sum(structure, x_N, known.halo, src_scale, dst_scale, add_to, passes=self.passes)
+            travel = self._travel_of(x_N, plan, name, wire, interceptor)
             out_N, halo_H = overlapped_sum(
-                structure, x_N, plan, src_scale, dst_scale, add_to, passes=self.passes, fetch=fetch, label=label
-            )
-            self._remember(x_N, plan, halo_H, None)
+                structure, x_N, plan, src_scale, dst_scale, add_to, passes=self.passes, fetch=fetch, label=name,
+                travel=travel,
+            )  # fmt: skip
+            self._remember(x_N, plan, halo_H, None, travel)
             self.num_overlapped += 1
             return out_N
 

@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloPlan, add_home, add_returned_, begin_fetch, begin_return, travels_padded
+from nugnn.comm.halo_exchange import (
+    HaloPlan,
+    add_home,
+    add_returned_,
+    begin_fetch,
+    begin_return,
+    of_gradient,
+    travels_padded,
+)
+from nugnn.comm.halo_wire import Travel
 from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import as_buffer, from_buffer
 from nugnn.kernels.spmm import spmm_sum
@@ -64,10 +73,11 @@ class Fetch:
         x_N: As `can_overlap` says.
         plan: Every rank of the plan has to begin with the same trailing shape and dtype.
         label: What is fetched, for error messages.
+        travel: In which form; as they are when None.
     """
 
     @unseen
-    def __init__(self, x_N: Tensor, plan: HaloPlan, label: str) -> None:
+    def __init__(self, x_N: Tensor, plan: HaloPlan, label: str, travel: Travel | None = None) -> None:
         is_padded = travels_padded(x_N, plan)
         rows_N = as_buffer(x_N) if is_padded else x_N
         rows_H = x_N.new_empty((plan.num_halo, *rows_N.shape[1:]))
@@ -76,7 +86,8 @@ class Fetch:
         self.inner_N = from_buffer(rows_N, x_N.shape[1]) if is_copy else x_N
         """``x_N``, in the rows in which it travels."""
         self._halo_H = from_buffer(rows_H, x_N.shape[1]) if is_padded else rows_H
-        self._exchange = begin_fetch(rows_N, rows_H, plan, label)
+        width = x_N.shape[1] if is_padded else None
+        self._exchange = begin_fetch(rows_N, rows_H, plan, label, travel, width)
 
     def is_of(self, x_N: Tensor) -> bool:
         """Whether it was begun for ``x_N``."""
@@ -103,6 +114,7 @@ def overlapped_sum(
     passes: Passes = "both",
     fetch: Fetch | None = None,
     label: str = "halo rows",
+    travel: Travel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``dst_scale[v] * sum of src_scale[u] * x[u] + add_to[v]`` over v's in-edges, and the halo rows it fetched.
 
@@ -117,6 +129,7 @@ def overlapped_sum(
         passes: In which of them edges are summed while rows travel.
         fetch: The halo rows, where somebody has begun to fetch them; it is finished here.
         label: What is fetched, for error messages.
+        travel: In which form rows travel, and their gradients; as they are when None.
 
     Returns:
         ``(N, ...)`` and ``(H, ...)`` in the dtype of ``x_N``. A gradient of the halo rows goes home together with that
@@ -126,7 +139,7 @@ def overlapped_sum(
         HaloExchangeError: A peer failed, or did not take part before the timeout.
     """
     structure = structure.to(x_N.device)
-    given = (x_N, add_to, structure, plan, src_scale, dst_scale, passes == "both", fetch, label)
+    given = (x_N, add_to, structure, plan, src_scale, dst_scale, passes == "both", fetch, label, travel)
     return _OverlappedSum.apply(*given)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -159,8 +172,9 @@ class _OverlappedSum(Operator):
         in_stages: bool,
         fetch: Fetch | None,
         label: str,
+        travel: Travel | None,
     ) -> tuple[Tensor, Tensor]:
-        fetch = Fetch(x_N, plan, label) if fetch is None else fetch
+        fetch = Fetch(x_N, plan, label, travel) if fetch is None else fetch
         assert fetch.is_of(x_N)
         if ctx.needs_input_grad[0]:
             prepare_sum_to_sources(structure, x_N)
@@ -172,7 +186,7 @@ class _OverlappedSum(Operator):
         else:
             halo_H = fetch.finish()
             out_N = _in_one_pass(ctx, structure, fetch.inner_N, halo_H, *scales, add_to)
-        ctx.structure, ctx.plan, ctx.label = structure, plan, label
+        ctx.structure, ctx.plan, ctx.label, ctx.travel = structure, plan, label, of_gradient(travel)
         _save(ctx, x_N, *scales)
         ctx.set_materialize_grads(False)
         return out_N, halo_H
@@ -194,10 +208,10 @@ class _OverlappedSum(Operator):
             y_L = _sum_back(ctx.structure, grad_N, src_scale_L, dst_scale_N)
             if grad_H is not None:
                 y_L = torch.cat([y_L[: plan.num_inner], y_L[plan.num_inner :] + grad_H])
-            grad_x = add_home(y_L, plan, label)
+            grad_x = add_home(y_L, plan, label, ctx.travel)
         else:
-            grad_x = _gradient(ctx.structure, plan, grad_N, grad_H, src_scale_L, dst_scale_N, label)
-        return grad_x, grad_add, *[None] * 7
+            grad_x = _gradient(ctx.structure, plan, grad_N, grad_H, src_scale_L, dst_scale_N, label, ctx.travel)
+        return grad_x, grad_add, *[None] * 8
 
 
 @unseen
@@ -209,6 +223,7 @@ def _gradient(
     src_scale_L: Tensor | None,
     dst_scale_N: Tensor | None,
     label: str,
+    travel: Travel | None,
 ) -> Tensor:
     """The gradient of the inner rows: that of the halo rows is sent first, and what peers send is added last."""
     src_scale_N, src_scale_H = _halves(src_scale_L, plan.num_inner)
@@ -216,7 +231,9 @@ def _gradient(
     y_H = sum_to_sources(
         structure, grad_N, plan.num_inner, of_rest=True, src_scale=src_scale_H, dst_scale=dst_scale_N, add_to=grad_H
     )
-    exchange = begin_return(as_buffer(y_H) if travels_padded(y_H, plan) else y_H, plan, label)
+    is_padded = travels_padded(y_H, plan)
+    width = y_H.shape[1] if is_padded else None
+    exchange = begin_return(as_buffer(y_H) if is_padded else y_H, plan, label, travel, width)
     y_N = sum_to_sources(structure, grad_N, plan.num_inner, of_rest=False, src_scale=src_scale_N, dst_scale=dst_scale_N)
     received_S = exchange.finish()
     received_S = received_S[:, : y_N.shape[1]] if y_N.dim() == 2 else received_S

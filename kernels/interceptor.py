@@ -365,8 +365,14 @@ class Interceptor(TorchFunctionMode):
             self._counters.counts, self._anchor_depth = before, 0
 
     def _next_name(self, kind: str) -> str:
+        return self._named(kind, self._counters.counts.add((self._path_stack[-1], kind)))
+
+    def coming_name(self, kind: str) -> str:
+        """The name that the next operator of ``kind`` in the current module will get; counts nothing."""
+        return self._named(kind, self._counters.calls.get((self._path_stack[-1], kind), 0))
+
+    def _named(self, kind: str, count: int) -> str:
         path = self._path_stack[-1]
-        count = self._counters.counts.add((path, kind))
         base = f"{path}/{kind}" if path else kind
         return f"{self._scope}{base}" + (f"#{count}" if count else "")
 

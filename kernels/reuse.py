@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -53,6 +54,6 @@ class ReuseHandler:
         if known is not None and known[1]._version == known[2]:
             self.num_reused += 1
             return known[1]
-        result = proceed(call)
+        result = proceed(replace(call, attrs=call.attrs | {"is_kept": True}))
         self._known[key] = (constants, result, result._version)  # holding them keeps their ids theirs
         return result

@@ -294,10 +294,16 @@ class TrainConfig(Settings):
     halo_wire: str = option(
         "fp32",
         str,
-        "Number format of halo rows on the wire.",
-        choices=("fp32",),
-        later=("bf16", "fp16", "int8", "int4", "int2", "auto"),
-        later_what="halo compression",
+        "How halo rows and their gradients travel in training: fp32 (as they are, in the type of the arithmetic), in "
+        "16 bits, or in 8, 4 or 2 with stochastic rounding; evaluation is exact.",
+        choices=("fp32", "bf16", "fp16", "int8", "int4", "int2"),
+        later=("auto",),
+        later_what="choosing bits by layer and peer",
+    )
+    halo_feedback: bool = option(
+        False,
+        bool,
+        "Add what compressed halo rows have left out to the same rows in the next step (--halo-wire int8, int4, int2).",
     )
     grad_sync: str = option(
         "fp32",
@@ -346,6 +352,10 @@ class TrainConfig(Settings):
         if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:
             allowed = "keep, recompute: with --device cpu everything is in the host's memory already"
             raise ConfigError(refusal("--activations", "offload", allowed))
+        if self.halo_feedback and not self.halo_wire.startswith("int"):
+            raise ConfigError(
+                f"--halo-feedback has no effect on --halo-wire {self.halo_wire}, only on int8, int4, int2; leave it out"
+            )
         for name, models in _ONLY_FOR.items():
             default = type(self).__dataclass_fields__[name].default
             if self.model in BUILT_IN_MODELS and self.model not in models and getattr(self, name) != default:

@@ -88,8 +88,19 @@ class Family(Protocol):
         """What the loss of the step that ``work`` belongs to counts for in the mean over the epoch."""
         ...
 
-    def settle(self) -> None:
-        """Make equal on all ranks what differs after an optimizer step; a collective call."""
+    def settle(self, *, is_good: bool) -> None:
+        """Make equal on all ranks what differs after an optimizer step; a collective call.
+
+        ``is_good`` is False where the optimizer left the step out, an overflow on some rank.
+        """
+        ...
+
+    def own_rows(self) -> dict[str, Tensor]:
+        """What the family keeps from step to step beside the model, by name: one row for each of `row_ids`."""
+        ...
+
+    def load_own_rows(self, rows: dict[str, Tensor]) -> None:
+        """What `own_rows` gave on the ranks that had these rows then."""
         ...
 
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:

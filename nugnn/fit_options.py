@@ -11,6 +11,7 @@ from torch import nn
 
 from nugnn.activations import checked_activations
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_wire import check_halo_feedback, checked_halo_wire
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.datasets.graph_data import GraphData
 from nugnn.sample_options import SAMPLES_ONLY
@@ -30,6 +31,11 @@ class FitOptions(TrainOptions):
             `nugnn.comm.overlap`; the result is the same to rounding.
         activations: What a step keeps for backward: ``keep`` everything; ``recompute`` the insides of message-passing
             layers, which run a second time; ``offload`` to the host's memory, from a GPU. Results are the same.
+        halo_wire: How halo rows and their gradients travel in training: ``fp32`` (as they are, in the type of the
+            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`. Evaluation
+            is exact. It has no effect on one worker.
+        halo_feedback: Add what rows of ``int8``, ``int4`` or ``int2`` have left out to the same rows in the next step,
+            see `nugnn.comm.halo_feedback`.
     """
 
     family: ClassVar[str] = "graphs"
@@ -39,10 +45,16 @@ class FitOptions(TrainOptions):
     recompute_inputs: bool = False
     overlap: Overlap = "auto"
     activations: str = "keep"
+    halo_wire: str = "fp32"
+    halo_feedback: bool = False
 
     def deciding(self) -> dict[str, Any]:
         """Options of graphs that decide the weights, beside the settings of every family."""
-        return {"label_smoothing": self.label_smoothing}
+        return {
+            "label_smoothing": self.label_smoothing,
+            "halo_wire": self.halo_wire,
+            "halo_feedback": self.halo_feedback,
+        }
 
     def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam with decay on all parameters or on the first layer's."""
@@ -83,6 +95,8 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
         )
     overlapping_passes(chosen.overlap, Ranks())
     checked_activations(chosen.activations)
+    checked_halo_wire(chosen.halo_wire)
+    check_halo_feedback(chosen.halo_wire, chosen.halo_feedback)
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
     chosen.built_schedule(1)  # an epoch is one step; refused here, before workers start
     return chosen

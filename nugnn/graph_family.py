@@ -37,6 +37,11 @@ class GraphFamily:
         recompute_inputs: Aggregate the input features anew in every epoch, though the result is the same.
         overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
         activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
+        halo_wire: How halo rows and their gradients travel in training: ``fp32`` (as they are, in the type of the
+            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`. Evaluation
+            and predictions are exact.
+        halo_feedback: Whether what compressed rows have left out is added to the same rows in the next step, see
+            `nugnn.comm.halo_feedback`; of ``int8``, ``int4`` and ``int2``.
 
     Raises:
         ValueError: An option is not known or does not fit the device.
@@ -61,11 +66,14 @@ class GraphFamily:
         recompute_inputs: bool = False,
         overlap: Overlap = "auto",
         activations: str = "keep",
+        halo_wire: str = "fp32",
+        halo_feedback: bool = False,
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
         how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
-        how |= {"overlap": overlap}
+        how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        self._halo_wire = halo_wire
         self.net = self._evaluated = ModelOnShard(model, graph, **how)
         self._activations = make_activations(activations, self.net)
         self._evaluated_rows = rows
@@ -120,8 +128,18 @@ class GraphFamily:
         """``(N, C)`` logits of the inner nodes in evaluation mode; a collective call."""
         return self._evaluated.predict(num_steps)
 
-    def settle(self) -> None:
+    def settle(self, *, is_good: bool) -> None:
         """Nothing differs: batch norm counts the rows of all ranks."""
+        if (feedback := self.net.halo_feedback) is not None and not is_good:
+            feedback.discard()
+
+    def own_rows(self) -> dict[str, Tensor]:
+        feedback = self.net.halo_feedback
+        return {} if feedback is None else feedback.rows()
+
+    def load_own_rows(self, rows: dict[str, Tensor]) -> None:
+        if (feedback := self.net.halo_feedback) is not None:
+            feedback.load(rows)
 
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         logits_NC, labels_N = self.predict(num_steps), self._evaluated.graph.ndata["label"]
@@ -140,7 +158,16 @@ class GraphFamily:
 
     def report(self) -> dict[str, Any]:
         graph = self.graph
-        return {"nodes": graph.num_nodes(), "edges": graph.num_edges(), "halo_rows": graph.index.plan.num_halo}
+        report = {"nodes": graph.num_nodes(), "edges": graph.num_edges(), "halo_rows": graph.index.plan.num_halo}
+        return report | ({"halo": self._halo_report()} if self.ranks.is_split else {})
+
+    def _halo_report(self) -> dict[str, Any]:
+        nets = [self.net] if self._evaluated is self.net else [self.net, self._evaluated]
+        totals = {
+            f"{direction}_bytes": sum(getattr(net.halo_traffic, direction) for net in nets)
+            for direction in ("forward", "gradient", "evaluation")
+        }
+        return {"wire": self._halo_wire, **totals}
 
     def whole_state(self) -> dict[str, Tensor]:
         """Every node embedding is whole, in original node order."""

@@ -9,6 +9,7 @@ Shape suffixes: N inner, L local rows, E edges.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nugnn.comm.halo_exchange import HaloPlan, add_home, max_home
+from nugnn.comm.halo_exchange import HaloPlan, max_home
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.overlap import Fetch
 from nugnn.kernels.edge_softmax import edge_softmax
@@ -166,15 +167,22 @@ class ShardIndex:
 
         Who gets something has to give it to the `scaled_sum` of ``u``, which comes next on this graph.
         """
-        return self._interceptor().find(HaloHandler).begin_fetch(u, self.plan) if self.plan.ranks.is_split else None
+        if not self.plan.ranks.is_split:
+            return None
+        interceptor = self._interceptor()
+        return interceptor.find(HaloHandler).begin_fetch(u, self.plan, interceptor)
 
     def _spmm_to_sources(self, op: str, reduce: str, x_N: Tensor | None, e: Tensor | None) -> Tensor:
         """The same over out-edges: partial results for halo sources go home to their owners."""
         e = None if e is None else e.index_select(0, self.structure.transposed.edges)
         attrs = {"op": op, "reduce": reduce, "plan": None}
         out_L = self._interceptor().call("spmm", self._source_view, (x_N, e), attrs, _run_spmm)
-        if reduce == "sum" or not self.plan.ranks.is_split:
-            return tag(add_home(out_L, self.plan), self.node_rows)
+        if not self.plan.ranks.is_split:
+            return tag(out_L, self.node_rows)
+        if reduce == "sum":
+            interceptor = self._interceptor()
+            home = interceptor.find(HaloHandler).home(out_L, self.plan, interceptor)
+            return tag(home, self.node_rows)
         if out_L.requires_grad:
             raise NotImplementedError(
                 f"reduce '{reduce}' with gradient over out-edges of a split graph is not supported. Reverse the edges "
@@ -200,12 +208,15 @@ class ShardIndex:
             return tag(out, self.edge_rows)
         forward = self if not self.is_reversed else self.reversed()
         outgoing = forward.reversed()
-        with torch.no_grad():
-            largest_N = outgoing.spmm("copy_rhs", "max", None, scores.detach())
-            largest_E = forward.sddmm("copy_lhs", largest_N.nan_to_num(neginf=0.0, posinf=0.0), None, "u", "v")
-        exp_E = torch.exp(scores - largest_E)
-        total_N = outgoing.spmm("copy_rhs", "sum", None, exp_E)
-        total_E = forward.sddmm("copy_lhs", total_N, None, "u", "v")
+        interceptor = self._interceptor()
+        # the edges of a source are spread over ranks, which need the same largest score and the same total
+        with interceptor.find(HaloHandler).exact() if self.plan.ranks.is_split else nullcontext():
+            with torch.no_grad():
+                largest_N = outgoing.spmm("copy_rhs", "max", None, scores.detach())
+                largest_E = forward.sddmm("copy_lhs", largest_N.nan_to_num(neginf=0.0, posinf=0.0), None, "u", "v")
+            exp_E = torch.exp(scores - largest_E)
+            total_N = outgoing.spmm("copy_rhs", "sum", None, exp_E)
+            total_E = forward.sddmm("copy_lhs", total_N, None, "u", "v")
         return tag(exp_E / total_E.masked_fill(total_E == 0, 1), self.edge_rows)
 
     def reversed(self) -> ShardIndex:

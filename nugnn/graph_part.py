@@ -47,6 +47,8 @@ class GraphPart:
             recompute_inputs=options.recompute_inputs,
             overlap=options.overlap,
             activations=options.activations,
+            halo_wire=options.halo_wire,
+            halo_feedback=options.halo_feedback,
             evaluate_on=other,
         )
 

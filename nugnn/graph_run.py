@@ -101,6 +101,8 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "overlap": config.overlap,
         "cuda_graphs": config.cuda_graphs,
         "activations": config.activations,
+        "halo_wire": config.halo_wire,
+        "halo_feedback": config.halo_feedback,
         "inductive": config.inductive,
         "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
         "checkpoint_folder": config.out_dir / "checkpoint",

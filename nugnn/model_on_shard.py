@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nugnn import recognition
+from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.halo_wire import HaloTraffic
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
 from nugnn.kernels.padded import is_padded, padded_copy, padded_width
@@ -38,6 +42,8 @@ class ModelOnShard:
         precision: One of `nugnn.precision.storage.PRECISIONS`.
         recompute_inputs: Aggregate the input features anew in every pass.
         overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
+        halo_wire: How halo rows travel in training, see `nugnn.comm.halo_wire`.
+        halo_feedback: Whether what they leave out is added in the next step, see `nugnn.comm.halo_feedback`.
     """
 
     def __init__(
@@ -49,13 +55,26 @@ class ModelOnShard:
         precision: str = "fp32",
         recompute_inputs: bool = False,
         overlap: Overlap = "auto",
+        halo_wire: str = "fp32",
+        halo_feedback: bool = False,
     ) -> None:
         self.model, self.graph = model, graph
         self.storage = Storage(precision)
         shard_embeddings(model, graph)
         self.features_ND = self._features()
         constant = None if recompute_inputs else self.features_ND
-        self.interceptor = intercept(model, graph, seed=seed, constant=constant, overlap=overlap)
+        halo: dict[str, Any] = {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        self.interceptor = intercept(model, graph, seed=seed, constant=constant, **halo)
+
+    @property
+    def halo_feedback(self) -> HaloFeedback | None:
+        """What this rank owes to rows that it sent compressed."""
+        return self.interceptor.find(HaloHandler).feedback
+
+    @property
+    def halo_traffic(self) -> HaloTraffic:
+        """Bytes that this rank has handed over for halo rows."""
+        return self.interceptor.find(HaloHandler).traffic
 
     def _features(self) -> Tensor | None:
         if "feat" not in self.graph.ndata:

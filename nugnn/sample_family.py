@@ -192,9 +192,16 @@ class SampleFamily:
     def weight(self, work: _Part) -> float | Tensor:
         return work.total
 
-    def settle(self) -> None:
+    def settle(self, *, is_good: bool) -> None:
         if self._statistics is not None:
             self._statistics.average(self._counts)
+
+    def own_rows(self) -> dict[str, Tensor]:
+        """None: what is kept between steps is parameters and buffers."""
+        return {}
+
+    def load_own_rows(self, rows: dict[str, Tensor]) -> None:
+        """There are none."""
 
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         scores = dict.fromkeys(("train", "val", "test"), float("nan"))

@@ -11,7 +11,9 @@ from nugnn import seam
 from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.halo_wire import HaloWire, check_halo_feedback
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
@@ -71,6 +73,8 @@ def intercept(
     seed: int = 0,
     constant: Tensor | None = None,
     overlap: Overlap = "auto",
+    halo_wire: str = "fp32",
+    halo_feedback: bool = False,
 ) -> Interceptor:
     """The interceptor that keeps ``model`` exact on ``graph``.
 
@@ -84,10 +88,16 @@ def intercept(
         constant: Input features that never change: what is aggregated from them is kept from step to step.
         overlap: Whether edges are summed while halo rows travel: ``on``, ``backward`` (there alone), ``off``, or
             ``auto``, see `nugnn.comm.overlap`; the same on every rank.
+        halo_wire: How floating halo rows and their gradients travel while ``model.training``, see
+            `nugnn.comm.halo_wire`; the same on every rank.
+        halo_feedback: Add what compressed rows have left out to the same rows in the next step, see
+            `nugnn.comm.halo_feedback`.
 
     Raises:
-        ValueError: No such choice of ``overlap``.
+        ValueError: No such choice of ``overlap`` or ``halo_wire``, or ``halo_feedback`` has nothing to add.
     """
+    check_halo_feedback(halo_wire, halo_feedback)
+    plan = graph.index.plan
     handlers = (
         ProgressHandler(graph.ranks.pulse),
         *(() if constant is None else (ReuseHandler(constant),)),
@@ -96,7 +106,12 @@ def intercept(
         AttentionHandler(is_split=graph.is_split),
         RandomDrawHandler(is_split=graph.is_split),
         BatchNormHandler(graph.ranks),
-        HaloHandler(passes=overlapping_passes(overlap, graph.ranks)),
+        HaloHandler(
+            passes=overlapping_passes(overlap, graph.ranks),
+            wire=HaloWire(halo_wire),
+            is_training=lambda: model.training,
+            feedback=HaloFeedback(plan.num_inner, plan.send_rows) if halo_feedback and graph.is_split else None,
+        ),
         PromotionHandler(),
     )
     return Interceptor(handlers, model, seed=seed)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import HaloPlan, fetch_halo
+from nugnn.comm.halo_wire import RowIds
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import IdRuns, Rows, tag
 from nugnn.kernels.structure import Structure
@@ -62,14 +63,18 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
             )
         num_inner = len(shard.global_node_ids)
         device = ranks.device
-        plan = HaloPlan(num_inner, shard.send_rows.to(device), shard.send_splits, shard.recv_splits, ranks)
-        plan.verify()
+        node_ids, send_rows = shard.global_node_ids.to(device), shard.send_rows.to(device)
         indptr = shard.indptr.to(device)
+        structure = Structure(num_inner + sum(shard.recv_splits), indptr, shard.indices.to(device))
+        edge_places = IdRuns(shard.edge_starts.to(device), indptr)
+        row_ids = RowIds(node_ids, send_rows, structure, edge_places)
+        plan = HaloPlan(num_inner, send_rows, shard.send_splits, shard.recv_splits, ranks, row_ids=row_ids)
+        plan.verify()
         index = ShardIndex(
-            Structure(plan.num_local, indptr, shard.indices.to(device)),
+            structure,
             plan,
-            Rows("node", shard.global_node_ids.to(device), split=ranks.is_split),
-            Rows("edge", IdRuns(shard.edge_starts.to(device), indptr), split=ranks.is_split),
+            Rows("node", node_ids, split=ranks.is_split),
+            Rows("edge", edge_places, split=ranks.is_split),
         )
         self._setup(index, shard.out_degrees.to(device), shard.num_nodes_global, shard.num_edges_global)
         self._edge_ids = shard.global_edge_ids.to(device) if keep_edge_ids else None

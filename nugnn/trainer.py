@@ -298,7 +298,7 @@ class Trainer:
             if self._clip_norm is not None:  # the same everywhere: gradients are
                 nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
             self.optimizer.step()
-        self.family.settle()
+        self.family.settle(is_good=is_good)
         self.num_steps += 1
         if self._check_replicas and self.num_steps % self._check_replicas == 0:
             self._verify_replicas(with_buffers=False)

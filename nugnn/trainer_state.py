@@ -67,6 +67,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "seconds": torch.tensor([[e.seconds[name] for name in _SECONDS] for e in epochs], dtype=torch.float64),
         "in_progress": {"loss": trainer.in_progress.loss, "seconds": dict(trainer.in_progress.seconds)},
         "residuals": trainer.grad_sync.residuals,
+        "family_rows": trainer.family.own_rows(),
     }
     return shared, own
 
@@ -91,6 +92,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     trainer.num_steps = shared["num_steps"]
     _load_in_progress(trainer, shared, own)
     trainer.grad_sync.load(shared.get("grad_sync"), own.get("residuals", {}))
+    trainer.family.load_own_rows(own.get("family_rows", {}))
     if "loss_scale" in shared:  # not in checkpoints written before there was one
         trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())
@@ -243,9 +245,10 @@ def _own_part(trainer: Trainer, checkpoint: Checkpoint) -> tuple[bool, Tree]:
             leaves |= {("optimizer", name, key): value for key, value in state.items()}
         if gathered is None:
             gathered, first = _Rows(node_ids, {}), part
+        leaves |= {("family_rows", name): rows for name, rows in part.get("family_rows", {}).items()}
         gathered.add(part["node_ids"], leaves)
     assert gathered is not None
-    moved: dict[str, Any] = {"model": {}, "best_model": {}, "optimizer": {}}
+    moved: dict[str, Any] = {"model": {}, "best_model": {}, "optimizer": {}, "family_rows": {}}
     for (kind, *path), value in gathered.leaves.items():
         if kind == "optimizer":
             moved[kind].setdefault(path[0], {})[path[1]] = value

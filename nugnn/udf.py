@@ -67,7 +67,7 @@ def source_rows(graph: ShardGraph, x_N: Tensor) -> Tensor:
     if not graph.is_split:
         return x_N
     interceptor = graph.index._interceptor()
-    x_L = interceptor.find(HaloHandler).local(x_N, graph.index.plan)
+    x_L = interceptor.find(HaloHandler).local(x_N, graph.index.plan, interceptor)
     graph.remember_exchange(x_L)
     return x_L
 

@@ -66,11 +66,17 @@ _AGGREGATORS = {"sage": "mean"}
 
 
 def train(
-    name: str, how: str, overlap: str, precision: str = "fp32", dtype: torch.dtype = torch.float32, num_steps: int = 2
+    name: str,
+    how: str,
+    overlap: str,
+    precision: str = "fp32",
+    dtype: torch.dtype = torch.float32,
+    num_steps: int = 2,
+    **more: Any,
 ) -> list[Run]:
     data, model = make_graph(dtype=dtype), make_model(name).to(dtype)
     parts = make_parts(data, 2, how)
-    options: dict[str, Any] = {"overlap": overlap, "precision": precision, "recompute_inputs": True}
+    options: dict[str, Any] = {"overlap": overlap, "precision": precision, "recompute_inputs": True, **more}
     with the_path_of_a_gpu():
         return run_local_ranks(2, lambda ranks: run_steps(ranks, data, parts, model, adam, num_steps, **options))
 
@@ -123,6 +129,14 @@ def check_other_layers_and_steps_keep_their_bits() -> None:
     for name, how, precision in (("sage", "no_train", "fp32"), ("gcn", "unequal", "bf16"), ("gin", "random", "fp32")):
         plain, mine = (train(name, how, overlap, precision) for overlap in ("off", "backward"))
         assert all(map(equal, plain, mine)), name
+
+
+def check_compressed_rows_are_the_same_whenever_they_leave() -> None:
+    """Rows that a fused layer sends early have the name, and so the rounding, of the sum that reads them."""
+    for how in ({"halo_wire": "int2"}, {"halo_wire": "int2", "halo_feedback": True}):
+        plain, mine = (train("sage", "unequal", overlap, "bf16", **how) for overlap in ("off", "backward"))
+        assert all(map(equal, plain, mine))
+        assert not equal(train("sage", "unequal", "off", "bf16")[0], plain[0])
 
 
 def check_parts_are_one_device() -> None:

@@ -64,7 +64,7 @@ _LATER = [
     {"shares": "flops", "workers": 2},
     {"shares": "bandwidth", "workers": 2},
     *({"precision": value} for value in ("int8", "fp8", "auto", "my-plan.json")),
-    *({"halo_wire": value} for value in ("bf16", "fp16", "int8", "int4", "int2", "auto")),
+    {"halo_wire": "auto"},
     {"cluster": "cluster.yaml"},
     {"plan": "plan.json"},
 ]
