@@ -90,6 +90,8 @@ class GraphFamily:
 
     @property
     def why_not_recorded(self) -> str | None:
+        if self.ranks.is_split and self._halo_wire != "fp32":
+            return "halo rows travel compressed (halo_wire)"
         return self._activations.why_not_recorded
 
     @property
