@@ -41,14 +41,14 @@ def run_backward(mode: TorchFunctionMode, func: Callable[..., Any], args: Sequen
     if func is not torch.autograd.grad:
         if func is Tensor.backward:
             options["grad_tensors"] = options.pop("gradient", None)
-        with mode, torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), mode:
             torch.autograd.backward(tuple(map(_edge, ends)), **options)
         return None
     assert inputs is not None
     fills = options.pop("materialize_grads", False)  # torch needs the tensors for this
     if fills:
         options["allow_unused"] = True
-    with mode, torch.autograd.set_multithreading_enabled(False):
+    with torch.autograd.set_multithreading_enabled(False), mode:
         grads = torch.autograd.grad(tuple(map(_edge, ends)), **options)
     if not fills:
         return grads

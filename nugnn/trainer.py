@@ -148,6 +148,8 @@ class Trainer:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         else:
             self.optimizer = make_optimizer(self.model)
+        stepped = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        self._left_alone = [p for p in self.model.parameters() if id(p) not in stepped]
         names = {id(p): name for name, p in self.model.named_parameters()}
         self.first_groups = plain_groups(self.optimizer, names)  # before a schedule changes them
         if schedule is not None and (make_scheduler is not None or schedule_steps):
@@ -316,7 +318,8 @@ class Trainer:
         said = None
         share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)  # of what the optimizer leaves alone, too: sums and norms would grow
+        for parameter in self._left_alone:  # by the optimizer: sums and norms would grow
+            parameter.grad = None
         for part, work in enumerate(works):
             with self.family.around(self.num_steps):
                 loss = self.family.loss(work)

@@ -49,8 +49,17 @@ def test_parts_of_a_graph_drop_what_the_whole_drops() -> None:
         assert torch.equal(dropout_rows(x[part], 0.6, KEY, ids[part]), whole[part])
 
 
-def test_threads_do_not_change_the_mask() -> None:
-    x, ids, before = randn(3000, 7).float(), torch.arange(3000), torch.get_num_threads()
+@pytest.mark.parametrize(
+    "key", [RandomKey(0, 0, 0), RandomKey(2**64 - 1, 2**32 - 1, 2**32 - 1), RandomKey(2**63, 1, 2**31)], ids=str
+)
+def test_keys_at_the_ends_of_their_ranges(key: RandomKey) -> None:
+    x, ids = randn(5, 9).float(), torch.arange(5)
+    assert torch.equal(dropout_rows(x, 0.5, key, ids), dropout_rows_reference(x, 0.5, key, ids))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_do_not_change_the_mask(dtype: torch.dtype) -> None:
+    x, ids, before = randn(3000, 7).to(dtype), torch.arange(3000), torch.get_num_threads()
     results = []
     try:
         for threads in (1, 2):

@@ -160,6 +160,32 @@ def test_different_nodes_do_not_mix() -> None:
     assert rows_of(_apply(lambda _: x + edges, x)) is None
 
 
+def test_what_decides_may_stand_anywhere_among_the_arguments() -> None:
+    x, other, flags = _nodes(torch.tensor([1, 2, 3])), _nodes(torch.tensor([1, 2, 4])), torch.ones(3, 4) > 0
+    column, ones = x[:, :1], torch.ones(3, 4, dtype=x.dtype)
+
+    def kept(function: Callable[[Tensor], Tensor]) -> list[int] | None:
+        rows = rows_of(_apply(function, x))
+        return None if rows is None else rows.row_ids(3).tolist()
+
+    for function in (
+        lambda x: ones * x,
+        lambda x: column * x,
+        lambda x: torch.add(input=x, other=x.exp()),
+        lambda x: torch.add(x, other=ones, alpha=2),
+        lambda x: torch.where(flags, x, ones),
+        lambda x: x.clone().add_(x),
+    ):
+        assert kept(function) == [1, 2, 3]
+    for function in (
+        lambda x: torch.add(x, other=other),
+        lambda x: torch.addcmul(x, ones, other),
+        lambda x: torch.where(flags, x, other),
+        lambda x: x[0] + other[0],
+    ):
+        assert kept(function) is None
+
+
 def test_equal_selections_agree() -> None:
     x = _nodes(torch.arange(6))
     picked = torch.tensor([4, 1])

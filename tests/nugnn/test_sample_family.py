@@ -165,6 +165,22 @@ def test_precisions_train_too(precision: str) -> None:
     assert losses[precision] != losses["fp32"]
 
 
+def test_gradients_of_what_no_optimizer_steps_do_not_grow() -> None:
+    model, data = make_model("mlp").double(), make_data("images", 12)
+    first, *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    family = SampleFamily(model, data, Ranks(), sizes=(12,))
+    trainer = Trainer(family, make_optimizer=lambda _: torch.optim.SGD(last.parameters(), lr=0.0))
+    grads = []
+    for _ in range(2):
+        trainer.train_epoch()
+        assert first.weight.grad is not None
+        grads.append(first.weight.grad.clone())
+    assert float((grads[0] - grads[1]).abs().max()) <= FLOAT64_BOUND  # the same batch, in another order
+
+
 def test_multi_label_targets() -> None:
     x = torch.randn(30, 72)
     data = TensorDataset(x, (x[:, :3] > 0).to(torch.float32))
