@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_both_loops_have_the_same_losses_and_a_speed() -> None:
-    args = argparse.Namespace(steps=2, rounds=1, device="cpu", group=None)
+    args = argparse.Namespace(steps=2, rounds=1, device="cpu", group=None, how="off")
     case = dnn_throughput.Case("mlp", lambda: MLP(6, 3, dropout=0.5), lambda n: torch.rand(n, 6), 3, 8)
     row = dnn_throughput.measure(case, case.data(16), "fp32", "-", nugnn.init(), args)
     assert row["loss_ours"] == pytest.approx(row["loss_plain"], rel=1e-5)
