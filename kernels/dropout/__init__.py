@@ -202,11 +202,7 @@ class _DropoutCsrValues(Operator):
 def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool = False) -> Tensor:
     if p == 1 or x.numel() == 0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
-    if x.is_cpu:
-        return _apply_mask_on_cpu(x, p, key, row_ids, in_place=in_place)
-    from nugnn.kernels.epilogue import runs_in_triton
-
-    if runs_in_triton(x):
+    if _epilogue().runs_in_triton(x):  # of CPU tensors, too: in Triton's interpreter
         from nugnn.kernels.epilogue import gpu
 
         mask = mask_arguments(p, key, row_ids)
@@ -215,10 +211,15 @@ def _apply_mask(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *,
         rows = whole_rows(x if x.dim() == 2 else x.reshape(len(x), -1))
         out = gpu.forward(rows, None, None, None, "none", 1.0, mask, remake=True)[0]
         return out if x.dim() == 2 else out.view(x.shape)
+    if x.is_cpu:
+        return _apply_mask_on_cpu(x, p, key, row_ids, in_place=in_place)
     return dropout_rows_reference(x, p, key, id_tensor(row_ids, x.device))
 
 
 def _apply_mask_on_cpu(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | range, *, in_place: bool) -> Tensor:
+    threshold = keep_threshold(p)
+    if threshold >> 32:  # so near 1 that no word is kept
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
     cpu, x = _cpu(), x.contiguous()
     ids = (row_ids if isinstance(row_ids, Tensor) else id_tensor(row_ids, x.device)).contiguous()
     num_rows, num_values, is_wide = x.shape[0], x.numel(), x.dtype in _WIDE
@@ -230,25 +231,32 @@ def _apply_mask_on_cpu(x: Tensor, p: float, key: RandomKey, row_ids: Tensor | ra
         seed = key.seed - (key.seed >> 63 << 64)  # as int64 has it
         cpu.drop_serially(
             x.element_size(), x.data_ptr(), ids.data_ptr(), out.data_ptr(), num_rows, num_values // num_rows,
-            keep_threshold(p), keep_scale(p), seed, key.step, key.stream,
+            threshold, keep_scale(p), seed, key.step, key.stream,
         )  # fmt: skip
         return out
-    array, threshold, k0, k1 = _kernel_arguments(p, key, ids)
+    array, least, k0, k1 = _kernel_arguments(p, key, ids)
     flat = out.view(num_rows, -1)
     if is_wide:
         scale = (np.float32 if x.dtype is torch.float32 else np.float64)(keep_scale(p))
-        cpu.scale_or_zero(as_array(x.view(num_rows, -1)), array, threshold, scale, k0, k1, as_array(flat))
+        cpu.scale_or_zero(as_array(x.view(num_rows, -1)), array, least, scale, k0, k1, as_array(flat))
     else:
-        cpu.zero_dropped(as_array(flat.view(torch.int16)), array, threshold, k0, k1)
+        cpu.zero_dropped(as_array(flat.view(torch.int16)), array, least, k0, k1)
     return out
 
 
+# import statements in each call would be a quarter of a small one
 @functools.cache
 def _cpu() -> ModuleType:
-    """The kernels; an import statement in each call would be a quarter of a small one."""
     from nugnn.kernels.dropout import cpu
 
     return cpu
+
+
+@functools.cache
+def _epilogue() -> ModuleType:
+    from nugnn.kernels import epilogue
+
+    return epilogue
 
 
 @unseen

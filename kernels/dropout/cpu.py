@@ -1,4 +1,7 @@
-"""Dropout in numba: the mask is made and applied batch by batch in cache, and never stored."""
+"""Dropout in numba: the mask is made and applied batch by batch in cache, and never stored.
+
+Thresholds of dense rows are below ``2**32``: where no word is kept there is nothing to compute.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ MOST_SERIAL_VALUES = 1 << 14
 
 @jit()
 def _scale_or_zero_rows(x, row_ids, first_row, last_row, threshold, scale, k0, k1, out):  # type: ignore[no-untyped-def]
+    # slices and a threshold of the words' own type: the choice is made in vectors, where branches would be mispredicted
     num_columns = x.shape[1]
     num_blocks = (num_columns + 3) // 4
-    zero = scale - scale
+    zero, least = scale - scale, np.uint32(threshold)
     rows, blocks = np.empty(BATCH, np.int64), np.empty(BATCH, np.uint32)
     words = np.empty(4 * BATCH, np.uint32)
     row, block = first_row, 0
@@ -31,10 +35,11 @@ def _scale_or_zero_rows(x, row_ids, first_row, last_row, threshold, scale, k0, k
         done = 0
         while done < count:
             take = min(num_blocks - block, count - done)
-            first, start = 4 * block, 4 * done
-            for i in range(min(4 * take, num_columns - first)):
-                value = x[row, first + i] * scale
-                out[row, first + i] = value if words[start + i] >= threshold else zero
+            first, last = 4 * block, min(4 * (block + take), num_columns)
+            values, chosen, into = x[row, first:last], words[4 * done :], out[row, first:last]
+            for i in range(len(values)):
+                value = values[i] * scale
+                into[i] = value if chosen[i] >= least else zero
             done += take
             block += take
             if block == num_blocks:
@@ -45,6 +50,7 @@ def _scale_or_zero_rows(x, row_ids, first_row, last_row, threshold, scale, k0, k
 def _zero_dropped_rows(bits, row_ids, first_row, last_row, threshold, k0, k1):  # type: ignore[no-untyped-def]
     num_columns = bits.shape[1]
     num_blocks = (num_columns + 3) // 4
+    least = np.uint32(threshold)
     rows, blocks = np.empty(BATCH, np.int64), np.empty(BATCH, np.uint32)
     words = np.empty(4 * BATCH, np.uint32)
     row, block = first_row, 0
@@ -54,9 +60,10 @@ def _zero_dropped_rows(bits, row_ids, first_row, last_row, threshold, k0, k1):  
         done = 0
         while done < count:
             take = min(num_blocks - block, count - done)
-            first, start = 4 * block, 4 * done
-            for i in range(min(4 * take, num_columns - first)):
-                bits[row, first + i] = bits[row, first + i] if words[start + i] >= threshold else np.int16(0)
+            first, last = 4 * block, min(4 * (block + take), num_columns)
+            values, chosen = bits[row, first:last], words[4 * done :]
+            for i in range(len(values)):
+                values[i] = values[i] if chosen[i] >= least else np.int16(0)
             done += take
             block += take
             if block == num_blocks:

@@ -78,6 +78,13 @@ def test_drop_rate_and_mean_are_right(p: float) -> None:
     assert abs(float((out == 0).double().mean()) - p) < 5 * sigma
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p", [1 - 1e-12, 1 - 2**-32, 1e-12])
+def test_p_so_near_an_end_that_hardly_a_word_decides(dtype: torch.dtype, p: float) -> None:
+    x, ids = randn(7, 11).to(dtype), torch.arange(7)
+    assert torch.equal(dropout_rows(x, p, KEY, ids), dropout_rows_reference(x, p, KEY, ids))
+
+
 def test_extremes_of_p() -> None:
     x, ids = randn(4, 3), torch.arange(4)
     assert torch.equal(dropout_rows(x, 0.0, KEY, ids), x)
