@@ -107,7 +107,7 @@ class HaloWire:
             row_ids: ``(n,)`` int64, who each row is to ``key``; not read where nothing is drawn.
 
         Returns:
-            ``(n, row_bytes)`` uint8, the same bytes on every device.
+            ``(n, row_bytes)`` uint8, the same bytes on every device; ``bf16`` leaves to the device how a NaN is written.
         """
         x = x.detach()
         if self.name == "bf16":
@@ -136,7 +136,8 @@ def _scaled_halves(x: Tensor) -> Tensor:
     largest = x.abs().amax(1) if x.numel() else x.new_zeros(len(x))
     exponent = ((largest.view(torch.int32) >> 23) & 255) - 126  # largest < 2**exponent
     shift = (_TOP_EXPONENT - exponent).clamp(-126, 126)
-    halves = (x * _power_of_2(shift)[:, None]).masked_fill(~torch.isfinite(largest)[:, None], torch.nan).half()
+    halves = (x * _power_of_2(shift)[:, None]).half()
+    halves = halves.masked_fill(~torch.isfinite(largest)[:, None], torch.nan)  # last: GPUs make another NaN of a NaN
     return torch.cat([shift.to(torch.int16)[:, None].view(torch.uint8), halves.view(torch.uint8)], 1)
 
 
