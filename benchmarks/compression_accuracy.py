@@ -1,0 +1,574 @@
+"""Accuracy of compressed communication beside fp32, seed by seed: the 95 % interval of the paired difference.
+
+    python benchmarks/compression_accuracy.py --data-dir DATA --plan             # what would run, and how long
+    python benchmarks/compression_accuracy.py --data-dir DATA --jobs 16 --seconds 330
+    python benchmarks/compression_accuracy.py --report                           # the tables of what has run
+
+Runs of one seed have the same split, parts, initial weights, dropout masks and order of samples, on two worker
+processes of unequal shares, and differ in what travels alone; what can be compared of that is (`check_pairs`). Test
+accuracy at the epoch of the best validation accuracy, as everywhere. Beside it the epochs until validation accuracy
+reaches 99 % of what the same seed's fp32 run ended with, and the bytes that both workers handed over.
+
+Each run becomes a line of a JSON-lines file at once; a benchmark that was interrupted, or that ``--seconds`` ended, goes
+on where it stopped, as long as code and settings are the same. Seeds are started whole: every column of a seed runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from worker_groups import WorkFailed, run_in_groups
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS, SHARES = 2, (0.6, 0.4)
+SPLIT = (38, 26)
+"""Samples of each worker in a batch of 64."""
+BASELINE = "fp32"
+GOAL = 0.5
+"""Points that 4-bit gradients and int4 halo rows may differ from fp32."""
+PART_OF_BASELINE = 0.99
+
+Column = Mapping[str, Any]
+"""Options of `nugnn.fit` that differ from the baseline's; ``rounding`` is ours, see `rounding`."""
+
+GRADIENTS: dict[str, Column] = {
+    BASELINE: {},
+    "4bit gradients": {"grad_sync": "4bit"},
+    "2bit gradients": {"grad_sync": "2bit"},
+}
+HALO: dict[str, Column] = {
+    "int4 halo": {"halo_wire": "int4"},
+    "int4 halo, 4bit gradients": {"halo_wire": "int4", "grad_sync": "4bit"},
+    "int2 halo": {"halo_wire": "int2"},
+    "int4 halo, to nearest": {"halo_wire": "int4", "rounding": "nearest"},
+    "int2 halo, to nearest": {"halo_wire": "int2", "rounding": "nearest"},
+    "int2 halo, feedback": {"halo_wire": "int2", "halo_feedback": True},
+}
+COLUMNS = GRADIENTS | HALO
+TARGETS = ("4bit gradients", "int4 halo")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Data and model.
+
+    Args:
+        title: In the tables.
+        settings: Of ``nugnn train``; ``recipe`` names further ones.
+        seeds: From 0 up.
+        seconds: Of one run on two cores, by which the plan is made.
+        columns: What runs.
+    """
+
+    title: str
+    settings: Mapping[str, Any]
+    seeds: int
+    seconds: float
+    columns: Mapping[str, Column]
+
+
+ROWS = {
+    "cora": Row("Cora, GCN", {"recipe": "cora-gcn"}, 30, 3, COLUMNS),
+    "cora-random": Row("Cora, GCN, random parts", {"recipe": "cora-gcn", "partitioner": "random"}, 30, 3, COLUMNS),
+    "computers": Row("Amazon Computers, GCN", {"recipe": "amazon-computers-gcn"}, 5, 15, COLUMNS),
+    "cornell5-gcn": Row(
+        "Cornell5, GCN",
+        {"recipe": "fb100-cornell5-sage", "model": "gcn", "aggregator": None, "self_loops": "add"},
+        5,
+        20,
+        COLUMNS,
+    ),
+    "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage"}, 5, 20, COLUMNS),
+    "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "epochs": 5}, 5, 20, GRADIENTS),
+    "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "epochs": 5}, 5, 20, GRADIENTS),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: names in `ROWS` and its columns."""
+
+    row: str
+    column: str
+    seed: int
+    data_dir: str
+    epochs: int | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that decides the result beside the seed and the code, as plain values."""
+        row = ROWS[self.row]
+        chosen = dict(row.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
+        return chosen | {"shares": list(SHARES), "split": list(SPLIT), "column": dict(row.columns[self.column])}
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def rounding(how: str | None) -> AbstractContextManager[Any]:
+    """``nearest``: halo rows of few bits are rounded to nearest, and nothing is fed back, there and back."""
+    from nugnn.comm.halo_wire import HaloWire
+
+    if how is None:
+        return nullcontext()
+    assert how == "nearest", how
+    at_random = HaloWire.encode
+    return mock.patch.object(HaloWire, "encode", lambda wire, x, key, row_ids: at_random(wire, x, None, None))
+
+
+@functools.lru_cache(maxsize=8)
+def graph_of(recipe_and_more: str, data_dir: str) -> Any:
+    """The settings and the graph; ``recipe_and_more`` is JSON, so that it can be remembered by."""
+    from nugnn import graph_run
+    from nugnn.config import TrainConfig, read_recipe
+
+    more = json.loads(recipe_and_more)
+    config = TrainConfig(**read_recipe(more.pop("recipe")) | more, workers=WORKERS, shares=SHARES, data_dir=data_dir)
+    return config, graph_run.prepare(config)
+
+
+def samples_of(settings: Mapping[str, Any], seed: int, data_dir: str) -> Any:
+    """Likewise of samples, whose validation part is drawn with the seed."""
+    from nugnn import sample_run
+    from nugnn.sample_config import SampleConfig
+
+    config = SampleConfig(**settings, workers=WORKERS, batch_split=SPLIT, data_dir=data_dir, seed=seed)
+    return config, sample_run.prepare(config)
+
+
+def train(ranks: Any, case: Case) -> dict[str, Any]:
+    """What one rank has to say of a run."""
+    import torch
+
+    from nugnn import graph_run, sample_run
+    from nugnn.fit_options import FitOptions
+    from nugnn.sample_options import SampleOptions
+    from nugnn.seam import install
+    from nugnn.task import OF_ONE_FAMILY, task_of
+    from nugnn.train_rank import train_rank
+
+    install()
+    begin, processor = time.perf_counter(), time.process_time()
+    row = ROWS[case.row]
+    settings = dict(row.settings) | ({} if case.epochs is None else {"epochs": case.epochs})
+    column = dict(row.columns[case.column])
+    how = rounding(column.pop("rounding", None))
+    given = dict(OF_ONE_FAMILY)
+    if "recipe" in settings:
+        config, data = graph_of(json.dumps(settings), case.data_dir)
+        config = config.replaced(seed=case.seed)
+        of_family, known = graph_run, fields(FitOptions)
+        given |= {"partitioner": config.partitioner, "order": "none", "check": False}
+    else:
+        config, data = samples_of(settings, case.seed, case.data_dir)
+        of_family, known = sample_run, fields(SampleOptions)
+    torch.manual_seed(case.seed)
+    model = of_family.build_model(config, data)
+    initial = digest(model.state_dict())
+    arguments = of_family.fit_arguments(config)
+    options = {field.name: arguments[field.name] for field in known if field.name in arguments} | column
+    shares = list(SHARES) if "recipe" in settings else None
+    task = task_of(model, data, workers=WORKERS, shares=shares, given=given, options=options)
+    part, _ = task.joined(ranks, lambda _: None)
+    num_values = sum(p.numel() for p in model.parameters())
+    steps = 0
+
+    def counted(ranks: Any, model: Any, options: Any) -> Any:
+        nonlocal steps
+        family = part(ranks, model, options)
+        steps = family.steps_per_epoch * options.epochs
+        return family
+
+    with how:
+        outcome = train_rank(counted, ranks, model, task.options)
+    epochs, report = outcome["epochs"], outcome["report"]
+    evaluated = [epoch for epoch in epochs if not math.isnan(epoch["val"])]
+    spent = list(_running_sum(epoch["seconds"]["epoch"] for epoch in epochs))
+    ring = 2 * (WORKERS - 1) / WORKERS * 4 * num_values * steps
+    halo = report.get("halo", {})
+    return {
+        "test": outcome["best"]["test"],
+        "best_epoch": outcome["best"]["number"],
+        "last_test": evaluated[-1]["test"],
+        "at": [epoch["number"] for epoch in evaluated],
+        "val": [round(epoch["val"], 5) for epoch in evaluated],
+        "train_seconds": [round(spent[epoch["number"] - 1], 3) for epoch in evaluated],
+        "first_loss": epochs[0]["loss"],
+        "initial": initial,
+        "part": {name: report[name] for name in ("nodes", "edges", "halo_rows", "batch_samples") if name in report},
+        "parameters": num_values,
+        "steps": steps,
+        "gradient_bytes": report["grad_sync"]["sent_bytes"] if "grad_sync" in report else ring,
+        "halo_bytes": halo.get("forward_bytes", 0) + halo.get("gradient_bytes", 0),
+        "seconds": round(time.perf_counter() - begin, 3),
+        "processor_seconds": round(time.process_time() - processor, 3),
+    }
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """Of all bits of a model."""
+    found = hashlib.sha256()
+    for name, value in state.items():
+        found.update(f"{name}{tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _running_sum(values: Iterator[float]) -> Iterator[float]:
+    total = 0.0
+    for value in values:
+        total += value
+        yield total
+
+
+def merged(case: Case, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The line of a run: what is equal everywhere once, bytes of all ranks together."""
+    first = dict(ranks[0])
+    if any(other[name] != first[name] for other in ranks[1:] for name in ("test", "val", "initial", "first_loss")):
+        raise WorkFailed(f"{case}: ranks do not agree on what they have trained")
+    first["part"] = [each["part"] for each in ranks]
+    for name in ("gradient_bytes", "halo_bytes", "processor_seconds"):
+        first[name] = sum(each[name] for each in ranks)
+    return first
+
+
+# -- what runs, in which order -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def code_version() -> str:
+    """Hash over the sources that decide the result, wherever they were installed."""
+    import nugnn
+    from nugnn import comm, datasets, kernels, partition, precision
+
+    found = hashlib.sha256()
+    for module in (nugnn, comm, datasets, kernels, partition, precision):
+        folder = Path(str(module.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{module.__name__}:{path.relative_to(folder)}".encode() + b"\0" + path.read_bytes())
+    found.update(Path(__file__).read_bytes())
+    return found.hexdigest()[:12]
+
+
+def in_order(rows: Sequence[str], columns: Sequence[str] | None, num_seeds: int | None) -> list[list[tuple[str, ...]]]:
+    """``(row, column, seed)`` of what is to run, in pieces that are started whole: all columns of a seed.
+
+    After any time every row has had about the same part of its seeds, those that take long first.
+    """
+    pieces = []
+    for name in rows:
+        row = ROWS[name]
+        chosen = [column for column in row.columns if columns is None or column in columns or column == BASELINE]
+        count = row.seeds if num_seeds is None else min(num_seeds, row.seeds)
+        for seed in range(count):
+            key = (seed + 1) / count, -row.seconds
+            pieces.append((key, [(name, column, seed) for column in chosen]))
+    return [piece for _, piece in sorted(pieces, key=lambda each: each[0])]
+
+
+class Queue:
+    """Cases one by one; after ``seconds`` no piece is begun, and those that were begun are finished.
+
+    Args:
+        pieces: Of cases, in order.
+        seconds: None for no limit.
+    """
+
+    def __init__(self, pieces: Sequence[Sequence[Case]], seconds: float | None) -> None:
+        self._pieces = [list(piece) for piece in pieces if piece]
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._begun: list[Case] = []
+        self.left_out = 0
+        """Pieces that were not begun."""
+
+    def next(self) -> Case | None:
+        """The next one to start."""
+        if not self._begun:
+            if time.monotonic() >= self._until:
+                self.left_out, self._pieces = self.left_out + len(self._pieces), []
+            if not self._pieces:
+                return None
+            self._begun = self._pieces.pop(0)
+        return self._begun.pop(0)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+Runs = dict[tuple[str, str, int], dict[str, Any]]
+"""By row, column and seed."""
+
+
+def read_runs(path: Path, code: str | None) -> Runs:
+    """Runs in the file with the settings of today; of ``code`` alone, or of the last line's when None.
+
+    A line that was cut off when the machine went away is passed over.
+    """
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            print(f"{path}: passed over a line that is no JSON: {text[:40]!r}", file=sys.stderr)
+    code = code or (lines[-1]["code"] if lines else None)
+    runs: Runs = {}
+    for line in lines:
+        row = ROWS.get(line["row"])
+        if line["code"] != code or row is None or line["column"] not in row.columns:
+            continue
+        now = Case(line["row"], line["column"], line["seed"], "", line["epochs"]).settings
+        if line["settings"] == json.loads(json.dumps(now)):
+            runs[line["row"], line["column"], line["seed"]] = line
+    return runs
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """One line more, on the disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes()[-1:] == b"\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if is_cut_off else "") + json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# -- what came out -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of paired differences with its 95 % interval by Student's t, in points; NaN bounds for fewer than two."""
+
+    mean: float
+    low: float
+    high: float
+    num_pairs: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether the mean of all seeds lies within `GOAL` of zero, as far as these tell."""
+        if self.low >= -GOAL and self.high <= GOAL:
+            return "within"
+        return "beyond" if self.low > GOAL or self.high < -GOAL else "open"
+
+
+def paired_interval(differences: Sequence[float]) -> Interval:
+    """Of at least one difference."""
+    from scipy import stats
+
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return Interval(mean, math.nan, math.nan, count)
+    half = float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def pairs_of(runs: Runs, row: str, column: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """``(fp32, column)`` of each seed that has both."""
+    seeds = sorted(seed for name, has, seed in runs if name == row and has == column)
+    return [(runs[row, BASELINE, seed], runs[row, column, seed]) for seed in seeds if (row, BASELINE, seed) in runs]
+
+
+def check_pairs(runs: Runs) -> None:
+    """Runs of a seed began with the same weights, on the same parts.
+
+    Raises:
+        ValueError: They did not, so that their difference means nothing.
+    """
+    for row, column, seed in runs:
+        for plain, other in pairs_of(runs, row, column):
+            for what in ("initial", "part", "steps"):
+                if plain["seed"] == seed and plain[what] != other[what]:
+                    raise ValueError(f"{row}, {column}, seed {seed}: {what} differs from {BASELINE}'s; no pair")
+
+
+def first_reached(run: Mapping[str, Any], level: float) -> int | None:
+    """Place in its evaluations where validation accuracy first is ``level``."""
+    return next((place for place, val in enumerate(run["val"]) if val >= level), None)
+
+
+def time_to_accuracy(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, float, int]:
+    """Medians of epochs and seconds until a run has 99 % of the validation accuracy its fp32 run ended with.
+
+    Runs that never have it count as later than all others, and are counted: the third value.
+    """
+    epochs, seconds = [], []
+    for plain, run in pairs:
+        place = first_reached(run, PART_OF_BASELINE * plain["val"][-1])
+        epochs.append(math.inf if place is None else run["at"][place])
+        seconds.append(math.inf if place is None else run["train_seconds"][place])
+    return statistics.median(epochs), statistics.median(seconds), epochs.count(math.inf)
+
+
+HEADER = ("", "seeds", "test %", "difference [95 %]", f"±{GOAL:g}", "epochs", "s", "halo MB", "grad. MB")
+
+
+def cells(runs: Runs, row: str, column: str) -> list[str] | None:
+    """A line of a row's table."""
+    pairs = pairs_of(runs, row, column)
+    if not pairs:
+        return None
+    tests = [100 * run["test"] for _, run in pairs]
+    spread = f" ± {statistics.stdev(tests):.1f}" if len(tests) > 1 else ""
+    interval = paired_interval([100 * (run["test"] - plain["test"]) for plain, run in pairs])
+    epochs, seconds, never = time_to_accuracy(pairs)
+    megabytes = [statistics.fmean(run[name] for _, run in pairs) / 1e6 for name in ("halo_bytes", "gradient_bytes")]
+    is_plain = column == BASELINE
+    return [
+        column,
+        str(len(pairs)),
+        f"{statistics.fmean(tests):.1f}{spread}",
+        "" if is_plain else f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]",
+        "" if is_plain else interval.verdict,
+        f"{epochs:g}" + (f" ({never} never)" if never else ""),
+        f"{seconds:.2g}",
+        f"{megabytes[0]:.3g}" if megabytes[0] else "-",
+        f"{megabytes[1]:.3g}",
+    ]
+
+
+def about(runs: Runs, row: str) -> str:
+    """The title of a row's table."""
+    first = next(run for (name, _, _), run in runs.items() if name == row)
+    parts = first["part"]
+    if "nodes" in parts[0]:
+        nodes = [part["nodes"] for part in parts]
+        halo = sum(part["halo_rows"] for part in parts) / sum(nodes)
+        how = f"{' + '.join(f'{n:,}' for n in nodes)} nodes, halo rows {100 * halo:.0f} % of them"
+    else:
+        how = f"{' + '.join(str(part['batch_samples']) for part in parts)} samples of a batch"
+    return f"{ROWS[row].title}: {how}; {first['at'][-1]} epochs"
+
+
+def tables(runs: Runs) -> Iterator[tuple[str, list[list[str]]]]:
+    """Title and lines of each row that has some."""
+    for name, row in ROWS.items():
+        lines = [line for column in row.columns if (line := cells(runs, name, column)) is not None]
+        if lines:
+            yield about(runs, name), lines
+
+
+def targets(runs: Runs) -> list[str]:
+    """A sentence for each target and row."""
+    said = []
+    for column in TARGETS:
+        for name, row in ROWS.items():
+            if column not in row.columns or not (pairs := pairs_of(runs, name, column)):
+                continue
+            found = paired_interval([100 * (run["test"] - plain["test"]) for plain, run in pairs])
+            said.append(
+                f"{column}, {row.title}: {found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] points over "
+                f"{found.num_pairs} seeds, {found.verdict} ±{GOAL:g}"
+            )
+    return said
+
+
+def show(runs: Runs) -> None:
+    """Print all tables."""
+    check_pairs(runs)
+    console = Console(width=120, highlight=False)
+    for title, lines in tables(runs):
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, name in enumerate(HEADER):
+            table.add_column(name, no_wrap=True, justify="left" if place == 0 else "right")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    console.print(
+        f"Test accuracy at the best validation epoch. Epochs, and seconds of training in them: medians until {100 * PART_OF_BASELINE:g} % of the validation\n"
+        "accuracy that the same seed's fp32 run ended with. MB: of a run, both workers together."
+    )
+    for line in targets(runs):
+        console.print(line)
+
+
+def plan(pieces: Sequence[Sequence[tuple[str, ...]]], jobs: int) -> float:
+    """Print what would run; the seconds it would take when nothing is in its way."""
+    total = 0.0
+    print(f"{'row':16} {'runs':>5} {'s of a run':>10} {'s of a seed':>12} {'s':>7}")
+    for name, row in ROWS.items():
+        mine = [piece for piece in pieces if piece and piece[0][0] == name]
+        if not mine:
+            continue
+        runs = sum(map(len, mine))
+        print(f"{name:16} {runs:5} {row.seconds:10.1f} {row.seconds * len(mine[0]):12.0f} {row.seconds * runs:7.0f}")
+        total += row.seconds * runs
+    print(f"{total:.0f} s of one pair of workers, {2 * total:.0f} s of processors; {jobs} jobs: about {total / jobs:.0f} s")
+    return total / jobs
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default=os.environ.get("NUGNN_DATA"), help="default: NUGNN_DATA")
+    parser.add_argument("--only", action="append", choices=list(ROWS), help="a row; may be repeated")
+    parser.add_argument("--column", action="append", choices=list(COLUMNS), help="beside fp32; may be repeated")
+    parser.add_argument("--seeds", type=int, help="fewer than the row has")
+    parser.add_argument("--epochs", type=int, help="fewer than the row has; such runs are kept apart")
+    parser.add_argument("--jobs", type=int, help="runs side by side; default: cores by two")
+    parser.add_argument("--seconds", type=float, help="after these no further seed is begun")
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "compression_accuracy.jsonl")
+    parser.add_argument("--plan", action="store_true", help="say what would run, and end")
+    parser.add_argument("--report", action="store_true", help="print the tables of what has run, and end")
+    args = parser.parse_args(given)
+    path = args.json if args.epochs is None else args.json.with_suffix(".short.jsonl")
+    jobs = args.jobs or max(1, len(os.sched_getaffinity(0)) // WORKERS)
+    if args.report:
+        show(read_runs(path, None))
+        return 0
+    if not args.data_dir:
+        parser.error("name the folder of the data sets with --data-dir, or in NUGNN_DATA")
+    code = code_version()
+    runs = read_runs(path, code)
+    names = [name for name in ROWS if not args.only or name in args.only]
+    data_dir = str(Path(args.data_dir).resolve())
+    pieces = [
+        [each for each in piece if each not in runs] for piece in in_order(names, args.column, args.seeds)
+    ]
+    plan(pieces, jobs)
+    if args.plan:
+        return 0
+    queue = Queue([[Case(*each, data_dir, args.epochs) for each in piece] for piece in pieces], args.seconds)
+    failures = 0
+
+    def on_end(case: Case, outcome: list[Any] | WorkFailed) -> None:
+        nonlocal failures
+        key = case.row, case.column, case.seed
+        try:
+            if isinstance(outcome, WorkFailed):
+                raise outcome
+            found = merged(case, outcome)
+        except WorkFailed as error:
+            failures += 1
+            print(f"{' '.join(map(str, key))}: {error}", file=sys.stderr, flush=True)
+            return
+        runs[key] = dict(zip(("row", "column", "seed"), key, strict=True)) | {
+            "code": code, "epochs": case.epochs, "settings": json.loads(json.dumps(case.settings)), "jobs": jobs, **found
+        }
+        append(path, runs[key])
+        print(f"{case.row}, {case.column}, seed {case.seed}: {100 * found['test']:.1f} %, {found['seconds']:.1f} s", flush=True)
+
+    run_in_groups(train, queue.next, on_end, groups=jobs, size=WORKERS)
+    show(runs)
+    if queue.left_out:
+        print(f"{queue.left_out} seeds of a row were not begun within {args.seconds:g} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Groups of worker processes that do one piece of work after another, several groups side by side.
+
+To start processes takes seconds, so a group lives until there is nothing left to do; one that fails is started afresh.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Work = Callable[[Any, Any], Any]
+"""``work(ranks, item)``, called on every rank of a group; importable by its name, as processes are spawned."""
+
+TIMEOUT_SECONDS = 120.0
+"""How long a rank waits for its peers."""
+
+
+class WorkFailed(RuntimeError):  # noqa: N818 - a finding about the work
+    """What a rank of the group raised, or that one of them died."""
+
+
+class Group:
+    """``size`` processes on this machine that are ranks of one another, through gloo and the loopback interface.
+
+    Args:
+        work: What they do.
+        size: How many.
+    """
+
+    def __init__(self, work: Work, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            given = (work, rank, size, str(Path(self._folder.name) / "meeting"), theirs)
+            process = context.Process(target=_serve, args=given, daemon=True)
+            process.start()
+            theirs.close()  # the other end is the process's alone, so its end is seen here
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, item: Any) -> list[Any]:
+        """What the work gave, in rank order.
+
+        Raises:
+            WorkFailed: It did not; the group is of no use afterwards.
+        """
+        results: dict[int, Any] = {}
+        try:
+            for pipe in self._pipes:
+                pipe.send(item)
+            pending = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+            while pending:
+                for ready in wait(list(pending)):
+                    assert isinstance(ready, Connection)
+                    rank = pending.pop(ready)
+                    is_done, value = ready.recv()
+                    if not is_done:
+                        raise WorkFailed(f"rank {rank}: {value}")
+                    results[rank] = value
+        except (EOFError, OSError) as error:
+            raise WorkFailed(f"a process of the group died ({type(error).__name__})") from error
+        return [results[rank] for rank in range(len(self._pipes))]
+
+    def stop(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+def _serve(work: Work, rank: int, size: int, meeting: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from nugnn.comm.groups import join_ranks
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    ranks = join_ranks(TIMEOUT_SECONDS)
+    while True:
+        try:
+            item = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            answer = (True, work(ranks, item))
+        except Exception:
+            answer = (False, traceback.format_exc())
+        pipe.send(answer)
+
+
+def run_in_groups(
+    work: Work,
+    next_item: Callable[[], Item | None],
+    on_end: Callable[[Item, list[Any] | WorkFailed], Any],
+    *,
+    groups: int,
+    size: int,
+) -> None:
+    """Do pieces of work until there are none left.
+
+    Args:
+        work: Of one piece.
+        next_item: The next piece to start, or None; one call at a time.
+        on_end: Gets a piece and what each rank returned, or why it failed; one call at a time.
+        groups: Side by side.
+        size: Processes of each.
+    """
+    threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update({name: os.environ.get(name, value) for name, value in threads.items()})
+    taking, ending = threading.Lock(), threading.Lock()
+
+    def one_group() -> None:
+        group: Group | None = None
+        try:
+            while True:
+                with taking:
+                    item = next_item()
+                if item is None:
+                    return
+                group = group or Group(work, size)
+                try:
+                    outcome: list[Any] | WorkFailed = group.run(item)
+                except WorkFailed as error:
+                    outcome = error
+                    group.stop()
+                    group = None
+                with ending:
+                    on_end(item, outcome)
+        finally:
+            if group is not None:
+                group.stop()
+
+    with ThreadPoolExecutor(groups) as pool:
+        for each in [pool.submit(one_group) for _ in range(groups)]:
+            each.result()
