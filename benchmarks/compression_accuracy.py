@@ -9,8 +9,8 @@ processes of unequal shares, and differ in what travels alone; what can be compa
 accuracy at the epoch of the best validation accuracy, as everywhere. Beside it the epochs until validation accuracy
 reaches 99 % of what the same seed's fp32 run ended with, and the bytes that both workers handed over.
 
-Each run becomes a line of a JSON-lines file at once; a benchmark that was interrupted, or that ``--seconds`` ended, goes
-on where it stopped, as long as code and settings are the same. Seeds are started whole: every column of a seed runs.
+Each run becomes a line of a JSON-lines file at once; a benchmark that was interrupted, or that ``--seconds`` ended,
+goes on where it stopped, as long as code and settings are the same. Seeds are started whole: every column of one runs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,12 +35,11 @@ from unittest import mock
 from rich import box
 from rich.console import Console
 from rich.table import Table
-
 from worker_groups import WorkFailed, run_in_groups
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS, SHARES = 2, (0.6, 0.4)
-SPLIT = (38, 26)
+BATCH_SPLIT = (38, 26)
 """Samples of each worker in a batch of 64."""
 BASELINE = "fp32"
 GOAL = 0.5
@@ -97,8 +97,8 @@ ROWS = {
         COLUMNS,
     ),
     "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage"}, 5, 20, COLUMNS),
-    "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "epochs": 5}, 5, 20, GRADIENTS),
-    "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "epochs": 5}, 5, 20, GRADIENTS),
+    "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "hidden": 16, "epochs": 6}, 5, 30, GRADIENTS),
+    "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "epochs": 8}, 5, 30, GRADIENTS),
 }
 
 
@@ -113,11 +113,23 @@ class Case:
     epochs: int | None = None
 
     @property
+    def run_settings(self) -> dict[str, Any]:
+        """Of ``nugnn train`` without data folder, workers and seed; what a recipe says written out."""
+        from nugnn.config import read_recipe
+
+        chosen = dict(ROWS[self.row].settings)
+        chosen = (read_recipe(chosen.pop("recipe")) if "recipe" in chosen else {}) | chosen
+        return chosen | ({} if self.epochs is None else {"epochs": self.epochs})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the column says."""
+        return dict(ROWS[self.row].columns[self.column])
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All that decides the result beside the seed and the code, as plain values."""
-        row = ROWS[self.row]
-        chosen = dict(row.settings) | ({} if self.epochs is None else {"epochs": self.epochs})
-        return chosen | {"shares": list(SHARES), "split": list(SPLIT), "column": dict(row.columns[self.column])}
+        return self.run_settings | {"shares": list(SHARES), "batch_split": list(BATCH_SPLIT), "column": self.options}
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -134,75 +146,92 @@ def rounding(how: str | None) -> AbstractContextManager[Any]:
     return mock.patch.object(HaloWire, "encode", lambda wire, x, key, row_ids: at_random(wire, x, None, None))
 
 
-@functools.lru_cache(maxsize=8)
-def graph_of(recipe_and_more: str, data_dir: str) -> Any:
-    """The settings and the graph; ``recipe_and_more`` is JSON, so that it can be remembered by."""
-    from nugnn import graph_run
-    from nugnn.config import TrainConfig, read_recipe
+@dataclass(frozen=True)
+class Prepared:
+    """What all columns of a seed share; ``given`` and ``options`` as `nugnn.task.task_of` takes them."""
 
-    more = json.loads(recipe_and_more)
-    config = TrainConfig(**read_recipe(more.pop("recipe")) | more, workers=WORKERS, shares=SHARES, data_dir=data_dir)
+    config: Any
+    data: Any
+    build_model: Callable[[Any, Any], Any]
+    given: dict[str, Any]
+    options: dict[str, Any]
+    shares: Sequence[float] | None
+
+
+@functools.lru_cache(maxsize=8)
+def graph_of(settings: str, data_dir: str) -> tuple[Any, Any]:
+    """The settings, given as JSON to be remembered by, and the graph."""
+    from nugnn import graph_run
+    from nugnn.config import TrainConfig
+
+    config = TrainConfig(**json.loads(settings), workers=WORKERS, shares=SHARES, data_dir=data_dir)
     return config, graph_run.prepare(config)
 
 
-def samples_of(settings: Mapping[str, Any], seed: int, data_dir: str) -> Any:
-    """Likewise of samples, whose validation part is drawn with the seed."""
-    from nugnn import sample_run
+def prepared(case: Case) -> Prepared:
+    """As ``nugnn train`` does it. Validation samples are drawn with the seed; a graph's parts are always the same."""
+    from nugnn import graph_run, sample_run
+    from nugnn.fit_options import FitOptions
     from nugnn.sample_config import SampleConfig
+    from nugnn.sample_options import SampleOptions
+    from nugnn.sample_sets import names_samples
+    from nugnn.task import OF_ONE_FAMILY
 
-    config = SampleConfig(**settings, workers=WORKERS, batch_split=SPLIT, data_dir=data_dir, seed=seed)
-    return config, sample_run.prepare(config)
+    def among(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {entry.name: arguments[entry.name] for entry in fields(kind) if entry.name in arguments}
+
+    settings = case.run_settings
+    if names_samples(settings["dataset"]):
+        how = {"workers": WORKERS, "batch_split": BATCH_SPLIT, "data_dir": case.data_dir, "seed": case.seed}
+        samples = SampleConfig(**settings, **how)
+        options = among(SampleOptions, sample_run.fit_arguments(samples))
+        return Prepared(
+            samples, sample_run.prepare(samples), sample_run.build_model, dict(OF_ONE_FAMILY), options, None
+        )
+    unseeded, data = graph_of(json.dumps(settings), case.data_dir)
+    config = unseeded.replaced(seed=case.seed)
+    given = dict(OF_ONE_FAMILY) | {"partitioner": config.partitioner, "order": "none", "check": False}
+    return Prepared(
+        config, data, graph_run.build_model, given, among(FitOptions, graph_run.fit_arguments(config)), SHARES
+    )
 
 
 def train(ranks: Any, case: Case) -> dict[str, Any]:
     """What one rank has to say of a run."""
     import torch
 
-    from nugnn import graph_run, sample_run
-    from nugnn.fit_options import FitOptions
-    from nugnn.sample_options import SampleOptions
     from nugnn.seam import install
-    from nugnn.task import OF_ONE_FAMILY, task_of
+    from nugnn.task import task_of
     from nugnn.train_rank import train_rank
 
-    install()
     begin, processor = time.perf_counter(), time.process_time()
-    row = ROWS[case.row]
-    settings = dict(row.settings) | ({} if case.epochs is None else {"epochs": case.epochs})
-    column = dict(row.columns[case.column])
+    install()
+    ready, column = prepared(case), case.options
     how = rounding(column.pop("rounding", None))
-    given = dict(OF_ONE_FAMILY)
-    if "recipe" in settings:
-        config, data = graph_of(json.dumps(settings), case.data_dir)
-        config = config.replaced(seed=case.seed)
-        of_family, known = graph_run, fields(FitOptions)
-        given |= {"partitioner": config.partitioner, "order": "none", "check": False}
-    else:
-        config, data = samples_of(settings, case.seed, case.data_dir)
-        of_family, known = sample_run, fields(SampleOptions)
     torch.manual_seed(case.seed)
-    model = of_family.build_model(config, data)
-    initial = digest(model.state_dict())
-    arguments = of_family.fit_arguments(config)
-    options = {field.name: arguments[field.name] for field in known if field.name in arguments} | column
-    shares = list(SHARES) if "recipe" in settings else None
-    task = task_of(model, data, workers=WORKERS, shares=shares, given=given, options=options)
+    model = ready.build_model(ready.config, ready.data)
+    initial, num_values = digest(model.state_dict()), sum(p.numel() for p in model.parameters())
+    task = task_of(
+        model, ready.data, workers=WORKERS, shares=ready.shares, given=ready.given, options=ready.options | column
+    )
     part, _ = task.joined(ranks, lambda _: None)
-    num_values = sum(p.numel() for p in model.parameters())
-    steps = 0
-
-    def counted(ranks: Any, model: Any, options: Any) -> Any:
-        nonlocal steps
-        family = part(ranks, model, options)
-        steps = family.steps_per_epoch * options.epochs
-        return family
-
     with how:
-        outcome = train_rank(counted, ranks, model, task.options)
+        outcome = train_rank(part, ranks, model, task.options)
+    return summary(outcome, num_values) | {
+        "initial": initial,
+        "seconds": round(time.perf_counter() - begin, 3),
+        "processor_seconds": round(time.process_time() - processor, 3),
+    }
+
+
+def summary(outcome: Mapping[str, Any], num_values: int) -> dict[str, Any]:
+    """What is kept of `nugnn.train_rank.train_rank`'s outcome, for a model of ``num_values`` parameters."""
     epochs, report = outcome["epochs"], outcome["report"]
     evaluated = [epoch for epoch in epochs if not math.isnan(epoch["val"])]
-    spent = list(_running_sum(epoch["seconds"]["epoch"] for epoch in epochs))
-    ring = 2 * (WORKERS - 1) / WORKERS * 4 * num_values * steps
+    spent = list(itertools.accumulate(epoch["seconds"]["epoch"] for epoch in epochs))
+    steps_per_epoch = -(-report["samples"] // sum(BATCH_SPLIT)) if "samples" in report else 1
+    steps = steps_per_epoch * len(epochs)
+    ring = 2 * (WORKERS - 1) / WORKERS * 4 * num_values * steps  # bytes of a rank in a ring of all-reduce
     halo = report.get("halo", {})
     return {
         "test": outcome["best"]["test"],
@@ -212,14 +241,11 @@ def train(ranks: Any, case: Case) -> dict[str, Any]:
         "val": [round(epoch["val"], 5) for epoch in evaluated],
         "train_seconds": [round(spent[epoch["number"] - 1], 3) for epoch in evaluated],
         "first_loss": epochs[0]["loss"],
-        "initial": initial,
         "part": {name: report[name] for name in ("nodes", "edges", "halo_rows", "batch_samples") if name in report},
         "parameters": num_values,
         "steps": steps,
         "gradient_bytes": report["grad_sync"]["sent_bytes"] if "grad_sync" in report else ring,
         "halo_bytes": halo.get("forward_bytes", 0) + halo.get("gradient_bytes", 0),
-        "seconds": round(time.perf_counter() - begin, 3),
-        "processor_seconds": round(time.process_time() - processor, 3),
     }
 
 
@@ -229,13 +255,6 @@ def digest(state: Mapping[str, Any]) -> str:
     for name, value in state.items():
         found.update(f"{name}{tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
-
-
-def _running_sum(values: Iterator[float]) -> Iterator[float]:
-    total = 0.0
-    for value in values:
-        total += value
-        yield total
 
 
 def merged(case: Case, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -261,7 +280,8 @@ def code_version() -> str:
     found = hashlib.sha256()
     for module in (nugnn, comm, datasets, kernels, partition, precision):
         folder = Path(str(module.__file__)).parent
-        for path in sorted(folder.rglob("*.py")):
+        own = folder.glob("*.py") if module is nugnn else folder.rglob("*.py")  # which may hold the others, or not
+        for path in sorted(own):
             found.update(f"{module.__name__}:{path.relative_to(folder)}".encode() + b"\0" + path.read_bytes())
     found.update(Path(__file__).read_bytes())
     return found.hexdigest()[:12]
@@ -479,6 +499,12 @@ def targets(runs: Runs) -> list[str]:
     return said
 
 
+NOTE = f"""\
+Test accuracy at the best validation epoch. Epochs, and seconds of training in them: medians until
+{PART_OF_BASELINE:.0%} of the validation accuracy that the same seed's fp32 run ended with. MB: of a run, both workers
+together. Seconds are of processes that share a machine with many others, and talk through its loopback interface."""
+
+
 def show(runs: Runs) -> None:
     """Print all tables."""
     check_pairs(runs)
@@ -490,10 +516,7 @@ def show(runs: Runs) -> None:
         for line in lines:
             table.add_row(*line)
         console.print(table)
-    console.print(
-        f"Test accuracy at the best validation epoch. Epochs, and seconds of training in them: medians until {100 * PART_OF_BASELINE:g} % of the validation\n"
-        "accuracy that the same seed's fp32 run ended with. MB: of a run, both workers together."
-    )
+    console.print(NOTE)
     for line in targets(runs):
         console.print(line)
 
@@ -509,7 +532,9 @@ def plan(pieces: Sequence[Sequence[tuple[str, ...]]], jobs: int) -> float:
         runs = sum(map(len, mine))
         print(f"{name:16} {runs:5} {row.seconds:10.1f} {row.seconds * len(mine[0]):12.0f} {row.seconds * runs:7.0f}")
         total += row.seconds * runs
-    print(f"{total:.0f} s of one pair of workers, {2 * total:.0f} s of processors; {jobs} jobs: about {total / jobs:.0f} s")
+    print(
+        f"{total:.0f} s of one pair of workers on two cores of its own; {jobs} pairs side by side: {total / jobs:.0f} s"
+    )
     return total / jobs
 
 
@@ -537,9 +562,7 @@ def main(given: Sequence[str] | None = None) -> int:
     runs = read_runs(path, code)
     names = [name for name in ROWS if not args.only or name in args.only]
     data_dir = str(Path(args.data_dir).resolve())
-    pieces = [
-        [each for each in piece if each not in runs] for piece in in_order(names, args.column, args.seeds)
-    ]
+    pieces = [[each for each in piece if each not in runs] for piece in in_order(names, args.column, args.seeds)]
     plan(pieces, jobs)
     if args.plan:
         return 0
@@ -558,10 +581,17 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{' '.join(map(str, key))}: {error}", file=sys.stderr, flush=True)
             return
         runs[key] = dict(zip(("row", "column", "seed"), key, strict=True)) | {
-            "code": code, "epochs": case.epochs, "settings": json.loads(json.dumps(case.settings)), "jobs": jobs, **found
+            "code": code,
+            "epochs": case.epochs,
+            "settings": json.loads(json.dumps(case.settings)),
+            "jobs": jobs,
+            **found,
         }
         append(path, runs[key])
-        print(f"{case.row}, {case.column}, seed {case.seed}: {100 * found['test']:.1f} %, {found['seconds']:.1f} s", flush=True)
+        print(
+            f"{case.row}, {case.column}, seed {case.seed}: {100 * found['test']:.1f} %, {found['seconds']:.1f} s",
+            flush=True,
+        )
 
     run_in_groups(train, queue.next, on_end, groups=jobs, size=WORKERS)
     show(runs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import threading
 import traceback
@@ -73,13 +74,18 @@ class Group:
             raise WorkFailed(f"a process of the group died ({type(error).__name__})") from error
         return [results[rank] for rank in range(len(self._pipes))]
 
-    def stop(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
+    def kill(self) -> None:
+        """End the processes; whoever is in `run` hears of it."""
         for process in self._processes:
             process.kill()
+
+    def stop(self) -> None:
+        """End the processes and free what belongs to the group; nobody may be in `run`."""
+        self.kill()
+        for process in self._processes:
             process.join()
+        for pipe in self._pipes:
+            pipe.close()
         self._folder.cleanup()
 
 
@@ -89,6 +95,7 @@ def _serve(work: Work, rank: int, size: int, meeting: str, pipe: Connection) -> 
 
     from nugnn.comm.groups import join_ranks
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the process that started this one ends it
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     ranks = join_ranks(TIMEOUT_SECONDS)
@@ -123,29 +130,40 @@ def run_in_groups(
     """
     threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update({name: os.environ.get(name, value) for name, value in threads.items()})
-    taking, ending = threading.Lock(), threading.Lock()
+    taking, ending, stopping = threading.Lock(), threading.Lock(), threading.Event()
+    alive: set[Group] = set()
 
     def one_group() -> None:
         group: Group | None = None
         try:
-            while True:
+            while not stopping.is_set():
                 with taking:
                     item = next_item()
                 if item is None:
                     return
-                group = group or Group(work, size)
+                if group is None:
+                    group = Group(work, size)
+                    alive.add(group)
                 try:
                     outcome: list[Any] | WorkFailed = group.run(item)
                 except WorkFailed as error:
                     outcome = error
                     group.stop()
                     group = None
-                with ending:
-                    on_end(item, outcome)
+                if not stopping.is_set():
+                    with ending:
+                        on_end(item, outcome)
         finally:
             if group is not None:
                 group.stop()
 
     with ThreadPoolExecutor(groups) as pool:
-        for each in [pool.submit(one_group) for _ in range(groups)]:
-            each.result()
+        waiting = [pool.submit(one_group) for _ in range(groups)]
+        try:
+            for each in waiting:
+                each.result()
+        except BaseException:  # Ctrl-C, or an error in a call of ours
+            stopping.set()
+            for group in list(alive):
+                group.kill()
+            raise
