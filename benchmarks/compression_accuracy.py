@@ -98,7 +98,7 @@ ROWS = {
     ),
     "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage"}, 5, 20, COLUMNS),
     "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "hidden": 16, "epochs": 6}, 5, 30, GRADIENTS),
-    "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "epochs": 8}, 5, 30, GRADIENTS),
+    "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "hidden": 64, "epochs": 6}, 5, 30, GRADIENTS),
 }
 
 

@@ -212,11 +212,11 @@ def _trained(ranks: Any, folder: str, cases: list[tuple[str, str, int]]) -> list
     sys.path.append(folder)
     import compression_accuracy as here
 
-    graph = {"recipe": "digits-gcn", "epochs": 2, "partitioner": "random"}
+    graph = {"recipe": "digits-gcn", "hidden": 64, "epochs": 2, "partitioner": "random"}
     samples = {"dataset": "digits-images", "epochs": 1, "hidden": 8}
     here.ROWS["graph"] = here.Row("", graph, 1, 1, here.COLUMNS)
     here.ROWS["samples"] = here.Row("", samples, 1, 1, here.COLUMNS)
-    return [here.train(ranks, here.Case(*case, "")) for case in cases]
+    return [here.train(ranks, here.Case(*case, ".")) for case in cases]
 
 
 def test_runs_differ_in_what_travels_alone(ranks: RankPool) -> None:
@@ -224,7 +224,7 @@ def test_runs_differ_in_what_travels_alone(ranks: RankPool) -> None:
     cases = [("graph", column, 3) for column in columns] + [("samples", "4bit gradients", 0)]
     cases += [("samples", BASELINE, 0)]
     found = ranks.run(2, _trained, str(FOLDER), cases)
-    merged = [accuracy.merged(Case(*case, ""), [each[n] for each in found]) for n, case in enumerate(cases)]
+    merged = [accuracy.merged(Case(*case, "."), [each[n] for each in found]) for n, case in enumerate(cases)]
     graph, samples = dict(zip(columns, merged, strict=False)), merged[-2:]
     for run in merged[:-2]:
         assert (run["initial"], run["part"], run["steps"]) == (merged[0]["initial"], merged[0]["part"], 2)
@@ -236,15 +236,19 @@ def test_runs_differ_in_what_travels_alone(ranks: RankPool) -> None:
     plain = graph[BASELINE]
     for name, run in graph.items():  # gradients come after the first loss, and halo rows before it
         assert (run["first_loss"] == plain["first_loss"]) == (accuracy.COLUMNS[name].get("halo_wire") is None), name
-    losses = {graph[name]["first_loss"] for name in ("int2 halo", "int2 halo, to nearest")}
+    losses = {
+        name: graph[name]["first_loss"]
+        for name in accuracy.COLUMNS
+        if accuracy.COLUMNS[name].get("halo_wire") == "int2"
+    }
     assert (
-        len(losses) == 2 and graph["int2 halo, feedback"]["first_loss"] in losses
-    )  # whose first step rounds to nearest
-    assert 2 * graph["int2 halo"]["halo_bytes"] < graph["int4 halo"]["halo_bytes"] * 2 < plain["halo_bytes"]
-    assert graph["4bit gradients"]["gradient_bytes"] < plain["gradient_bytes"] / 4
+        losses["int2 halo, feedback"] == losses["int2 halo, to nearest"] != losses["int2 halo"]
+    )  # nothing is owed yet
+    assert graph["int2 halo"]["halo_bytes"] < graph["int4 halo"]["halo_bytes"] < plain["halo_bytes"] / 2
+    assert graph["4bit gradients"]["gradient_bytes"] < plain["gradient_bytes"] / 2
     assert plain["gradient_bytes"] == 2 * 4 * plain["parameters"] * plain["steps"]  # both ranks, each half and half
     assert samples[0]["initial"] == samples[1]["initial"] and samples[0]["steps"] == samples[1]["steps"] > 2
-    assert samples[0]["gradient_bytes"] < samples[1]["gradient_bytes"] / 4 and samples[0]["halo_bytes"] == 0
+    assert samples[0]["gradient_bytes"] < samples[1]["gradient_bytes"] / 2 and samples[0]["halo_bytes"] == 0
 
 
 def _work(ranks: Any, item: str) -> tuple[int, str]:
