@@ -1,11 +1,15 @@
 """Few bits a value for the wire: size and error of one row of each setting, and of a mean over ranks; no network.
 
     python benchmarks/codec.py
+    python benchmarks/codec.py --speed cuda     # instead: how fast, beside a copy; cpu for this machine's processor
 
 Unit Gaussian data, as a gradient at its worst. Above: bytes beside float32, the ends of each bucket included, and the
 relative error of what comes back, rounded to nearest and stochastically. Below: the error of a mean of independent
 vectors that is made in two ways from 4 bits in buckets of 1,024: each rank sums a part of all vectors and sends it on
 (scatter, reduce, gather: two roundings whatever the ranks), or partial sums go round in a ring, rounded at each hop.
+
+``--speed``: bytes read and written in a second by the encoder and the decoder, buckets of 1,024 float32, beside those
+of a copy of as many float32 in the same run.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from harness import time_ms
 from torch import Tensor
 
 from nugnn.kernels.philox import RandomKey
@@ -50,11 +55,40 @@ def mean_over_ranks(vectors: list[Tensor], scheme: str, is_stochastic: bool) -> 
     return torch.cat(parts)
 
 
+def speeds(num_values: int, device: torch.device) -> list[tuple[str, float]]:
+    """Print bytes a second beside a copy; returns the share of the copy's, by name."""
+    whole = num_values // 1024 * 1024
+    x = torch.randn(whole, device=device)
+    into = torch.empty_like(x)
+    copied = 8 * whole / time_ms(lambda: into.copy_(x), device, budget_seconds=0.3).median_ms * 1e3
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{name}, {whole} values in buckets of 1024; a copy: {copied / 1e9:.1f} GB/s read and written")
+    print(f"{'bits':>4} {'what':<22} {'GB/s':>8} {'of a copy':>10} {'float32 GB/s':>13}")
+    found = []
+    for bits in (8, 4, 2, 1, 6):
+        wire = encode_buckets(x, bits, 1024)
+        moved = 4 * whole + len(wire)
+        works = {
+            "encode, nearest": lambda bits=bits: encode_buckets(x, bits, 1024),
+            "encode, stochastic": lambda bits=bits: encode_buckets(x, bits, 1024, RandomKey(0, 0, 0)),
+            "decode": lambda bits=bits, wire=wire: decode_buckets(wire, whole, bits, 1024),
+        }
+        for what, work in works.items():
+            ms = time_ms(work, device, budget_seconds=0.2).median_ms
+            rate = moved / ms * 1e3
+            found.append((f"{bits} {what}", rate / copied))
+            print(f"{bits:4d} {what:<22} {rate / 1e9:8.1f} {rate / copied:10.2f} {4 * whole / ms / 1e6:13.1f}")
+    return found
+
+
 def main(given: list[str] | None = None) -> list[tuple[str, float]]:
-    """Print both tables; returns what they hold, by name."""
+    """Print the tables; returns what they hold, by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--values", type=int, default=1 << 20)
+    parser.add_argument("--speed", choices=("cpu", "cuda"), help="time the codec there instead")
     arguments = parser.parse_args(given)
+    if arguments.speed is not None:
+        return speeds(arguments.values << (6 if arguments.speed == "cuda" else 2), torch.device(arguments.speed))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(arguments.values, generator=generator)
     found = []

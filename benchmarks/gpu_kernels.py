@@ -10,6 +10,7 @@ which communities are contiguous, serves as the yardstick of an order found by n
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,10 @@ def measure_bounds(recorder: Recorder, arguments: argparse.Namespace, device: to
     recorder.add(row | {"value": rate, "unit": "B/s", "timing": vars(timing)})
     for dtype in arguments.dtypes:
         for width in arguments.widths:
+            if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+                row = {"kind": "bound", "system": "gather from cache", "dtype": dtype, "shape": f"F={width}"}
+                recorder.add(row | {"error": "a kernel of Triton: needs a GPU, or TRITON_INTERPRET=1"})
+                continue
             best = gather_rate(device, width, DTYPES[dtype], **arguments.gather)
             row = {"kind": "bound", "system": "gather from cache", "dtype": dtype, "shape": f"F={width}"}
             recorder.add(

@@ -257,6 +257,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=300_000)
     parser.add_argument("--arcs", type=int, default=None, help="default: 12 M for 300,000 nodes, else as ogbn-products")
     parser.add_argument("--scale", type=float, help="of ogbn-products, instead of --nodes")
+    parser.add_argument("--methods", nargs="+", choices=("clusters", "kaminpar"), default=["clusters", "kaminpar"])
+    parser.add_argument("--without-sums", action="store_true", help="no sums in each order")
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all processes")
     parser.add_argument("--rounds", type=int, default=9, help="sums in each order; the first 2 are not counted")
     parser.add_argument("--without-metis-order", action="store_true", help="METIS takes as long again for that row")
@@ -289,11 +291,13 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     )
     thread_counts = (1, cores) if cores > 1 else (1,)
     jobs = [("partition:metis", 1)]
-    jobs += [("partition:clusters", threads) for threads in thread_counts]
-    if importlib.util.find_spec("kaminpar") is not None:
+    if "clusters" in arguments.methods:
+        jobs += [("partition:clusters", threads) for threads in thread_counts]
+    if "kaminpar" in arguments.methods and importlib.util.find_spec("kaminpar") is not None:
         jobs += [("partition:kaminpar", threads) for threads in thread_counts]
     jobs += [] if arguments.without_metis_order else [("order:metis", 1)]
-    jobs += [(f"order:{method}", threads) for method in ("clusters", "started") for threads in thread_counts]
+    orders = ("clusters", "started") if "clusters" in arguments.methods else ("clusters",)
+    jobs += [(f"order:{method}", threads) for method in orders for threads in thread_counts]
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {job: [] for job in jobs}
     for _ in range(arguments.repeats):
         for run, threads in jobs:
@@ -314,12 +318,17 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
             + (f"{last['cut']:8.4f}{last['worst_load']:7.3f}" if "cut" in last else " " * 15 + f"{last['near']:7.3f}")
         )
     show_ratios({job: [answer["seconds"] for answer in answers] for job, answers in rows.items()})
-    sums = spawn(folder, "spmm", cores, arguments.rounds)
+    sums = None if arguments.without_sums else spawn(folder, "spmm", cores, arguments.rounds)
     if sums is not None:
         show_sums(sums, cores)
     if arguments.json:
         facts = {
-            "graph": f"{arguments.family}-like:{arguments.nodes}:{num_arcs}:0",
+            "kind": "partition",
+            "graph": f"{arguments.family}-like",
+            "num_nodes": arguments.nodes,
+            "num_edges": num_arcs,
+            "shares": SHARES,
+            "processor": processor(),
             "python": platform.python_version(),
         }
         lines = [
@@ -327,8 +336,16 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
             for (run, threads), answers in rows.items()
             for answer in answers
         ]
-        lines.append(json.dumps(facts | {"work": "spmm", "threads": cores, "seconds": sums}))
+        if sums is not None:
+            lines.append(json.dumps(facts | {"work": "spmm", "threads": cores, "sums": sums}))
         arguments.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def processor() -> str:
+    """Its name, as far as the system says it."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    return platform.processor() or platform.machine()
 
 
 def show_ratios(seconds: dict[tuple[str, int], list[float]]) -> None:

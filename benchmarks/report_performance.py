@@ -44,12 +44,14 @@ def page(rows: list[Row]) -> str:
     """The whole page, in Markdown."""
     parts = [
         "# Performance on GPUs",
-        "Written by `python benchmarks/report_performance.py`; do not edit. Rows come from `benchmarks/gpu_all.sh`. "
+        "Written by `python benchmarks/report_performance.py`; do not edit. Rows come from `benchmarks/gpu_all.sh`, "
+        "`scaling.py --out` and `partition_order.py --json`. "
         "Times are milliseconds, the median with the 20th and 80th percentile; CUDA events around each call, L2 "
         "written over before it. A result is checked before it is timed; what could not run says why. What was "
         "expected of each step, and what came of it: `performance-notes.md`.",
     ]
-    rows = latest(rows)
+    partitions = [row for row in rows if row["kind"] == "partition"]
+    rows = latest(row for row in rows if row["kind"] != "partition")
     for card in sorted({row["machine"]["card"] for row in rows}):
         of_card = [row for row in rows if row["machine"]["card"] == card]
         parts.append(f"## {card}")
@@ -69,7 +71,38 @@ def page(rows: list[Row]) -> str:
             text = section(of_card, card)
             if text:
                 parts.append(text)
+    if partitions:
+        parts += ["## Partition and order", *partitioning(partitions)]
     return "\n\n".join(parts) + "\n"
+
+
+def partitioning(rows: list[Row]) -> list[str]:
+    """Partitioners and orders beside METIS, a section for each graph and processor; medians over rounds."""
+    sections: list[str] = []
+    cases = dict.fromkeys((row["processor"], row["graph"], row["num_nodes"], row["num_edges"]) for row in rows)
+    for case in cases:
+        of_case: dict[tuple[str, int], list[Row]] = {}
+        for row in rows:
+            if case == (row["processor"], row["graph"], row["num_nodes"], row["num_edges"]) and row["work"] != "spmm":
+                of_case.setdefault((row["work"], row["threads"]), []).append(row)
+        seconds = {job: statistics.median(row["seconds"] for row in of_job) for job, of_job in of_case.items()}
+        metis = sum(seconds.get((work, 1), float("nan")) for work in ("partition:metis", "order:metis"))
+        lines = []
+        for (work, threads), of_job in of_case.items():
+            what, _, method = work.partition(":")
+            order = seconds.get(("order:started" if method == "clusters" else f"order:{method}", threads))
+            order = seconds.get(("order:clusters", threads)) if order is None else order
+            both = seconds[work, threads] + order if what == "partition" and order is not None else None
+            lines.append([
+                f"{what}: {method}", str(threads), f"{seconds[work, threads]:.1f}",
+                f"{of_job[-1]['cut']:.4f}" if "cut" in of_job[-1] else "-",
+                f"{max(row['grown_bytes'] for row in of_job) / 2**30:.2f}",
+                "-" if both is None or both != both else f"{both:.1f} ({both / metis:.2f})",  # noqa: PLR0124
+            ])  # fmt: skip
+        name, graph, num_nodes, num_edges = case
+        head = ["work", "threads", "seconds", "cut", "GiB beyond the graph", "with its order, s (of METIS' both)"]
+        sections.append(titled(f"{graph}, {num_nodes} nodes, {num_edges} arcs; {name}", head, lines))
+    return sections
 
 
 def machine_line(rows: list[Row]) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,22 @@ from torch import Tensor
 from nugnn.comm.pulse import Pulse
 
 _CPU = torch.device("cpu")
+
+
+class Recording(Protocol):
+    """What has exchanges of the process groups in CUDA graphs."""
+
+    def forget(self) -> None:
+        """Give the graphs up."""
+        ...
+
+
+_recordings: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def keeps_exchanges(recording: Recording) -> None:
+    """``recording`` forgets when the ranks are left: NCCL does not end a group that is in a CUDA graph still."""
+    _recordings.add(recording)
 
 
 Span = tuple[str, Any, Any]
@@ -215,13 +232,25 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         carries_cuda = 0 not in numbers and len(set(numbers)) == len(numbers) and dist.is_nccl_available()
         is_uniform = len({number == 0 for number in numbers}) == 1
         backend = "cpu:gloo,cuda:nccl" if carries_cuda else "gloo"
-        halo = dist.new_group(timeout=timeout, backend=backend)
+        first = _first_on_the_gpu(timeout) if carries_cuda else None
+        halo = dist.new_group(timeout=timeout, backend=backend, pg_options=first)
         control = dist.new_group(timeout=timeout, backend=backend)
         reads_peers = carries_cuda and _all_read_each_other(device)
     return Ranks(
         dist.get_rank(), dist.get_world_size(), halo, control, device,
         carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, pulse=pulse,
     )  # fmt: skip
+
+
+def _first_on_the_gpu(timeout: timedelta) -> Any:
+    """Options of NCCL for exchanges that run beside kernels of ours: theirs start before blocks that are still to come.
+
+    A sum over edges has some thousands of blocks; an exchange begun beside it would wait for most of them.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    options._timeout = timeout
+    return options
 
 
 def leave_ranks(ranks: Ranks) -> None:
@@ -232,6 +261,8 @@ def leave_ranks(ranks: Ranks) -> None:
     done. A group's threads end with the last reference to it, so ``ranks``, which a script may hold in a global, gives
     its own up.
     """
+    for recording in list(_recordings):
+        recording.forget()
     if dist.is_initialized():
         dist.destroy_process_group()
     for group in ("halo", "control"):

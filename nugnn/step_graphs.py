@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nugnn.comm.groups import Span
+from nugnn.comm.groups import Span, keeps_exchanges
 from nugnn.family import Family, Work
 
 OnLoss = Callable[[Tensor], Any]
@@ -156,6 +156,11 @@ class StepGraphs:
         self._stream = torch.cuda.Stream(self._device)
         self._num_seen: dict[Any, int] = {}
         self._recorded: dict[Any, _Recorded] = {}
+        keeps_exchanges(self)
+
+    def forget(self) -> None:
+        """Give all graphs up, and the memory that they keep."""
+        self._recorded.clear()
 
     @property
     def num_recorded(self) -> int:

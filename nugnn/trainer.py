@@ -172,7 +172,8 @@ class Trainer:
         is_recorded = records_steps(
             cuda_graphs, family, has_regularizer=regularizer is not None, compresses=grad_sync != "fp32"
         )
-        self._graphs = StepGraphs(family, self._trained, is_auto=cuda_graphs == "auto") if is_recorded else None
+        trained = functools.partial(_trained, self.model, self.optimizer)
+        self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0
         self.in_progress = EpochInProgress()
         self._loss_of_epoch: HostNumber | None = None
@@ -308,11 +309,6 @@ class Trainer:
             self.scheduler.step()
         return share, said
 
-    def _trained(self) -> list[nn.Parameter]:
-        """Parameters of the model and whatever else the optimizer takes, each once."""
-        of_optimizer = (p for group in self.optimizer.param_groups for p in group["params"])
-        return list({id(p): p for p in (*self.model.parameters(), *of_optimizer)}.values())
-
     def _passes(self, works: Sequence[Work], on_loss: Callable[[Tensor], T] | None) -> tuple[Tensor, T | None]:
         """Forward and backward of all parts, and the sums of gradients over ranks; gives what `_step` does."""
         said = None
@@ -440,6 +436,12 @@ class Trainer:
         history.best = epoch
         history.time_to_best_seconds = history.elapsed_seconds
         history.best_state = copy.deepcopy({k: v.detach() for k, v in self.model.state_dict().items()})
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Parameters of the model and whatever else the optimizer takes, each once."""
+    of_optimizer = (p for group in optimizer.param_groups for p in group["params"])
+    return list({id(p): p for p in (*model.parameters(), *of_optimizer)}.values())
 
 
 def _following(schedule: Schedule) -> MakeScheduler:

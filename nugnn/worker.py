@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import torch
 
-from nugnn.comm.groups import join_ranks
+from nugnn.comm.groups import join_ranks, leave_ranks
 from nugnn.job import STOP, read_job
 from nugnn.train_rank import train_rank
 from nugnn.worker_process import WorkerContext
@@ -32,4 +32,4 @@ def main(context: WorkerContext) -> None:
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_ranks(ranks)

@@ -1,5 +1,7 @@
 """Quantized rows in Triton: several rows a program, groups of eight values that become ``bits`` whole bytes.
 
+Rows that `nugnn.kernels.quantize.gpu_words` takes are its own.
+
 Multiplications and additions are not fused, and the division is the rounded one, so that the bytes are those of
 :mod:`nugnn.kernels.quantize.cpu`. Import this module only where Triton is installed.
 """
@@ -14,6 +16,7 @@ from torch import Tensor
 from nugnn.kernels.philox import DerivedKey
 from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
+from nugnn.kernels.quantize import gpu_words
 from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE, ends_of, row_bytes
 
 _M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
@@ -129,8 +132,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 def encode(x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None) -> Tensor:
     """:func:`nugnn.kernels.quantize.encode_rows` of contiguous ``x``, nothing empty; ``key`` is the derived one."""
     num_rows, num_columns = x.shape
-    ends = torch.empty(num_rows, 2, device=x.device)
     wire = torch.empty(num_rows, row_bytes(num_columns, bits), dtype=torch.uint8, device=x.device)
+    if gpu_words.takes(wire, bits):
+        gpu_words.encode(wire, x, bits, key, row_ids)
+        return wire
+    ends = torch.empty(num_rows, 2, device=x.device)
     groups = min(_MOST_GROUPS, triton.next_power_of_2(triton.cdiv(num_columns, 8)))
     rows = max(1, _TILE // (8 * groups))
     k0, k1 = key or (0, 0)
@@ -144,6 +150,8 @@ def encode(x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None)
 
 def decode(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype) -> Tensor:
     """:func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire``, nothing empty."""
+    if gpu_words.takes(wire, bits):
+        return gpu_words.decode(wire, num_columns, bits, dtype)
     num_rows, bytes_of_row = wire.shape
     ends = ends_of(wire)
     out = torch.empty(num_rows, num_columns, dtype=dtype, device=wire.device)

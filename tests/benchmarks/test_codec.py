@@ -19,3 +19,8 @@ def test_sizes_and_errors_are_those_of_the_scheme() -> None:
     assert len(found) == 9 * 3 + 3 * 4
     for name, value in EXPECTED.items():
         assert found[name] == pytest.approx(value, rel=0.02), name
+
+
+def test_speeds_stand_beside_a_copy() -> None:
+    found = dict(codec.main(["--speed", "cpu", "--values", "4096"]))
+    assert len(found) == 5 * 3 and all(share > 0 for share in found.values())

@@ -450,3 +450,27 @@ def test_ratios_are_of_the_same_order_and_of_the_given_one_beside_ours_found():
     cells = ["products-like", "max F=64 f+b", "fp32", "turbo-gnn", "30.00", "20.00", "10.00", "5.00"]
     assert "| " + " | ".join([*cells, "3.00×", "4.00×", "-", "6.00×"]) + " |" in text
     assert "| found | max F=64 | f+b | fp32 | turbo-gnn | 20.00 (1.00-9.00) | 2.50× |" in text
+
+
+def test_partitioners_stand_beside_metis_on_the_page() -> None:
+    def row(work: str, threads: int, seconds: float, **more: object) -> dict[str, object]:
+        of_graph = {"graph": "products-like", "num_nodes": 9, "num_edges": 20, "processor": "a processor"}
+        return {"kind": "partition", "work": work, "threads": threads, "seconds": seconds, "grown_bytes": 1 << 30} | (
+            of_graph | more
+        )
+
+    rows = [
+        row("partition:metis", 1, 60.0, cut=0.2),
+        row("order:metis", 1, 40.0),
+        row("partition:clusters", 1, 20.0, cut=0.1),
+        row("partition:clusters", 1, 22.0, cut=0.1),
+        row("partition:clusters", 1, 90.0, cut=0.1),
+        row("order:started", 1, 3.0),
+        row("partition:kaminpar", 1, 30.0, cut=0.1),
+        row("order:clusters", 1, 5.0),
+    ]
+    text = report_performance.page([*rows, row("spmm", 2, 0.0)])
+    assert "products-like, 9 nodes, 20 arcs; a processor" in text
+    assert "| partition: metis | 1 | 60.0 | 0.2000 | 1.00 | 100.0 (1.00) |" in text
+    assert "| partition: clusters | 1 | 22.0 | 0.1000 | 1.00 | 25.0 (0.25) |" in text
+    assert "| partition: kaminpar | 1 | 30.0 | 0.1000 | 1.00 | 35.0 (0.35) |" in text

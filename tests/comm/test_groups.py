@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.collectives import extreme_over_ranks, gather_over_ranks, sum_over_ranks
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, keeps_exchanges, leave_ranks
 
 COUNTS = [3, 0, 5]
 
@@ -73,3 +73,20 @@ def test_one_rank_needs_no_group() -> None:
     x = torch.ones(2, requires_grad=True)
     assert sum_over_ranks(x, alone) is x and gather_over_ranks(x, alone) is x
     assert alone.gather_rows(x)[0] is x and alone.sum_(x) is x and alone.broadcast_(x) is x and not alone.is_split
+
+
+class _Recording:
+    def __init__(self) -> None:
+        self.graphs = ["a graph with an exchange in it"]
+
+    def forget(self) -> None:
+        self.graphs.clear()
+
+
+def test_recorded_exchanges_are_given_up_when_the_ranks_are_left() -> None:
+    kept, gone = _Recording(), _Recording()
+    keeps_exchanges(kept)
+    keeps_exchanges(gone)
+    del gone
+    leave_ranks(Ranks())
+    assert not kept.graphs

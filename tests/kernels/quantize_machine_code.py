@@ -36,9 +36,10 @@ def main() -> None:
     CUDABackend.make_cubin = lambda *arguments: b""
     driver.set_active(H100())
     x = torch.ones(64, 1024)
-    for key in (None, derived_key(KEY)):
-        wire = gpu.encode(x, 4, key, torch.arange(64))
-    gpu.decode(wire, 1024, 4, torch.float32)
+    for bits in (3, 4):
+        for key in (None, derived_key(KEY)):
+            wire = gpu.encode(x, bits, key, torch.arange(64))
+        gpu.decode(wire, 1024, bits, torch.float32)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from torch import Tensor
 from triton_laws import DEVICE, run_laws
 
 from nugnn.kernels.philox import derived_key
-from nugnn.kernels.quantize import decode_rows, encode_rows, gpu
+from nugnn.kernels.quantize import decode_rows, encode_rows, gpu, gpu_words, row_bytes
 
-CASES = [(1, 3), (9, 5), (65, 4), (33, 8)] if DEVICE == "cpu" else [
-    (width, bits) for width in (1, 7, 8, 9, 33, 65, 130, 1024, 3001) for bits in range(1, 9)
+IN_BYTES = [(1, 3), (9, 5), (65, 4), (33, 8)]
+IN_WORDS = [(32, 1), (64, 2), (31, 4), (1100, 8)]
+CASES = IN_BYTES + IN_WORDS if DEVICE == "cpu" else [
+    (width, bits) for width in (1, 7, 8, 9, 31, 33, 64, 65, 130, 256, 1024, 3001, 3008) for bits in range(1, 9)
 ]  # fmt: skip
 
 
@@ -29,10 +31,20 @@ def check_bytes_and_values_are_those_of_the_cpu() -> None:
             assert same(gpu.decode(there, width, bits, torch.float32), decode_rows(wire, width, bits)), (width, bits)
 
 
+def check_rows_of_whole_words_are_made_word_by_word() -> None:
+    def takes(width: int, bits: int) -> bool:
+        return gpu_words.takes(torch.empty(3, row_bytes(width, bits), dtype=torch.uint8), bits)
+
+    assert all(takes(*case) for case in IN_WORDS) and not any(takes(*case) for case in IN_BYTES)
+    apart = torch.empty(100, dtype=torch.uint8)
+    assert gpu_words.takes(apart[4:].view(8, 12), 4) and not gpu_words.takes(apart[2:98].view(8, 12), 4)
+
+
 def check_half_types_are_read_as_they_are() -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        x = torch.randn(12, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
-        assert torch.equal(gpu.encode(x.to(DEVICE), 5, None, None).cpu(), encode_rows(x, 5)), dtype
+        x = torch.randn(12, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+        for bits in (5, 8):
+            assert torch.equal(gpu.encode(x.to(DEVICE), bits, None, None).cpu(), encode_rows(x, bits)), (dtype, bits)
 
 
 if __name__ == "__main__":

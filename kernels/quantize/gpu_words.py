@@ -1,0 +1,181 @@
+"""Quantized rows in Triton whose bytes come in whole words: 1, 2, 4 or 8 bits a value, 4 bytes the unit of a row.
+
+A thread makes or reads a word of 32 bits at once, where :mod:`nugnn.kernels.quantize.gpu` does so byte by byte; the
+bytes are the same. Rows that fit a tile are read once. Import this module only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nugnn.kernels.philox import DerivedKey
+from nugnn.kernels.philox.gpu import key_word, philox_tile
+from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
+from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE, row_bytes
+
+_M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
+_ROUNDS = tl.constexpr(ROUNDS)
+_OVERFLOW, _SMALL, _RESCALE = (tl.constexpr(x) for x in (OVERFLOW, SMALL_RANGE, RESCALE))
+_HALVES = tl.constexpr(1.5 * 2.0**23)
+"""Added and taken away again, it rounds to an integer, ties to even."""
+TILE = 1024
+"""Values in a program's tile."""
+WARPS = 4
+
+
+def takes(wire: Tensor, bits: int) -> bool:
+    """Whether ``wire (n, row_bytes)`` is one that this module makes and reads."""
+    return 8 % bits == 0 and wire.shape[1] % 4 == 0 and wire.data_ptr() % 4 == 0 and wire.storage_offset() % 4 == 0
+
+
+@triton.jit
+def _load_values(x, row, in_row, word, lane, num_columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(values (rows, words, lanes) float32, which of them are of the row)``."""
+    lanes: tl.constexpr = lane.shape[0]
+    column = word[:, None] * lanes + lane[None, :]
+    inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
+    value = tl.load(x + (row[:, None, None] * num_columns + column[None, :, :]), mask=inside, other=0)
+    return value.to(tl.float32), inside
+
+
+@triton.jit
+def _smallest(value, inside):  # type: ignore[no-untyped-def]
+    is_in = inside & (tl.abs(value) < _OVERFLOW)
+    return tl.min(tl.min(tl.where(is_in, value, float("inf")), 2), 1)
+
+
+@triton.jit
+def _largest(value, inside):  # type: ignore[no-untyped-def]
+    """Infinite where one is out of range."""
+    is_out = inside & ((tl.abs(value) < _OVERFLOW) == 0)
+    value = tl.where(is_out, float("inf"), tl.where(inside, value, float("-inf")))
+    return tl.max(tl.max(value, 2), 1)
+
+
+@triton.jit
+def _store_words(  # type: ignore[no-untyped-def]
+    words, value, inside, row, in_row, word, lane, ids, low, high, k0, k1,
+    words_of_row: tl.constexpr, bits: tl.constexpr, is_stochastic: tl.constexpr,
+):  # fmt: skip
+    lanes: tl.constexpr = lane.shape[0]
+    most: tl.constexpr = (1 << bits) - 1
+    is_number = low == low  # noqa: PLR0124
+    span = high - low
+    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
+    divisor = tl.where(span > 0, span * scale, 1.0)
+    inverse = tl.where(span > 0, tl.math.div_rn(tl.full(span.shape, most, tl.float32), divisor), 0.0)
+    place = ((value - low[:, None, None]) * scale[:, None, None]) * inverse[:, None, None]
+    if is_stochastic:
+        blocks: tl.constexpr = lanes // 4
+        block = (word[:, None] * blocks + tl.arange(0, blocks)[None, :]).to(tl.int64)
+        c0, c1, c2, c3 = philox_tile(
+            ids[:, None, None], block[None, :, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS
+        )
+        random = tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), value.shape)  # words 0 to 3 of each block
+        place = tl.floor(place + (random >> 8).to(tl.float32) * 5.9604644775390625e-08)
+    else:
+        place = (place + _HALVES) - _HALVES
+    level = tl.minimum(tl.maximum(place, 0.0), most * 1.0)
+    level = tl.where(inside & is_number[:, None, None], level, 0.0).to(tl.int32)
+    string = tl.sum(level << (lane * bits)[None, None, :], 2)
+    kept = in_row[:, None] & (word < words_of_row - 2)[None, :]
+    tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string.to(tl.int32), mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_rows", "k0", "k1"])
+def _encode_words_kernel(  # type: ignore[no-untyped-def]
+    words, x, row_ids, num_rows, k0, k1, num_columns: tl.constexpr, words_of_row: tl.constexpr, bits: tl.constexpr,
+    is_stochastic: tl.constexpr, block_rows: tl.constexpr, block_words: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    in_row = row < num_rows
+    lane = tl.arange(0, 32 // bits)
+    word = tl.arange(0, block_words)
+    ids = row
+    if is_stochastic:
+        ids = tl.load(row_ids + row, mask=in_row, other=0)
+    value, inside = _load_values(x, row, in_row, word, lane, num_columns)
+    low = _smallest(value, inside)
+    high = _largest(value, inside)
+    if words_of_row - 2 > block_words:
+        for first in range(block_words, words_of_row - 2, block_words):
+            more, inside_more = _load_values(x, row, in_row, first + word, lane, num_columns)
+            low = tl.minimum(low, _smallest(more, inside_more))
+            high = tl.maximum(high, _largest(more, inside_more))
+    is_number = high < float("inf")
+    low = tl.where(is_number, low + 0.0, float("nan"))  # -0 becomes 0
+    high = tl.where(is_number, high + 0.0, float("nan"))
+    tl.store(words + row * words_of_row, low.to(tl.int32, bitcast=True), mask=in_row)
+    tl.store(words + row * words_of_row + 1, high.to(tl.int32, bitcast=True), mask=in_row)
+    _store_words(
+        words, value, inside, row, in_row, word, lane, ids, low, high, k0, k1, words_of_row, bits, is_stochastic
+    )
+    if words_of_row - 2 > block_words:
+        for first in range(block_words, words_of_row - 2, block_words):
+            more, inside_more = _load_values(x, row, in_row, first + word, lane, num_columns)
+            _store_words(
+                words, more, inside_more, row, in_row, first + word, lane, ids, low, high, k0, k1, words_of_row, bits,
+                is_stochastic,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _decode_words_kernel(  # type: ignore[no-untyped-def]
+    out, words, num_rows, num_columns: tl.constexpr, words_of_row: tl.constexpr, bits: tl.constexpr,
+    block_rows: tl.constexpr, block_words: tl.constexpr,
+):  # fmt: skip
+    most: tl.constexpr = (1 << bits) - 1
+    lanes: tl.constexpr = 32 // bits
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    in_row = row < num_rows
+    lane = tl.arange(0, lanes)
+    low = tl.load(words + row * words_of_row, mask=in_row, other=0).to(tl.float32, bitcast=True)
+    high = tl.load(words + row * words_of_row + 1, mask=in_row, other=0).to(tl.float32, bitcast=True)
+    span = high - low
+    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
+    back = tl.where(span < _SMALL, 1.0 / _RESCALE, 1.0)
+    step = tl.math.div_rn(span * scale, tl.full([block_rows], most, tl.float32))
+    for first in range(0, words_of_row - 2, block_words):
+        word = first + tl.arange(0, block_words)
+        there = in_row[:, None] & (word < words_of_row - 2)[None, :]
+        string = tl.load(words + (row[:, None] * words_of_row + 2 + word[None, :]), mask=there, other=0)
+        level = (string[:, :, None] >> (lane * bits)[None, None, :]) & most
+        value = low[:, None, None] + (level.to(tl.float32) * step[:, None, None]) * back[:, None, None]
+        value = tl.where(level == most, high[:, None, None], value)
+        column = word[:, None] * lanes + lane[None, :]
+        inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
+        to = out + (row[:, None, None] * num_columns + column[None, :, :])
+        tl.store(to, value.to(out.dtype.element_ty), mask=inside)
+
+
+def encode(wire: Tensor, x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None) -> None:
+    """Fill ``wire``, which `takes` takes, with :func:`nugnn.kernels.quantize.encode_rows` of contiguous ``x``."""
+    rows, words, how = _launch(wire, x.shape[1], bits)
+    k0, k1 = key or (0, 0)
+    _encode_words_kernel[(triton.cdiv(len(x), rows),)](
+        wire.view(torch.int32), x, row_ids, len(x), k0, k1, is_stochastic=key is not None, block_rows=rows,
+        block_words=words, **how,
+    )  # fmt: skip
+
+
+def decode(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype) -> Tensor:
+    """:func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire`` that `takes` takes, nothing empty."""
+    out = torch.empty(len(wire), num_columns, dtype=dtype, device=wire.device)
+    rows, words, how = _launch(wire, num_columns, bits)
+    _decode_words_kernel[(triton.cdiv(len(wire), rows),)](
+        out, wire.view(torch.int32), len(wire), block_rows=rows, block_words=words, **how
+    )
+    return out
+
+
+def _launch(wire: Tensor, num_columns: int, bits: int) -> tuple[int, int, dict[str, int]]:
+    """Rows and words of a program's tile, and what every kernel is told."""
+    assert wire.shape[1] == row_bytes(num_columns, bits)
+    words_of_row = wire.shape[1] // 4
+    words = min(TILE * bits // 32, triton.next_power_of_2(words_of_row - 2))
+    rows = max(1, TILE // (words * (32 // bits)))
+    how = {"num_columns": num_columns, "words_of_row": words_of_row, "bits": bits, "num_warps": WARPS}
+    return rows, words, how | {"enable_fp_fusion": False}
