@@ -86,18 +86,18 @@ class Row:
 
 
 ROWS = {
-    "cora": Row("Cora, GCN", {"recipe": "cora-gcn"}, 30, 3, COLUMNS),
-    "cora-random": Row("Cora, GCN, random parts", {"recipe": "cora-gcn", "partitioner": "random"}, 30, 3, COLUMNS),
-    "computers": Row("Amazon Computers, GCN", {"recipe": "amazon-computers-gcn"}, 5, 15, COLUMNS),
+    "cora": Row("Cora, GCN", {"recipe": "cora-gcn"}, 30, 5, COLUMNS),
+    "cora-random": Row("Cora, GCN, random parts", {"recipe": "cora-gcn", "partitioner": "random"}, 30, 5, COLUMNS),
+    "computers": Row("Amazon Computers, GCN", {"recipe": "amazon-computers-gcn"}, 5, 25, COLUMNS),
     "cornell5-gcn": Row(
         "Cornell5, GCN",
-        {"recipe": "fb100-cornell5-sage", "model": "gcn", "aggregator": None, "self_loops": "add"},
+        {"recipe": "fb100-cornell5-sage", "model": "gcn", "aggregator": None, "self_loops": "add", "epochs": 150},
         5,
-        20,
+        19,
         COLUMNS,
     ),
-    "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage"}, 5, 20, COLUMNS),
-    "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "hidden": 16, "epochs": 6}, 5, 30, GRADIENTS),
+    "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage", "epochs": 150}, 5, 19, COLUMNS),
+    "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "hidden": 16, "epochs": 5}, 5, 35, GRADIENTS),
     "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "hidden": 64, "epochs": 6}, 5, 30, GRADIENTS),
 }
 
@@ -380,9 +380,13 @@ class Interval:
     high: float
     num_pairs: int
 
+    def __str__(self) -> str:
+        bounds = "" if math.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]"
+        return f"{self.mean:+.2f}{bounds}"
+
     @property
     def verdict(self) -> str:
-        """Whether the mean of all seeds lies within `GOAL` of zero, as far as these tell."""
+        """Whether the mean over all seeds there could be lies within `GOAL` of zero, as far as these tell."""
         if self.low >= -GOAL and self.high <= GOAL:
             return "within"
         return "beyond" if self.low > GOAL or self.high < -GOAL else "open"
@@ -454,10 +458,11 @@ def cells(runs: Runs, row: str, column: str) -> list[str] | None:
         column,
         str(len(pairs)),
         f"{statistics.fmean(tests):.1f}{spread}",
-        "" if is_plain else f"{interval.mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]",
+        "" if is_plain else str(interval),
         "" if is_plain else interval.verdict,
-        f"{epochs:g}" + (f" ({never} never)" if never else ""),
-        f"{seconds:.2g}",
+        ("never" if epochs == math.inf else f"{epochs:g}")
+        + (f" ({never} never)" if 0 < never and epochs < math.inf else ""),
+        "-" if seconds == math.inf else f"{seconds:.2g}",
         f"{megabytes[0]:.3g}" if megabytes[0] else "-",
         f"{megabytes[1]:.3g}",
     ]
@@ -493,8 +498,7 @@ def targets(runs: Runs) -> list[str]:
                 continue
             found = paired_interval([100 * (run["test"] - plain["test"]) for plain, run in pairs])
             said.append(
-                f"{column}, {row.title}: {found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] points over "
-                f"{found.num_pairs} seeds, {found.verdict} ±{GOAL:g}"
+                f"{column}, {row.title}: {found} points over {found.num_pairs} seeds, {found.verdict} ±{GOAL:g}"
             )
     return said
 
