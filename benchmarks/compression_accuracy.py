@@ -54,9 +54,10 @@ GRADIENTS: dict[str, Column] = {
     "4bit gradients": {"grad_sync": "4bit"},
     "2bit gradients": {"grad_sync": "2bit"},
 }
+BOTH = "int4 halo, 4bit gradients"
 HALO: dict[str, Column] = {
     "int4 halo": {"halo_wire": "int4"},
-    "int4 halo, 4bit gradients": {"halo_wire": "int4", "grad_sync": "4bit"},
+    BOTH: {"halo_wire": "int4", "grad_sync": "4bit"},
     "int2 halo": {"halo_wire": "int2"},
     "int4 halo, to nearest": {"halo_wire": "int4", "rounding": "nearest"},
     "int2 halo, to nearest": {"halo_wire": "int2", "rounding": "nearest"},
@@ -85,18 +86,19 @@ class Row:
     columns: Mapping[str, Column]
 
 
+CORA = {"recipe": "cora-gcn", "evaluate_every": 2}
 ROWS = {
-    "cora": Row("Cora, GCN", {"recipe": "cora-gcn"}, 30, 5, COLUMNS),
-    "cora-random": Row("Cora, GCN, random parts", {"recipe": "cora-gcn", "partitioner": "random"}, 30, 5, COLUMNS),
+    "cora": Row("Cora, GCN", CORA, 30, 7, {name: COLUMNS[name] for name in (BASELINE, *TARGETS, BOTH)}),
+    "cora-random": Row("Cora, GCN, random parts", {**CORA, "partitioner": "random"}, 30, 7, COLUMNS),
     "computers": Row("Amazon Computers, GCN", {"recipe": "amazon-computers-gcn"}, 5, 25, COLUMNS),
     "cornell5-gcn": Row(
         "Cornell5, GCN",
         {"recipe": "fb100-cornell5-sage", "model": "gcn", "aggregator": None, "self_loops": "add", "epochs": 150},
         5,
-        19,
+        22,
         COLUMNS,
     ),
-    "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage", "epochs": 150}, 5, 19, COLUMNS),
+    "cornell5-sage": Row("Cornell5, SAGE", {"recipe": "fb100-cornell5-sage", "epochs": 150}, 5, 22, COLUMNS),
     "fashion": Row("Fashion-MNIST, CNN", {"dataset": "fashion-mnist", "hidden": 16, "epochs": 5}, 5, 35, GRADIENTS),
     "trec6": Row("TREC-6, transformer", {"dataset": "text:trec6", "hidden": 64, "epochs": 6}, 5, 30, GRADIENTS),
 }
