@@ -17,6 +17,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -56,9 +57,8 @@ class HaloSampler:
 
     def __init__(self, share: float) -> None:
         self._threshold = max(round(share * _WORDS), 1)
-        self._plan: HaloPlan | None = None
-        self._halo_ids = torch.empty(0, dtype=torch.int64)
-        self._last: tuple[tuple[int, int], HaloSample] | None = None
+        self._halo_ids: WeakKeyDictionary[HaloPlan, Tensor] = WeakKeyDictionary()
+        self._last: WeakKeyDictionary[HaloPlan, tuple[tuple[int, int], HaloSample]] = WeakKeyDictionary()
 
     @unseen
     def of_step(self, plan: HaloPlan, seed: int, step: int) -> HaloSample:
@@ -67,18 +67,19 @@ class HaloSampler:
         Raises:
             ValueError: The plan does not know who its rows are.
         """
-        if self._plan is not plan:
-            self._halo_ids, self._plan, self._last = _halo_ids(plan), plan, None
-        if self._last is None or self._last[0] != (seed, step):
-            self._last = (seed, step), self._drawn(plan, seed, step)
-        return self._last[1]
+        if plan not in self._halo_ids:
+            self._halo_ids[plan] = _halo_ids(plan)
+        known = self._last.get(plan)
+        if known is None or known[0] != (seed, step):
+            known = self._last[plan] = (seed, step), self._drawn(plan, seed, step)
+        return known[1]
 
     def _drawn(self, plan: HaloPlan, seed: int, step: int) -> HaloSample:
         assert plan.row_ids is not None
         readers = range(plan.ranks.world_size)
         mine = [plan.ranks.rank] * plan.ranks.world_size
         sent, send_splits = self._chosen(plan.row_ids.sent, plan.send_splits, readers, seed, step)
-        read, recv_splits = self._chosen(self._halo_ids, plan.recv_splits, mine, seed, step)
+        read, recv_splits = self._chosen(self._halo_ids[plan], plan.recv_splits, mine, seed, step)
         return HaloSample(sent, read, send_splits, recv_splits, _WORDS / self._threshold)
 
     def _chosen(
