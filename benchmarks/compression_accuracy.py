@@ -62,6 +62,8 @@ HALO: dict[str, Column] = {
     "int4 halo, to nearest": {"halo_wire": "int4", "rounding": "nearest"},
     "int2 halo, to nearest": {"halo_wire": "int2", "rounding": "nearest"},
     "int2 halo, feedback": {"halo_wire": "int2", "halo_feedback": True},
+    "stale": {"halo_mode": "stale"},
+    "sampled:0.1": {"halo_mode": "sampled:0.1"},
 }
 COLUMNS = GRADIENTS | HALO
 TARGETS = ("4bit gradients", "int4 halo")

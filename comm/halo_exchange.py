@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_stale import Arriving
 from nugnn.comm.halo_wire import RowIds, Travel
 from nugnn.comm.meeting import ranks_have_met, ranks_meet
 from nugnn.kernels.add_rows import add_rows_
@@ -208,18 +209,70 @@ def _as_matrix(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), rows.shape[1:].numel())
 
 
+class _Spread:
+    """The rows that travel in this step, scaled, at their places in ``out``; zeros elsewhere.
+
+    Args:
+        out: Contiguous; filled by `finish`.
+        places: Of the rows that travel.
+        scale: Of their values.
+        rows: Those that travel.
+    """
+
+    def __init__(self, out: Tensor, places: Tensor, scale: float, rows: Exchange) -> None:
+        self._out, self._places, self._scale, self._rows = out, places, scale, rows
+
+    def finish(self) -> Tensor:
+        return self._out.zero_().index_copy_(0, self._places, self._rows.finish() * self._scale)
+
+
 def _begin(
-    out: Tensor,
+    x: Tensor, out: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None, *, goes_home: bool
+) -> Arriving:
+    """Send what this step sends; ``out`` fills with what it reads, which was sent in the step before if stale."""
+
+    def send(rows: Tensor) -> Arriving:
+        return _begin_now(x, rows, plan, label, travel, width, goes_home=goes_home)
+
+    if travel is None or travel.stale is None:
+        return send(out)
+    return travel.stale.begin(travel.name, out, plan, send, repeats=travel.direction != "gradient")
+
+
+def _begin_now(
+    x: Tensor, out: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None, *, goes_home: bool
+) -> Arriving:
+    """Send those rows that travel in this step; ``x`` holds halo rows if these go home, and inner rows otherwise."""
+    if travel is None or travel.sample is None:
+        rows = x if goes_home else take_rows(x, plan.send_rows)
+        splits = (plan.send_splits, plan.recv_splits) if goes_home else (plan.recv_splits, plan.send_splits)
+        return _send(rows, out, *splits, plan, label, travel, width, None, goes_home=goes_home)
+    sample = travel.sample
+    if goes_home:
+        going, coming, splits = sample.read, sample.sent, (sample.send_splits, sample.recv_splits)
+        rows = take_rows(x, going)
+    else:
+        going, coming, splits = sample.sent, sample.read, (sample.recv_splits, sample.send_splits)
+        rows = take_rows(x, plan.send_rows.index_select(0, going))
+    part = out.new_empty((len(coming), *out.shape[1:]))
+    exchange = _send(rows, part, *splits, plan, label, travel, width, going, goes_home=goes_home)
+    return _Spread(out, coming, sample.scale, exchange)
+
+
+def _send(
     rows: Tensor,
+    out: Tensor,
     out_splits: tuple[int, ...],
     splits: tuple[int, ...],
     plan: HaloPlan,
     label: str,
     travel: Travel | None,
     width: int | None,
+    places: Tensor | None,
     *,
     goes_home: bool,
 ) -> Exchange:
+    """``places``: of ``rows`` among all that may travel; None for all of them."""
     num_values = out.shape[1:].numel() if width is None else width
     if travel is None or not travel.wire.compresses(num_values, out.dtype):
         return Exchange(out, rows, out_splits, splits, plan, label, travel)
@@ -228,12 +281,13 @@ def _begin(
         if plan.row_ids is None:
             raise ValueError(f"{label}: a wire of few bits needs a plan that knows who its rows are")
         ids = plan.row_ids.returned if goes_home else plan.row_ids.sent
+        ids = ids if places is None else ids.index_select(0, places)
     return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)
 
 
 def begin_fetch(
     x_N: Tensor, halo_H: Tensor, plan: HaloPlan, label: str, travel: Travel | None = None, width: int | None = None
-) -> Exchange:
+) -> Arriving:
     """Send inner rows to the peers that read them; ``halo_H (H, ...)`` fills with theirs. Without autograd.
 
     Args:
@@ -244,21 +298,18 @@ def begin_fetch(
         travel: In which form; as they are when None.
         width: Columns of a matrix, the rest being zeros that only pad its rows; all when None.
     """
-    rows_S = take_rows(x_N, plan.send_rows)
-    splits = plan.recv_splits, plan.send_splits
-    return _begin(halo_H, rows_S, *splits, plan, label, travel, width, goes_home=False)
+    return _begin(x_N, halo_H, plan, label, travel, width, goes_home=False)
 
 
 def begin_return(
     halo_H: Tensor, plan: HaloPlan, label: str, travel: Travel | None = None, width: int | None = None
-) -> Exchange:
+) -> Arriving:
     """Send halo rows to their owners, and receive ``(S, ...)``, in ``send_rows`` order. Without autograd.
 
     Arguments as in `begin_fetch`.
     """
     received_S = halo_H.new_empty((len(plan.send_rows), *halo_H.shape[1:]))
-    splits = plan.send_splits, plan.recv_splits
-    return _begin(received_S, halo_H, *splits, plan, label, travel, width, goes_home=True)
+    return _begin(halo_H, received_S, plan, label, travel, width, goes_home=True)
 
 
 def add_returned_(x_N: Tensor, received_S: Tensor, plan: HaloPlan) -> Tensor:

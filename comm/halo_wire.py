@@ -23,6 +23,8 @@ from nugnn.kernels.structure import Structure
 
 if TYPE_CHECKING:
     from nugnn.comm.halo_feedback import HaloFeedback
+    from nugnn.comm.halo_sample import HaloSample
+    from nugnn.comm.halo_stale import StaleRows
 
 WIRES = ("fp32", "bf16", "fp16", "int8", "int4", "int2")
 
@@ -216,6 +218,8 @@ class Travel:
         traffic: Where bytes are counted.
         direction: As what they are counted.
         feedback: Adds what earlier steps have left out of rows that are fetched; in place of rounding at random.
+        sample: Which of the rows travel, and of their gradients; all when None.
+        stale: Gives what was sent in the step before in place of what is sent now.
     """
 
     wire: HaloWire
@@ -225,6 +229,8 @@ class Travel:
     traffic: HaloTraffic = field(default_factory=HaloTraffic)
     direction: Direction = "forward"
     feedback: HaloFeedback | None = None
+    sample: HaloSample | None = None
+    stale: StaleRows | None = None
 
     @property
     def key(self) -> RandomKey:
@@ -232,7 +238,16 @@ class Travel:
         return RandomKey(self.seed, self.step, zlib.crc32(self.name.encode()))
 
     def of_gradient(self) -> Travel:
-        """How the gradients of these rows travel."""
+        """How the gradients of these rows travel.
+
+        Raises:
+            NotImplementedError: These are gradients themselves, and stale.
+        """
+        if self.stale is not None and self.direction == "gradient":
+            raise NotImplementedError(
+                f"{self.name}: a gradient of a gradient is not defined where gradients are those of the step before; "
+                "use halo_mode exact for a loss that holds gradients (create_graph=True)"
+            )
         direction: Direction = "gradient" if self.direction == "forward" else self.direction
         return replace(self, name=f"gradient of {self.name}", direction=direction, feedback=None)
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 import yaml
 
 from nugnn._regular_file import no_file, shown
+from nugnn.comm.halo_mode import HALO_MODES, HaloMode, why_not_with
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
 from nugnn.sample_sets import names_samples
 from nugnn.schedules import SCHEDULES, check_schedule
@@ -20,6 +21,8 @@ from nugnn.schedules import SCHEDULES, check_schedule
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
 _AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
+_NO_SUMS = ("gat", "gatv2", "pool", "lstm", "max")
+"""Models and aggregators that make something else of neighbours than a sum or mean of their rows."""
 FREE_ON_RESUME = (
     *("epochs", "patience", "workers", "shares", "partitioner", "order", "timeout", "out", "predictions"),
     *(
@@ -305,6 +308,12 @@ class TrainConfig(Settings):
         bool,
         "Add what compressed halo rows have left out to the same rows in the next step (--halo-wire int8, int4, int2).",
     )
+    halo_mode: str = option(
+        "exact",
+        str,
+        "Which halo rows and gradients an epoch reads: exact, all of its own; approximate: stale, those of the epoch "
+        "before, which travel meanwhile, or sampled:P, a random share P of its own; evaluation is exact.",
+    )
     grad_sync: str = option(
         "fp32",
         str,
@@ -356,6 +365,7 @@ class TrainConfig(Settings):
             raise ConfigError(
                 f"--halo-feedback has no effect on --halo-wire {self.halo_wire}, only on int8, int4, int2; leave it out"
             )
+        self._check_halo_mode()
         for name, models in _ONLY_FOR.items():
             default = type(self).__dataclass_fields__[name].default
             if self.model in BUILT_IN_MODELS and self.model not in models and getattr(self, name) != default:
@@ -367,6 +377,24 @@ class TrainConfig(Settings):
         if self.aggregator is not None and aggregators is not None and self.aggregator not in aggregators:
             raise ConfigError(refusal("--aggregator", self.aggregator, f"{', '.join(aggregators)} for {self.model}"))
         self._check_shares()
+
+    def _check_halo_mode(self) -> None:
+        try:
+            mode = HaloMode.parse(self.halo_mode)
+        except ValueError:
+            raise ConfigError(refusal("--halo-mode", self.halo_mode, HALO_MODES)) from None
+        object.__setattr__(self, "halo_mode", str(mode))  # one spelling for each mode
+        reason = why_not_with(mode, halo_feedback=self.halo_feedback, precision=self.precision)
+        if reason is None and mode.kind == "sampled":
+            chosen = {"--model": self.model, "--aggregator": self.aggregator}
+            wrong = [f"{flag} {value}" for flag, value in chosen.items() if value in _NO_SUMS]
+            if wrong:
+                reason = (
+                    f"sums and means over neighbours are right in the mean then, and {wrong[0]} makes something else "
+                    "of them; use exact or stale"
+                )
+        if reason is not None:
+            raise ConfigError(f"--halo-mode {mode}: {reason}")
 
 
 def option_spec(entry: Field[Any]) -> OptionSpec:

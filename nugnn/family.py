@@ -103,6 +103,16 @@ class Family(Protocol):
         """What `own_rows` gave on the ranks that had these rows then."""
         ...
 
+    def own_state(self) -> dict[str, Any]:
+        """What this rank alone keeps from step to step beside `own_rows`, of no use on another split; plain values and
+        tensors by name.
+        """
+        ...
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """What `own_state` gave on this rank; nothing where the split is another now. A collective call."""
+        ...
+
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         """Metric on ``train``, ``val`` and ``test`` over all ranks, NaN where there are no rows; a collective call.
 

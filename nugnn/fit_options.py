@@ -11,6 +11,7 @@ from torch import nn
 
 from nugnn.activations import checked_activations
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_mode import HaloMode, checked_halo_mode
 from nugnn.comm.halo_wire import check_halo_feedback, checked_halo_wire
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.datasets.graph_data import GraphData
@@ -36,6 +37,10 @@ class FitOptions(TrainOptions):
             is exact. It has no effect on one worker.
         halo_feedback: Add what rows of ``int8``, ``int4`` or ``int2`` have left out to the same rows in the next step,
             see `nugnn.comm.halo_feedback`.
+        halo_mode: Which halo rows, and gradients of a worker's own nodes, an epoch reads: ``exact``; ``stale``, those
+            of the epoch before; or ``sampled:P``, such as ``sampled:0.1``, a random share P of its own, scaled by 1/P.
+            The last two are approximate, see `nugnn.comm.halo_mode`. Evaluation is exact. It has no effect on one
+            worker.
     """
 
     family: ClassVar[str] = "graphs"
@@ -47,6 +52,7 @@ class FitOptions(TrainOptions):
     activations: str = "keep"
     halo_wire: str = "fp32"
     halo_feedback: bool = False
+    halo_mode: str = "exact"
 
     def deciding(self) -> dict[str, Any]:
         """Options of graphs that decide the weights, beside the settings of every family."""
@@ -54,6 +60,7 @@ class FitOptions(TrainOptions):
             "label_smoothing": self.label_smoothing,
             "halo_wire": self.halo_wire,
             "halo_feedback": self.halo_feedback,
+            "halo_mode": str(HaloMode.parse(self.halo_mode)),
         }
 
     def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -97,6 +104,7 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
     checked_activations(chosen.activations)
     checked_halo_wire(chosen.halo_wire)
     check_halo_feedback(chosen.halo_wire, chosen.halo_feedback)
+    checked_halo_mode(chosen.halo_mode, halo_feedback=chosen.halo_feedback, precision=chosen.precision)
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
     chosen.built_schedule(1)  # an epoch is one step; refused here, before workers start
     return chosen

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nugnn.activations import make_activations
+from nugnn.comm.halo_mode import checked_halo_mode
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import NodeEmbedding
 from nugnn.loss import GlobalMean, RowLoss, choose_loss
@@ -42,9 +44,12 @@ class GraphFamily:
             and predictions are exact.
         halo_feedback: Whether what compressed rows have left out is added to the same rows in the next step, see
             `nugnn.comm.halo_feedback`; of ``int8``, ``int4`` and ``int2``.
+        halo_mode: Which halo rows, and gradients of a rank's own rows, a training step reads: ``exact``; ``stale``,
+            those of the step before; or ``sampled:P``, a random share P of its own, scaled by 1/P. See
+            `nugnn.comm.halo_mode`. Evaluation and predictions are exact.
 
     Raises:
-        ValueError: An option is not known or does not fit the device.
+        ValueError: An option is not known, or does not fit the device or another option.
     """
 
     steps_per_epoch = 1
@@ -68,12 +73,14 @@ class GraphFamily:
         activations: str = "keep",
         halo_wire: str = "fp32",
         halo_feedback: bool = False,
+        halo_mode: str = "exact",
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
         how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
-        how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback, "halo_mode": halo_mode}
         self._halo_wire = halo_wire
+        self._halo_mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback, precision=precision)
         self.net = self._evaluated = ModelOnShard(model, graph, **how)
         self._activations = make_activations(activations, self.net)
         self._evaluated_rows = rows
@@ -92,6 +99,8 @@ class GraphFamily:
     def why_not_recorded(self) -> str | None:
         if self.ranks.is_split and self._halo_wire != "fp32":
             return "halo rows travel compressed (halo_wire)"
+        if self.ranks.is_split and not self._halo_mode.is_exact:
+            return f"the host has a part in which halo rows a step reads (halo_mode {self._halo_mode})"
         return self._activations.why_not_recorded
 
     @property
@@ -134,6 +143,8 @@ class GraphFamily:
         """Nothing differs: batch norm counts the rows of all ranks."""
         if (feedback := self.net.halo_feedback) is not None and not is_good:
             feedback.discard()
+        if (stale := self.net.stale_rows) is not None and not is_good:
+            stale.restart()
 
     def own_rows(self) -> dict[str, Tensor]:
         feedback = self.net.halo_feedback
@@ -142,6 +153,21 @@ class GraphFamily:
     def load_own_rows(self, rows: dict[str, Tensor]) -> None:
         if (feedback := self.net.halo_feedback) is not None:
             feedback.load(rows)
+
+    def own_state(self) -> dict[str, Any]:
+        stale, plan = self.net.stale_rows, self.graph.index.plan
+        if stale is None or not self.ranks.is_split or not (rows := stale.rows(plan)):
+            return {}
+        return {"sent_ids": self.graph.global_node_ids.index_select(0, plan.send_rows), "stale_rows": rows}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        stale, plan = self.net.stale_rows, self.graph.index.plan
+        if stale is None or not self.ranks.is_split:
+            return
+        sent_ids = self.graph.global_node_ids.index_select(0, plan.send_rows).cpu()
+        is_known = "sent_ids" in state and torch.equal(state["sent_ids"].cpu(), sent_ids)
+        is_missing = self.ranks.max_(torch.tensor([float(not is_known)]))  # on one rank: all read what is true
+        stale.load({} if bool(is_missing) else state["stale_rows"], plan)
 
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         logits_NC, labels_N = self.predict(num_steps), self._evaluated.graph.ndata["label"]
@@ -169,7 +195,7 @@ class GraphFamily:
             f"{direction}_bytes": sum(getattr(net.halo_traffic, direction) for net in nets)
             for direction in ("forward", "gradient", "evaluation")
         }
-        return {"wire": self._halo_wire, **totals}
+        return {"wire": self._halo_wire, "mode": str(self._halo_mode), **totals}
 
     def whole_state(self) -> dict[str, Tensor]:
         """Every node embedding is whole, in original node order."""

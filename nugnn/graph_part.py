@@ -49,6 +49,7 @@ class GraphPart:
             activations=options.activations,
             halo_wire=options.halo_wire,
             halo_feedback=options.halo_feedback,
+            halo_mode=options.halo_mode,
             evaluate_on=other,
         )
 

@@ -52,7 +52,9 @@ class GraphTask:
         self._shares = checked_shares(shares, workers, self._seen, "training nodes" if inductive else "nodes")
         self._partitioner, self._order, self._check = partitioner, order, check
         self._cache_folder, self._inductive = cache_folder, inductive
-        self.said: list[str] = []
+        has_no_effect = workers == 1 and self.options.halo_mode != "exact"
+        said = f"halo_mode {self.options.halo_mode} has no effect with one worker: nothing travels"
+        self.said = [said] if has_no_effect else []
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         more = {"inductive": self._inductive} | dict(settings)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nugnn import recognition
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.halo_stale import StaleRows
 from nugnn.comm.halo_wire import HaloTraffic
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
@@ -44,6 +45,7 @@ class ModelOnShard:
         overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
         halo_wire: How halo rows travel in training, see `nugnn.comm.halo_wire`.
         halo_feedback: Whether what they leave out is added in the next step, see `nugnn.comm.halo_feedback`.
+        halo_mode: Which halo rows are read in training, see `nugnn.comm.halo_mode`.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ModelOnShard:
         overlap: Overlap = "auto",
         halo_wire: str = "fp32",
         halo_feedback: bool = False,
+        halo_mode: str = "exact",
     ) -> None:
         self.model, self.graph = model, graph
         self.storage = Storage(precision)
@@ -64,12 +67,18 @@ class ModelOnShard:
         self.features_ND = self._features()
         constant = None if recompute_inputs else self.features_ND
         halo: dict[str, Any] = {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        halo["halo_mode"] = halo_mode
         self.interceptor = intercept(model, graph, seed=seed, constant=constant, **halo)
 
     @property
     def halo_feedback(self) -> HaloFeedback | None:
         """What this rank owes to rows that it sent compressed."""
         return self.interceptor.find(HaloHandler).feedback
+
+    @property
+    def stale_rows(self) -> StaleRows | None:
+        """What the last step was sent, and the next one reads."""
+        return self.interceptor.find(HaloHandler).stale
 
     @property
     def halo_traffic(self) -> HaloTraffic:

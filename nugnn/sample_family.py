@@ -204,6 +204,13 @@ class SampleFamily:
     def load_own_rows(self, rows: dict[str, Tensor]) -> None:
         """There are none."""
 
+    def own_state(self) -> dict[str, Any]:
+        """None, likewise."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         scores = dict.fromkeys(("train", "val", "test"), float("nan"))
         for split in self._measured:

@@ -13,6 +13,7 @@ from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.halo_mode import checked_halo_mode
 from nugnn.comm.halo_wire import HaloWire, check_halo_feedback
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.comm.pulse import ProgressHandler
@@ -75,6 +76,7 @@ def intercept(
     overlap: Overlap = "auto",
     halo_wire: str = "fp32",
     halo_feedback: bool = False,
+    halo_mode: str = "exact",
 ) -> Interceptor:
     """The interceptor that keeps ``model`` exact on ``graph``.
 
@@ -92,11 +94,16 @@ def intercept(
             `nugnn.comm.halo_wire`; the same on every rank.
         halo_feedback: Add what compressed rows have left out to the same rows in the next step, see
             `nugnn.comm.halo_feedback`.
+        halo_mode: Which floating halo rows, and gradients of one's own rows, are read while ``model.training``:
+            ``exact``, ``stale`` (those of the step before) or ``sampled:P`` (a random share), see
+            `nugnn.comm.halo_mode`; the same on every rank. Under ``stale`` the factor of a loss scaler must not change.
 
     Raises:
-        ValueError: No such choice of ``overlap`` or ``halo_wire``, or ``halo_feedback`` has nothing to add.
+        ValueError: No such choice of ``overlap``, ``halo_wire`` or ``halo_mode``, or ``halo_feedback`` has nothing to
+            add.
     """
     check_halo_feedback(halo_wire, halo_feedback)
+    mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback)
     plan = graph.index.plan
     handlers = (
         ProgressHandler(graph.ranks.pulse),
@@ -111,6 +118,7 @@ def intercept(
             wire=HaloWire(halo_wire),
             is_training=lambda: model.training,
             feedback=HaloFeedback(plan.num_inner, plan.send_rows) if halo_feedback and graph.is_split else None,
+            mode=mode,
         ),
         PromotionHandler(),
     )

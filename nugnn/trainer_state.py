@@ -68,6 +68,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "in_progress": {"loss": trainer.in_progress.loss, "seconds": dict(trainer.in_progress.seconds)},
         "residuals": trainer.grad_sync.residuals,
         "family_rows": trainer.family.own_rows(),
+        "family_state": trainer.family.own_state(),
     }
     return shared, own
 
@@ -93,6 +94,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     _load_in_progress(trainer, shared, own)
     trainer.grad_sync.load(shared.get("grad_sync"), own.get("residuals", {}))
     trainer.family.load_own_rows(own.get("family_rows", {}))
+    trainer.family.load_own_state(own.get("family_state", {}))
     if "loss_scale" in shared:  # not in checkpoints written before there was one
         trainer.loss_scale.load(shared["loss_scale"])
     torch.set_rng_state(own["random_state"].clone())

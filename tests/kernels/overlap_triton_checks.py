@@ -131,9 +131,10 @@ def check_other_layers_and_steps_keep_their_bits() -> None:
         assert all(map(equal, plain, mine)), name
 
 
-def check_compressed_rows_are_the_same_whenever_they_leave() -> None:
-    """Rows that a fused layer sends early have the name, and so the rounding, of the sum that reads them."""
-    for how in ({"halo_wire": "int2"}, {"halo_wire": "int2", "halo_feedback": True}):
+def check_approximate_rows_are_the_same_whenever_they_leave() -> None:
+    """Rows that a fused layer sends early have the name, so the rounding and the past, of the sum that reads them."""
+    stale = {"halo_wire": "int2", "halo_mode": "stale"}
+    for how in ({"halo_wire": "int2"}, {"halo_wire": "int2", "halo_feedback": True}, stale):
         plain, mine = (train("sage", "unequal", overlap, "bf16", **how) for overlap in ("off", "backward"))
         assert all(map(equal, plain, mine))
         assert not equal(train("sage", "unequal", "off", "bf16")[0], plain[0])

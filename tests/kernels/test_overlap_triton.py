@@ -16,7 +16,7 @@ from .triton_laws import run_checks
     [
         "sage_sends_first_and_changes_no_bit",
         pytest.param("other_layers_and_steps_keep_their_bits", marks=pytest.mark.slow),
-        pytest.param("compressed_rows_are_the_same_whenever_they_leave", marks=pytest.mark.slow),
+        pytest.param("approximate_rows_are_the_same_whenever_they_leave", marks=pytest.mark.slow),
         pytest.param("parts_are_one_device", marks=pytest.mark.slow),
     ],
 )
