@@ -267,6 +267,11 @@ class Trainer:
                 self.scheduler.step()
         return global_loss
 
+    @property
+    def num_recorded(self) -> int:
+        """Kinds of step that are CUDA graphs by now."""
+        return 0 if self._graphs is None else self._graphs.num_recorded
+
     def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], Any] | None = None) -> Tensor:
         """One optimizer step.
 
