@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from nugnn.augmentation import Augmentation, AugmentationKey
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.groups import Ranks
+from nugnn.known_rows import KnownRows
 from nugnn.local_statistics import LocalStatistics, check_local_batches
 from nugnn.loss import RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
@@ -95,6 +96,7 @@ class SampleFamily:
         self.model, self.ranks, self.metric = model, ranks, metric
         self.storage = Storage(precision)
         self.interceptor = intercept_samples(model, ranks, seed=seed, batch_norm=batch_norm)
+        self._known_rows = KnownRows(model, self.interceptor, ranks, batch_norm=batch_norm)
         self.sampler = SplitBatchSampler(_length(train), sizes, ranks.rank, seed=seed, drop_last=drop_last)
         self._micro_batches, self._augment, self._seed = micro_batches, augment, seed
         self._counts: Sequence[int] = sizes
@@ -157,8 +159,10 @@ class SampleFamily:
             yield [_Part(x, labels, total, piece.ids) for (x, labels), piece in zip(parts, pieces, strict=True)]
 
     @contextmanager
-    def around(self, step: int) -> Iterator[None]:
-        with self.storage.casts(self.model, self.ranks.device), self.interceptor.step(step):
+    def around(self, step: int, work: _Part | None = None) -> Iterator[None]:
+        is_looked_at = work is None or self.has_own_loss
+        opened = self.interceptor.step(step) if is_looked_at else self._known_rows.step(step, work.x, work.ids)
+        with self.storage.casts(self.model, self.ranks.device), opened:
             yield
 
     def loss(self, work: _Part) -> Tensor:

@@ -326,7 +326,7 @@ class Trainer:
         for parameter in self._left_alone:  # by the optimizer: sums and norms would grow
             parameter.grad = None
         for part, work in enumerate(works):
-            with self.family.around(self.num_steps):
+            with self.family.around(self.num_steps, work if self._regularizer is None else None):
                 loss = self.family.loss(work)
                 if self._regularizer is not None and self.ranks.rank == 0 and part == 0:
                     loss = loss + self._regularizer(self.model)
