@@ -143,6 +143,7 @@ class SampleFamily:
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[_Part]]:
         self.sampler.begin(epoch, start)
+        dtype = self._input_dtype()
         for number, batch in enumerate(self._loader, start):
             if not self.has_own_loss:
                 _refuse_negative_labels(batch)
@@ -154,7 +155,7 @@ class SampleFamily:
                     x = self._augment(x, whole.ids, AugmentationKey(self._seed, epoch))
                 whole = Batch(whole.ids, (x, labels))
             pieces = [whole.part(part, self._micro_batches) for part in range(self._micro_batches)]
-            parts = [self._prepared(piece) for piece in pieces]
+            parts = [self._prepared(piece, dtype) for piece in pieces]
             total = self._mean.total(self._counts, [labels for _, labels in parts])
             yield [_Part(x, labels, total, piece.ids) for (x, labels), piece in zip(parts, pieces, strict=True)]
 
@@ -246,21 +247,23 @@ class SampleFamily:
 
     def _predicted(self, split: str, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels and numbers of this rank's samples of a split."""
-        logits, labels, ids = [], [], []
+        logits, labels, ids, dtype = [], [], [], self._input_dtype()
         with evaluating(self.model):
             for batch in self._measured[split]:
                 whole = batch.to(self.ranks.device)
-                x, truth = self._prepared(whole)
+                x, truth = self._prepared(whole, dtype)
                 with self.around(num_steps):
                     logits.append(at_least_float32(self._logits(x)))
                 labels.append(truth)
                 ids.append(whole.ids)
         return torch.cat(logits), torch.cat(labels), torch.cat(ids)
 
-    def _prepared(self, batch: Batch) -> tuple[Any, Tensor]:
+    def _input_dtype(self) -> torch.dtype:
+        return self.storage.dtype_of(model_dtype(self.model))
+
+    def _prepared(self, batch: Batch, dtype: torch.dtype) -> tuple[Any, Tensor]:
         """``x`` in the type of the model, and the labels; both know whose rows they are."""
         x, labels = batch.data
-        dtype = self.storage.dtype_of(model_dtype(self.model))
         x = map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, x)
         as_samples(Batch(batch.ids, (x, labels)), self.ranks)
         return x, labels
