@@ -6,10 +6,10 @@
 Both loops train in the same processes, in turn, round by round: the same model with the same weights, the same
 samples in the same even batches through the same kind of loader, the same fused optimizer, the same rounding of
 products and convolutions. On GPUs our steps are what a user gets who asks for nothing (``--cuda-graphs auto``): CUDA
-graphs, for these models; rows say so. The plain loop has none, as most loops do not. There is a row for each precision: ``fp32`` (IEEE,
-convolutions too: torch's default rounds those to TF32), ``tf32`` (products and convolutions), ``amp`` (autocast to
-bfloat16); images and convolutions are channels-last on both sides. DistributedDataParallel runs with
-``gradient_as_bucket_view`` and ``static_graph``.
+graphs, for these models; rows say so. The plain loop has none, as most loops do not. There is a row for each
+precision: ``fp32`` (IEEE, convolutions too: torch's default rounds those to TF32), ``tf32`` (products and
+convolutions), ``amp`` (autocast to bfloat16); images and convolutions are channels-last on both sides.
+DistributedDataParallel runs with ``gradient_as_bucket_view`` and ``static_graph``.
 
 The ratio of a row is the median over rounds of ours / plain; the smallest and largest stand beside it. Beside the time
 by the clock stands that of the processor, which means something where other work keeps the machine busy. Batch norm:

@@ -1,4 +1,4 @@
-"""Models that are known through and through: built-in networks, and ResNets and VGGs of torchvision, as they were made."""
+"""Models known through and through: built-in networks, and ResNets and VGGs of torchvision, as they were made."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Steps in which axis 0 stands for the samples from the first layer to the last, run without a torch-function mode.
 
-An interceptor's mode looks at every function of a model to know whose rows a dropout gets. In a built-in network that is
-known beforehand: its layers leave axis 0 alone. Its dropouts get the same names, and so the same masks, here; all other
-functions run as if nobody looked. On a CPU the mode and the hooks of modules take a few percent of a small model's step.
+An interceptor's mode looks at every function of a model to know whose rows a dropout gets. In a built-in network that
+is known beforehand: its layers leave axis 0 alone. Its dropouts get the same names, and so the same masks, here; all
+other functions run as if nobody looked. On a CPU the mode and the hooks of modules take a few percent of a small
+model's step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nugnn.comm.groups import Ranks
@@ -49,10 +49,10 @@ class KnownRows:
         self._model, self._interceptor, self._ranks = model, interceptor, ranks
         self._exchanges_norms = batch_norm == "all" and ranks.is_split
         self._last_seconds = float("inf")
-        self._layout: list[tuple[nn.Module, list[nn.Module]]] = []
+        self._layout: list[tuple[nn.Module, list[nn.Module | None]]] = []
         self._dropouts: list[tuple[nn.Dropout, str]] = []
         if ranks.device.type == "cpu" and self._is_known():
-            self._layout = [(module, [*module._modules.values()]) for module in model.modules()]  # type: ignore[misc]
+            self._layout = [(module, [*module._modules.values()]) for module in model.modules()]
             named = model.named_modules()
             self._dropouts = [(module, f"{path}/dropout") for path, module in named if isinstance(module, nn.Dropout)]
 

@@ -161,10 +161,13 @@ class SampleFamily:
 
     @contextmanager
     def around(self, step: int, work: _Part | None = None) -> Iterator[None]:
-        is_looked_at = work is None or self.has_own_loss
-        opened = self.interceptor.step(step) if is_looked_at else self._known_rows.step(step, work.x, work.ids)
-        with self.storage.casts(self.model, self.ranks.device), opened:
-            yield
+        with self.storage.casts(self.model, self.ranks.device):
+            if work is None or self.has_own_loss:
+                with self.interceptor.step(step):
+                    yield
+            else:
+                with self._known_rows.step(step, work.x, work.ids):
+                    yield
 
     def loss(self, work: _Part) -> Tensor:
         logits = self._logits(work.x)  # an IndexError of the model's own is none of labels

@@ -60,7 +60,7 @@ def test_steps_without_the_mode_have_the_same_bits(name: str, options: dict[str,
 
 
 def test_on_two_ranks_too(ranks: Any) -> None:
-    assert ranks.run(2, _same_bits, "mlp", {}) == [6, 6]
+    assert ranks.run(2, _same_bits, "transformer", {}) == [6, 6]
     assert ranks.run(2, _same_bits, "cnn", {"batch_norm": "local"}) == [6, 6]
     assert ranks.run(2, _same_bits, "cnn", {}) == [0, 0]  # batch norm over all ranks needs the interceptor
 
@@ -135,9 +135,7 @@ def test_networks_of_torchvision_are_known(monkeypatch: pytest.MonkeyPatch) -> N
     homes = ("resnet", "vgg", "swin_transformer")
     for home in homes:
         monkeypatch.setitem(sys.modules, f"torchvision.models.{home}", types.ModuleType(home))
-    resnet, vgg, swin = (
-        type("Net", (nn.Sequential,), {"__module__": f"torchvision.models.{home}"}) for home in homes
-    )
+    resnet, vgg, swin = (type("Net", (nn.Sequential,), {"__module__": f"torchvision.models.{home}"}) for home in homes)
     norm = type("FrozenBatchNorm2d", (nn.Identity,), {"__module__": "torchvision.ops.misc"})
     derived = type("Mine", (resnet,), {"__module__": "mine", "forward": lambda self, x: x})
     block = type("BasicBlock", (nn.Sequential,), {"__module__": "torchvision.models.resnet"})
