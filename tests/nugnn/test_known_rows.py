@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nugnn import known_rows
 from nugnn.comm.groups import Ranks
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.known_models import is_known
@@ -35,7 +36,10 @@ def _trained(
         family._known_rows._layout = []
     family._known_rows._last_seconds = 0.0  # else the first step takes the mode
     trainer = Trainer(family, regularizer=regularizer)
-    with mock.patch.object(KnownRows, "_dropping", autospec=True, side_effect=KnownRows._dropping) as opened:
+    with (
+        mock.patch.object(known_rows, "_LONG_SECONDS", 1e6),  # on a busy machine a step may take a second
+        mock.patch.object(KnownRows, "_dropping", autospec=True, side_effect=KnownRows._dropping) as opened,
+    ):
         losses = [trainer.train_epoch()]
         if between is not None:
             between(model)
@@ -116,16 +120,20 @@ def test_long_steps_tell_of_their_operators() -> None:
     model = MLP(72, 5, dropout=0.5).train()
     known = KnownRows(model, Interceptor((), model), Ranks(), batch_norm="all")
     x, ids = torch.rand(4, 72), torch.arange(4)
-    with mock.patch.object(KnownRows, "_dropping", autospec=True, side_effect=KnownRows._dropping) as opened:
+    with (
+        mock.patch.object(known_rows, "_LONG_SECONDS", 1e6),
+        mock.patch.object(KnownRows, "_dropping", autospec=True, side_effect=KnownRows._dropping) as opened,
+    ):
         with known.step(0, x, ids):  # nobody knows yet how long it takes
             pass
         assert not opened.called
         with known.step(1, x, ids):
             pass
         assert opened.call_count == 1 and "forward" not in vars(model.layers[3])
-        known._last_seconds = 2.0
+        known._last_seconds = 2e6
         with known.step(2, x, ids):
             pass
+        known._last_seconds = 0.0
         with known.step(3, x[:, :, None], ids):  # three axes: some layers read them as one sample
             pass
         assert opened.call_count == 1
