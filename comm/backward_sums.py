@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -116,7 +117,8 @@ class BackwardSums:
         if not self._ranks.is_split:
             return
         with self._ranks.clock.measure("sync", self._ranks.device):
-            self._lay_out()
+            if not self._begins:  # else they were laid out before backward
+                self._lay_out()
             if not self._begins:
                 for bucket in self._buckets:
                     bucket.unpack(self._sums.sum_(bucket))
@@ -138,7 +140,8 @@ class BackwardSums:
     def _lay_out(self) -> None:
         """Buckets of the parameters that are trained now; a collective call when they have changed."""
         trained = [p for p in self._all if p.requires_grad]
-        if self._trained is not None and [*map(id, trained)] == [*map(id, self._trained)]:
+        known = self._trained
+        if known is not None and len(trained) == len(known) and all(map(operator.is_, trained, known)):
             return
         self._trained = trained
         orders = {id(p): memory_order(p) for p in trained}

@@ -15,7 +15,8 @@ class Bucket:
     """Parameters of one type whose gradients are summed together.
 
     The tensor ends with a flag for each parameter, so that one sum says too who has which gradient, and nothing waits
-    for an answer before.
+    for an answer before. On a CPU it is the same one in each step, and gradients are parts of it from their sum to the
+    next step's: new memory has to be made by the system first. On a GPU others can use it in between.
 
     Args:
         parameters: Of one dtype, on one device; the same on every rank.
@@ -28,6 +29,8 @@ class Bucket:
         if orders is not None:
             self._orders = [None if list(order) == sorted(order) else list(order) for order in orders]
         self._is_present: list[bool] = []
+        self._kept: tuple[Tensor, list[Tensor], Tensor] | None = None
+        """The tensor, and its parts: a gradient of each parameter in its shape; flags."""
 
     @property
     def orders(self) -> list[list[int] | None]:
@@ -38,6 +41,8 @@ class Bucket:
         """The gradients and flags of this rank; zeros where there is no gradient."""
         first = self.parameters[0]
         self._is_present = [p.grad is not None for p in self.parameters]
+        if first.device.type == "cpu":
+            return self._packed_where_it_was()
         if all(self._is_present):
             flags = torch.ones(len(self.parameters), dtype=first.dtype, device=first.device)
         else:
@@ -45,12 +50,34 @@ class Bucket:
         pieces = [_flat(p, order) for p, order in zip(self.parameters, self._orders, strict=True)]
         return torch.cat([*pieces, flags])
 
+    def _packed_where_it_was(self) -> Tensor:
+        first = self.parameters[0]
+        if self._kept is None or self._kept[0].dtype is not first.dtype:
+            size = sum(p.numel() for p in self.parameters) + len(self.parameters)
+            self._kept = self._parts(torch.empty(size, dtype=first.dtype))
+        tensor, gradients, flags = self._kept
+        with torch.no_grad():
+            for parameter, place in zip(self.parameters, gradients, strict=True):
+                if (gradient := parameter.grad) is None:
+                    place.zero_()
+                elif gradient is not place:
+                    place.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
+            flags.fill_(1) if all(self._is_present) else flags.copy_(torch.tensor(self._is_present))
+        return tensor
+
+    def _parts(self, total: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """``total``, the gradients in it, and the flags."""
+        *pieces, flags = total.split([*(p.numel() for p in self.parameters), len(self.parameters)])
+        shapes = zip(pieces, self.parameters, self._orders, strict=True)
+        return total, [shaped(piece, p.shape, order) for piece, p, order in shapes], flags
+
     def unpack(self, total: Tensor) -> None:
         """Give each parameter its part of ``total``, the sum over ranks; none where no rank has a gradient."""
-        *pieces, counts = total.split([*(p.numel() for p in self.parameters), len(self.parameters)])
+        is_kept = self._kept is not None and total is self._kept[0]
+        _, gradients, counts = self._kept if is_kept else self._parts(total)  # type: ignore[misc]
         is_somewhere = self._is_present if all(self._is_present) else (counts != 0).tolist()
-        for parameter, order, piece, somewhere in zip(self.parameters, self._orders, pieces, is_somewhere, strict=True):
-            parameter.grad = shaped(piece, parameter.shape, order) if somewhere else None
+        for parameter, gradient, somewhere in zip(self.parameters, gradients, is_somewhere, strict=True):
+            parameter.grad = gradient if somewhere else None
 
 
 def memory_order(x: Tensor) -> list[int]:

@@ -64,8 +64,11 @@ class Family(Protocol):
         """
         ...
 
-    def around(self, step: int) -> AbstractContextManager[Any]:
-        """Open around the forward and backward pass of each part of a step, in training and evaluation."""
+    def around(self, step: int, work: Work | None = None) -> AbstractContextManager[Any]:
+        """Open around the forward and backward pass of each part of a step, in training and evaluation.
+
+        ``work`` says that nothing but the loss of this part runs inside: a family that knows it well may look less.
+        """
         ...
 
     def loss(self, work: Work) -> Tensor:

@@ -115,7 +115,7 @@ class GraphFamily:
         yield [None]
 
     @contextmanager
-    def around(self, step: int) -> Iterator[None]:
+    def around(self, step: int, work: Any = None) -> Iterator[None]:
         with self.net.step(step), self._activations.step():
             yield
 

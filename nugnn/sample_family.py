@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from nugnn.augmentation import Augmentation, AugmentationKey
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.groups import Ranks
+from nugnn.known_rows import KnownRows
 from nugnn.local_statistics import LocalStatistics, check_local_batches
 from nugnn.loss import RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
@@ -95,6 +96,7 @@ class SampleFamily:
         self.model, self.ranks, self.metric = model, ranks, metric
         self.storage = Storage(precision)
         self.interceptor = intercept_samples(model, ranks, seed=seed, batch_norm=batch_norm)
+        self._known_rows = KnownRows(model, self.interceptor, ranks, batch_norm=batch_norm)
         self.sampler = SplitBatchSampler(_length(train), sizes, ranks.rank, seed=seed, drop_last=drop_last)
         self._micro_batches, self._augment, self._seed = micro_batches, augment, seed
         self._counts: Sequence[int] = sizes
@@ -141,6 +143,7 @@ class SampleFamily:
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Sequence[_Part]]:
         self.sampler.begin(epoch, start)
+        dtype = self._input_dtype()
         for number, batch in enumerate(self._loader, start):
             if not self.has_own_loss:
                 _refuse_negative_labels(batch)
@@ -152,14 +155,19 @@ class SampleFamily:
                     x = self._augment(x, whole.ids, AugmentationKey(self._seed, epoch))
                 whole = Batch(whole.ids, (x, labels))
             pieces = [whole.part(part, self._micro_batches) for part in range(self._micro_batches)]
-            parts = [self._prepared(piece) for piece in pieces]
+            parts = [self._prepared(piece, dtype) for piece in pieces]
             total = self._mean.total(self._counts, [labels for _, labels in parts])
             yield [_Part(x, labels, total, piece.ids) for (x, labels), piece in zip(parts, pieces, strict=True)]
 
     @contextmanager
-    def around(self, step: int) -> Iterator[None]:
-        with self.storage.casts(self.model, self.ranks.device), self.interceptor.step(step):
-            yield
+    def around(self, step: int, work: _Part | None = None) -> Iterator[None]:
+        with self.storage.casts(self.model, self.ranks.device):
+            if work is None or self.has_own_loss:
+                with self.interceptor.step(step):
+                    yield
+            else:
+                with self._known_rows.step(step, work.x, work.ids):
+                    yield
 
     def loss(self, work: _Part) -> Tensor:
         logits = self._logits(work.x)  # an IndexError of the model's own is none of labels
@@ -249,21 +257,23 @@ class SampleFamily:
 
     def _predicted(self, split: str, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, labels and numbers of this rank's samples of a split."""
-        logits, labels, ids = [], [], []
+        logits, labels, ids, dtype = [], [], [], self._input_dtype()
         with evaluating(self.model):
             for batch in self._measured[split]:
                 whole = batch.to(self.ranks.device)
-                x, truth = self._prepared(whole)
+                x, truth = self._prepared(whole, dtype)
                 with self.around(num_steps):
                     logits.append(at_least_float32(self._logits(x)))
                 labels.append(truth)
                 ids.append(whole.ids)
         return torch.cat(logits), torch.cat(labels), torch.cat(ids)
 
-    def _prepared(self, batch: Batch) -> tuple[Any, Tensor]:
+    def _input_dtype(self) -> torch.dtype:
+        return self.storage.dtype_of(model_dtype(self.model))
+
+    def _prepared(self, batch: Batch, dtype: torch.dtype) -> tuple[Any, Tensor]:
         """``x`` in the type of the model, and the labels; both know whose rows they are."""
         x, labels = batch.data
-        dtype = self.storage.dtype_of(model_dtype(self.model))
         x = map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, x)
         as_samples(Batch(batch.ids, (x, labels)), self.ranks)
         return x, labels

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nugnn.comm.groups import Span, keeps_exchanges
 from nugnn.family import Family, Work
+from nugnn.known_models import HOOKS, is_known
 
 OnLoss = Callable[[Tensor], Any]
 Passes = Callable[[Sequence[Work], OnLoss | None], tuple[Tensor, Any]]
@@ -38,8 +39,8 @@ _logger = logging.getLogger(__name__)
 
 CUDA_GRAPHS = ("auto", "on", "off")
 CudaGraphs = Literal["auto", "on", "off"]
-"""Whether steps are recorded: ``auto`` for the networks of `nugnn.networks` on samples, of which it is known that they
-may be, where there is memory to spare."""
+"""Whether steps are recorded: ``auto`` for the networks on samples of which it is known that they may be, see
+`nugnn.known_models`, where there is memory to spare."""
 
 
 class CaptureError(ValueError):
@@ -51,7 +52,8 @@ def records_steps(
 ) -> bool:
     """Whether the steps of ``family`` are recorded.
 
-    Under ``auto`` they are only where all that runs in them is code of `nugnn` and of torch's layers in it.
+    Under ``auto`` they are only where all that runs in them is code of `nugnn`, of torch's layers and of torchvision's
+    ResNets and VGGs.
 
     Args:
         choice: The user's.
@@ -64,7 +66,7 @@ def records_steps(
     """
     if choice not in CUDA_GRAPHS:
         raise ValueError(f"cuda_graphs is {choice!r}, must be auto, on or off")
-    if choice == "off" or (choice == "auto" and (has_regularizer or family.has_own_loss or not _is_own(family.model))):
+    if choice == "off" or (choice == "auto" and (has_regularizer or family.has_own_loss or not is_known(family.model))):
         return False
     why_not = _why_not(family, compresses)
     if choice == "on" and why_not is not None:
@@ -72,32 +74,11 @@ def records_steps(
     return why_not is None
 
 
-def _is_own(model: nn.Module) -> bool:
-    """A network of `nugnn.networks` as it was made: of torch's own layers, with nobody's code in it."""
-    is_hooked = any(nn.modules.module.__dict__[name] for name in _GLOBAL_HOOKS)
-    return (
-        type(model).__module__ == "nugnn.networks"
-        and not is_hooked
-        and all(_is_plain(module) for module in model.modules())
-        and not any(p._backward_hooks for p in model.parameters())
-    )
-
-
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _is_plain(module: nn.Module) -> bool:
-    home = type(module).__module__
-    is_known = home == "nugnn.networks" or home.startswith("torch.nn.modules.")
-    return is_known and "forward" not in module.__dict__ and not any(getattr(module, name) for name in _HOOKS)
-
-
 def _mode_of(module: nn.Module) -> tuple[Any, ...]:
     """What torch's layers look at in each call: in training, probability of dropping, momentum; and who hooks in."""
     numbers = (getattr(module, name, None) for name in ("p", "momentum"))
     plain = (number if isinstance(number, (int, float)) else None for number in numbers)
-    return (module.training, *plain, *(len(getattr(module, hooks)) for hooks in _HOOKS))
+    return (module.training, *plain, *(len(getattr(module, hooks)) for hooks in HOOKS))
 
 
 def _why_not(family: Family, compresses: bool) -> str | None:
@@ -141,7 +122,7 @@ class StepGraphs:
         parameters: Gives all that are trained: gradients are left at them.
         is_auto: Go on as usual where a step cannot be recorded; leave it alone where it takes more than a third of the
             GPU's memory (a graph keeps its memory to itself, and evaluation comes on top), or has code in it that is
-            not `nugnn`'s.
+            not known.
     """
 
     def __init__(
@@ -243,7 +224,7 @@ class StepGraphs:
         most = int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.peak"])
         # what is reserved has the graphs in it that are there already
         has_room = most < total // 3 and torch.cuda.memory_reserved(self._device) < total // 2
-        return has_room and _is_own(self._family.model)
+        return has_room and is_known(self._family.model)
 
     def _kind_of(self, work: Work, inputs: Sequence[Tensor]) -> Any:
         model = self._family.model

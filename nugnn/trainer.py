@@ -268,6 +268,11 @@ class Trainer:
                 self.scheduler.step()
         return global_loss
 
+    @property
+    def num_recorded(self) -> int:
+        """Kinds of step that are CUDA graphs by now."""
+        return 0 if self._graphs is None else self._graphs.num_recorded
+
     def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], Any] | None = None) -> Tensor:
         """One optimizer step.
 
@@ -317,7 +322,7 @@ class Trainer:
         for parameter in self._left_alone:  # by the optimizer: sums and norms would grow
             parameter.grad = None
         for part, work in enumerate(works):
-            with self.family.around(self.num_steps):
+            with self.family.around(self.num_steps, work if self._regularizer is None else None):
                 loss = self.family.loss(work)
                 if self._regularizer is not None and self.ranks.rank == 0 and part == 0:
                     loss = loss + self._regularizer(self.model)
