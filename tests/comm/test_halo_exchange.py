@@ -122,10 +122,10 @@ def _verify(ranks: Ranks, send: list[list[int]], receive: list[list[int]]) -> st
 
 
 def test_halo_03_a_plan_that_does_not_fit_raises_on_every_rank(ranks: Any) -> None:
-    texts = ranks.run(2, _verify, [[0, 2], [0, 0]], [[0, 0], [3, 0]], timeout=30)
+    texts = ranks.run(2, _verify, [[0, 2], [0, 0]], [[0, 0], [3, 0]])
     assert all("rank 0 plans to send 2 rows to rank 1, which plans to receive 3" in text for text in texts)
     # 3 rows and no split sizes on one rank
-    texts = ranks.run(2, _verify, [[0, 3], [0, 0]], [[0, 0], []], timeout=30)
+    texts = ranks.run(2, _verify, [[0, 3], [0, 0]], [[0, 0], []])
     assert all("plans to" in text for text in texts)
     assert ranks.run(2, _verify, [[0, 2], [1, 0]], [[0, 1], [2, 0]]) == ["fits", "fits"]
 

@@ -57,7 +57,7 @@ class RankPool:
             assert pipe.recv_bytes() == b"ready"  # EOFError: it ended
 
     def run(
-        self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 120, **kwargs: Any
+        self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 280, **kwargs: Any
     ) -> list[Any]:
         """Results in rank order; the first error is raised as `RankError`, and ranks that hang are started afresh."""
         for module in list(sys.modules.values()):

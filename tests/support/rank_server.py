@@ -5,6 +5,7 @@ One process imports what all need and becomes five.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -29,7 +30,7 @@ def prepare() -> None:
         from nugnn.seam import install
 
         install()
-    for name in ("cloudpickle", "torch._dynamo", "torch.distributed", "nugnn.comm.groups", "nugnn.trainer"):
+    for name in ("cloudpickle", "torch._dynamo", "torch.distributed", "nugnn.comm.groups", "nugnn.train_rank"):
         if name not in without.NAMES:
             importlib.import_module(name)
 
@@ -64,6 +65,7 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
 
 def main(port: int, descriptors: list[int]) -> None:
     prepare()
+    gc.freeze()
     assert threading.active_count() == 1  # only the thread that forks goes on in a child
     children = []
     for rank, descriptor in enumerate(descriptors):
