@@ -23,8 +23,12 @@ train: install
 	$(BIN)/nugnn train --dataset digits --workers 2 --shares 0.7,0.3 --out runs/digits
 
 # One OpenMP thread per process: the multi-process tests start up to five ranks, and oversubscribed OpenMP is 100x slower.
+# Tests run beside each other, in a process for each core: at most TEST_PROCESSES, with their ranks up to 3 GiB each.
+# Compiled modules are kept, whatever the environment says: hundreds of processes start.
+TEST_PROCESSES ?= 4
 test: install
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
+	  $(BIN)/python -m pytest -n logical --maxprocesses $(TEST_PROCESSES) --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .

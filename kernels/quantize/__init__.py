@@ -87,16 +87,17 @@ def decode_rows(
             f"decode_rows: {wire.dtype} of shape {tuple(wire.shape)}, must be uint8 of (n, "
             f"{row_bytes(num_columns, bits)}) for {num_columns} values of {bits} bits"
         )
-    if out is not None and wire.device.type != "cpu":
-        return out.copy_(decode_rows(wire, num_columns, bits))
     if len(wire) == 0 or num_columns == 0:
-        return torch.empty(len(wire), num_columns, dtype=dtype, device=wire.device)
+        return torch.empty(len(wire), num_columns, dtype=dtype, device=wire.device) if out is None else out
     if _runs_in_triton(wire):
         from nugnn.kernels.quantize import gpu
 
-        return gpu.decode(wire.contiguous(), num_columns, bits, dtype)
+        out = torch.empty(len(wire), num_columns, dtype=dtype, device=wire.device) if out is None else out
+        gpu.decode(out, wire.contiguous(), num_columns, bits)
+        return out
     if wire.device.type != "cpu":
-        return decode_reference(wire, num_columns, bits).to(dtype)
+        values = decode_reference(wire, num_columns, bits)
+        return values.to(dtype) if out is None else out.copy_(values)
     from nugnn.kernels.quantize import cpu
 
     out = torch.empty(len(wire), num_columns) if out is None else out
@@ -119,11 +120,11 @@ def encode_buckets(x: Tensor, bits: int, bucket: int, key: RandomKey | None = No
     if x.dim() != 1 or bucket < 1:
         raise ValueError(f"encode_buckets: a vector and a positive bucket, not {tuple(x.shape)} and {bucket}")
     whole = len(x) // bucket * bucket
-    parts = [encode_rows(x[:whole].view(whole // bucket, bucket), bits, key).flatten()]
-    if whole < len(x):
-        number = torch.full((1,), whole // bucket, dtype=torch.int64, device=x.device)
-        parts.append(encode_rows(x[None, whole:], bits, key, number).flatten())
-    return torch.cat(parts)
+    wire = encode_rows(x[:whole].view(whole // bucket, bucket), bits, key).flatten()
+    if whole == len(x):
+        return wire
+    number = torch.full((1,), whole // bucket, dtype=torch.int64, device=x.device)
+    return torch.cat([wire, encode_rows(x[None, whole:], bits, key, number).flatten()])
 
 
 def decode_buckets(wire: Tensor, size: int, bits: int, bucket: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -135,10 +136,19 @@ def decode_buckets(wire: Tensor, size: int, bits: int, bucket: int, dtype: torch
         )
     whole = size // bucket
     cut = whole * row_bytes(bucket, bits)
-    parts = [decode_rows(wire[:cut].view(whole, row_bytes(bucket, bits)), bucket, bits, dtype).flatten()]
-    if rest := size - whole * bucket:
-        parts.append(decode_rows(wire[None, cut:], rest, bits, dtype).flatten())
-    return torch.cat(parts)
+    values = torch.empty(size, dtype=dtype, device=wire.device)
+    rows = values[: whole * bucket].view(whole, bucket)
+    _decode_into(rows, wire[:cut].view(whole, row_bytes(bucket, bits)), bits)
+    if size > whole * bucket:
+        _decode_into(values[None, whole * bucket :], wire[None, cut:], bits)
+    return values
+
+
+def _decode_into(out: Tensor, wire: Tensor, bits: int) -> None:
+    if out.dtype is torch.float32:
+        decode_rows(wire, out.shape[1], bits, out=out)
+    else:
+        out.copy_(decode_rows(wire, out.shape[1], bits, out.dtype))
 
 
 def bucket_bytes(size: int, bits: int, bucket: int) -> int:

@@ -148,17 +148,15 @@ def encode(x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None)
     return wire
 
 
-def decode(wire: Tensor, num_columns: int, bits: int, dtype: torch.dtype) -> Tensor:
-    """:func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire``, nothing empty."""
+def decode(out: Tensor, wire: Tensor, num_columns: int, bits: int) -> None:
+    """Fill ``out``, contiguous, with :func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire``, nothing empty."""
     if gpu_words.takes(wire, bits):
-        return gpu_words.decode(wire, num_columns, bits, dtype)
+        gpu_words.decode(out, wire, num_columns, bits)
+        return
     num_rows, bytes_of_row = wire.shape
-    ends = ends_of(wire)
-    out = torch.empty(num_rows, num_columns, dtype=dtype, device=wire.device)
     columns = min(_TILE, triton.next_power_of_2(num_columns))
     rows = _TILE // columns
     _decode_kernel[(triton.cdiv(num_rows, rows),)](
-        out, ends, wire, num_rows, 0, num_columns=num_columns, bytes_of_row=bytes_of_row, bits=bits, block_rows=rows,
-        block_columns=columns, num_warps=4, enable_fp_fusion=False,
+        out, ends_of(wire), wire, num_rows, 0, num_columns=num_columns, bytes_of_row=bytes_of_row, bits=bits,
+        block_rows=rows, block_columns=columns, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return out

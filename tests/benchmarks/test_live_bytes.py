@@ -14,7 +14,23 @@ import pytest
 import torch
 from live_bytes import BLOCK_BYTES, LiveBytes, gpu_path_on_cpu
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "live_bytes.py"
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "TRITON_INTERPRET": "1",
+    "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("benchmarks", "tests/support")),
+}
+PEAKS = """
+import sys
+
+import torch
+import live_bytes
+import quick_interpreter
+
+quick_interpreter.install()
+torch.set_num_threads(1)
+live_bytes.main(sys.argv[1:])
+"""
 FEATURES = 112 / 256
 """Blocks of 100 input features in rows of whole sectors; likewise of their aggregate."""
 SMALL = 0.25
@@ -34,8 +50,8 @@ NEEDED = {
 @pytest.mark.parametrize("model", ["sage", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gcn", "gat"))])
 def test_an_epoch_holds_what_its_model_needs_and_nothing_else(model: str) -> None:
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--models", model, "--json"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        [sys.executable, "-c", PEAKS, "--models", model, "--json"],
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -60,10 +76,12 @@ import torch
 from live_bytes import gpu_path_on_cpu
 
 import gpu_epoch
+import quick_interpreter
 from nugnn.kernels import products
 
 gpu_epoch._CHECK_NODES, gpu_epoch._CHECK_ARCS = 300, 2_000
 products.pays = lambda dtype: True
+quick_interpreter.install()
 with gpu_path_on_cpu():
     assert gpu_epoch.problem_of("nugnn by id", sys.argv[1], torch.device("cpu")) is None
 """
@@ -75,7 +93,7 @@ with gpu_path_on_cpu():
 def test_the_code_of_a_gpu_has_the_losses_of_a_plain_model_in_padded_rows(model: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", LOSSES, model],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SCRIPT.parent)},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,

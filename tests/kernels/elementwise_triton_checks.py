@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton_laws import Copies
+from triton_laws import Copies, quicken_the_interpreter
 
 from nugnn.kernels import cross_entropy as losses
 from nugnn.kernels import epilogue as epilogues
@@ -536,19 +536,6 @@ def check_binary_cross_entropy_within_its_bound(dtype: torch.dtype) -> None:
             assert (g.cpu()[others] == 0).all()
 
 
-def let_the_interpreter_count() -> None:
-    """Its scalars are arrays of one element, which NumPy 2.4 no longer takes for the bounds of a loop."""
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
 def tasks() -> dict[str, Callable[[], None]]:
     """What there is to run by name; a check with a dtype is one task for each."""
     found: dict[str, Callable[[], None]] = {}
@@ -584,7 +571,7 @@ def main() -> None:
         print("all hold" if all(holds for _, holds in results) else "some fail")
         return
     if DEVICE == "cpu":
-        let_the_interpreter_count()
+        quicken_the_interpreter()
         epilogues.runs_in_triton = losses.runs_in_triton = lambda x: True
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True

@@ -207,7 +207,8 @@ def random_words() -> None:
 
 
 def codec(width: int, bits: int) -> None:
-    quantize_gpu.decode(quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, None, None), width, bits, FP32)
+    wire = quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, None, None)
+    quantize_gpu.decode(torch.empty(NUM_ROWS, width), wire, width, bits)
 
 
 QUICK: list[tuple[Any, ...]] = [

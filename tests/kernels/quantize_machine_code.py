@@ -39,7 +39,7 @@ def main() -> None:
     for bits in (3, 4):
         for key in (None, derived_key(KEY)):
             wire = gpu.encode(x, bits, key, torch.arange(64))
-        gpu.decode(wire, 1024, bits, torch.float32)
+        gpu.decode(torch.empty(64, 1024), wire, 1024, bits)
 
 
 if __name__ == "__main__":

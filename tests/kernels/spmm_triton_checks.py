@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from triton_laws import Copies
+from triton_laws import Copies, quicken_the_interpreter
 
 from nugnn.kernels import row_schedule as schedules
 from nugnn.kernels import structure as structures
@@ -524,22 +524,9 @@ def check_no_edges() -> None:
             assert (grad == 0).all()
 
 
-def let_the_interpreter_count() -> None:
-    """Its scalars are arrays of one element, which NumPy 2.4 no longer takes for the bounds of a loop."""
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
 def main() -> None:
     if DEVICE == "cpu":
-        let_the_interpreter_count()
+        quicken_the_interpreter()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
     for name, check in list(globals().items()):

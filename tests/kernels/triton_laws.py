@@ -8,11 +8,13 @@ eighth of its cases.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import subprocess
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,22 +29,42 @@ NUM_SHARES = 8
 
 def run_checks(script: Path, device: str, law: str | None = None) -> None:
     """From a test: fails with the output of the script unless its law ``check_LAW`` holds, or all its laws."""
+    output, returncode = _output_of(script, device, *(() if law is None else (f"check_{law}", "0")))
+    held = f"check_{law} 0: " in output if law else output.rstrip().endswith("all hold")
+    assert held and returncode == 0, output
+
+
+def check_law_of_all(script: Path, law: str) -> None:
+    """From the test of one law of many: all run in one process, interpreted, the first time that one is asked for."""
+    output, _ = _output_of_all(script)
+    begin = output.find(f"== check_{law} 0\n")
+    assert begin >= 0, output  # the process ended before
+    own = output[begin : output.find("\n== ", begin) + 1 or None]
+    assert f"check_{law} 0: " in own, own
+
+
+@functools.cache
+def _output_of_all(script: Path) -> tuple[str, int]:
+    return _output_of(script, "cpu", "each")
+
+
+def _output_of(script: Path, device: str, *arguments: str) -> tuple[str, int]:
     result = subprocess.run(
-        [sys.executable, str(script), device, *(() if law is None else (f"check_{law}", "0"))],
+        [sys.executable, str(script), device, *arguments],
         env={**os.environ, **({"TRITON_INTERPRET": "1"} if device == "cpu" else {})},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    held = f"check_{law} 0: " in result.stdout if law else result.stdout.rstrip().endswith("all hold")
-    assert held and result.returncode == 0, result.stdout + result.stderr
+    return result.stdout, result.returncode
 
 
 def run_laws(namespace: dict[str, Any]) -> None:
     """From a check file: run its laws; whatever a kernel's caller allocates starts as NaN."""
     if DEVICE == "cpu":
         torch.set_num_threads(1)
-        _allow_loops_over_loaded_bounds()
+        quicken_the_interpreter()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
     torch.utils.deterministic.fill_uninitialized_memory = True
     jobs = [
@@ -53,6 +75,13 @@ def run_laws(namespace: dict[str, Any]) -> None:
     ]
     if len(sys.argv) == 4:
         _run_law(namespace, sys.argv[2], sys.argv[3])
+    elif sys.argv[2:] == ["each"]:
+        for name, share in jobs:
+            print(f"== {name} {share}", flush=True)
+            try:
+                _run_law(namespace, name, share)
+            except Exception:
+                traceback.print_exc(file=sys.stdout)
     elif DEVICE == "cpu":
         for name, share in jobs:
             _run_law(namespace, name, share)
@@ -95,14 +124,9 @@ class Copies(TorchDispatchMode):
         return out
 
 
-def _allow_loops_over_loaded_bounds() -> None:
-    """Triton's interpreter keeps a scalar as an array of one element, of which NumPy makes no integer since 2.4."""
-    from triton.runtime import interpreter
+def quicken_the_interpreter() -> None:
+    """For a check file that is interpreted: `quick_interpreter`."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+    import quick_interpreter
 
-    plain = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        plain(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
+    quick_interpreter.install()

@@ -37,7 +37,7 @@ from nugnn.partition.shard import build_shard
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
-from trainers import graph_trainer
+from trainers import fit_rank, graph_trainer
 
 NUM_STEPS = 4
 
@@ -432,9 +432,9 @@ def test_ranks_that_save_different_tensors_exchange_in_one_order(ranks: Any, own
         for sums in (False, True):
             model = _Layers(_Uneven(first, last, sums), _Uneven(last, first, sums), own=own).double()
             if own:
-                assert len(ranks.run(3, _trained, model, timeout=30)) == 3
+                assert len(ranks.run(3, _trained, model)) == 3
             else:
-                for wrong in ranks.run(3, _differences, model, "recompute", timeout=30):
+                for wrong in ranks.run(3, _differences, model, "recompute"):
                     assert not wrong
 
 
@@ -710,7 +710,7 @@ def test_offload_without_a_gpu_is_refused() -> None:
         _trainer(Ranks(), model, activations="offload")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_is_resumed_with_the_other_choice_ends_the_same(tmp_path: Any, workers: int) -> None:
     model, data = _gnn("gat", heads=2, attention_dropout=0.3).double(), make_graph()
     how: dict[str, Any] = {"workers": workers, "device": "cpu", "check": False, "checkpoint_folder": tmp_path}
@@ -720,6 +720,16 @@ def test_a_run_that_is_resumed_with_the_other_choice_ends_the_same(tmp_path: Any
     straight = nugnn.fit(model, data, epochs=6, activations="recompute", **how)
     assert torch.equal(resumed.logits, straight.logits)
     assert [epoch.loss for epoch in resumed.history] == [epoch.loss for epoch in straight.history]
+
+
+def test_ranks_that_are_resumed_with_the_other_choice_end_the_same(ranks: Any, tmp_path: Any) -> None:
+    model, data = _gnn("gat", heads=2, attention_dropout=0.3).double(), make_graph()
+    how: dict[str, Any] = {"epochs": 6, "checkpoint_folder": tmp_path}
+    ranks.run(2, fit_rank, model, data, [0.6, 0.4], activations="recompute", **how | {"epochs": 3})
+    resumed = ranks.run(2, fit_rank, model, data, [0.6, 0.4], activations="keep", resume=True, **how)[0]
+    straight = ranks.run(2, fit_rank, model, data, [0.6, 0.4], activations="recompute", epochs=6)[0]
+    assert torch.equal(resumed["logits"], straight["logits"])
+    assert [epoch["loss"] for epoch in resumed["epochs"]] == [epoch["loss"] for epoch in straight["epochs"]]
 
 
 def test_the_command_line_refuses_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

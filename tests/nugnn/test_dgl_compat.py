@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fresh_interpreters
+
 _CONVOLUTION = """
 import torch, dgl.nn
 g = dgl.graph(([0, 1, 1], [1, 2, 0]))
@@ -18,8 +20,11 @@ assert x.grad.shape == (3, 2)
 """
 
 
-def run(code: str, *flags: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh interpreter in which every warning is an error; a variable of None is unset."""
+def run(code: str, *flags: str, fresh: bool = False, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` where every warning is an error; a variable of None is unset.
+
+    Unless ``fresh`` or with flags, torch has been imported and the interpreter is one of `fresh_interpreters`.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("DGLBACKEND", None)
     for name, value in variables.items():
@@ -27,13 +32,14 @@ def run(code: str, *flags: str, **variables: str | None) -> subprocess.Completed
             environment.pop(name, None)
         else:
             environment[name] = value
+    if not fresh and not flags:
+        return fresh_interpreters.run(code, environment)
     return subprocess.run(
         [sys.executable, "-W", "error", *flags, "-c", code],
         env=environment,
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 
@@ -43,11 +49,11 @@ def assert_silent(result: subprocess.CompletedProcess[str]) -> None:
 
 def test_cli_03_importing_nugnn_loads_neither_torch_nor_dgl_nor_numpy() -> None:
     code = "import nugnn, sys; assert not {'torch', 'dgl', 'numpy'} & set(sys.modules)"
-    assert_silent(run(code))
+    assert_silent(run(code, fresh=True))
 
 
 def test_dgl_after_nugnn_is_silent_and_leaves_the_home_alone(tmp_path: Path) -> None:
-    assert_silent(run("import nugnn, dgl" + _CONVOLUTION, HOME=str(tmp_path)))
+    assert_silent(run("import nugnn, dgl" + _CONVOLUTION, fresh=True, HOME=str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,7 +80,7 @@ def test_pandas_imported_before_is_the_one_dgl_gets() -> None:
 
 @pytest.mark.parametrize("home", ["/proc/nonexistent", None])
 def test_unusable_home(home: str | None) -> None:
-    assert_silent(run("import nugnn, dgl", HOME=home))
+    assert_silent(run("import nugnn, dgl", fresh=True, HOME=home))
 
 
 def test_invalid_backend_variable_is_replaced(tmp_path: Path) -> None:
@@ -278,4 +284,4 @@ assert nugnn.datasets is sys.modules["nugnn.datasets"]
 assert nugnn.Interrupted is sys.modules["nugnn.interrupt"].Interrupted
 assert nugnn.load_weights is sys.modules["nugnn.weights"].load_weights
 """
-    assert_silent(run(code))
+    assert_silent(run(code, fresh=True))

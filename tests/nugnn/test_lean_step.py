@@ -27,7 +27,7 @@ from nugnn.models import GNN
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.shard_graph import ShardGraph
-from trainers import graph_trainer
+from trainers import fit_rank, graph_trainer
 
 
 def _train(**options: Any) -> nugnn.FitResult:
@@ -36,11 +36,22 @@ def _train(**options: Any) -> nugnn.FitResult:
     return nugnn.fit(model, make_graph(), epochs=5, check=False, device="cpu", **options)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_kept_aggregation_has_the_bits_of_one_made_anew(workers: int) -> None:
     kept, anew = _train(workers=workers), _train(workers=workers, recompute_inputs=True)
     assert torch.equal(kept.logits, anew.logits)
     assert [epoch.loss for epoch in kept.history] == [epoch.loss for epoch in anew.history]
+
+
+def test_the_kept_aggregation_has_the_bits_of_one_made_anew_on_two_ranks(ranks: Any) -> None:
+    torch.manual_seed(0)
+    model = GNN("sage", NUM_FEATURES, NUM_CLASSES, hidden=8).double()
+    kept, anew = (
+        ranks.run(2, fit_rank, model, make_graph(), [1.0, 1.0], epochs=5, recompute_inputs=again)[0]
+        for again in (False, True)
+    )
+    assert torch.equal(kept["logits"], anew["logits"])
+    assert [epoch["loss"] for epoch in kept["epochs"]] == [epoch["loss"] for epoch in anew["epochs"]]
 
 
 def test_only_an_aggregation_of_the_constant_alone_is_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn.models import GNN
 from nugnn.precision.loss_scale import LossScale
 from nugnn.precision.storage import PRECISIONS, Storage
+from trainers import fit_rank
 
 CPU = torch.device("cpu")
 
@@ -89,14 +91,14 @@ def test_every_model_trains_in_every_precision(kind: str, precision: str) -> Non
     assert abs(losses[precision][0] - losses["fp32"][0]) <= 12 * 2**-8 * losses["fp32"][0]
 
 
-def test_split_and_whole_agree_in_bfloat16() -> None:
+def test_split_and_whole_agree_in_bfloat16(ranks: Any) -> None:
     torch.manual_seed(0)
     model = GNN("sage", NUM_FEATURES, NUM_CLASSES, hidden=8)
-    options = {"epochs": 4, "precision": "bf16", "device": "cpu", "check": False}
-    one = nugnn.fit(model, make_graph(), **options)
-    two = nugnn.fit(model, make_graph(), workers=2, shares=[0.7, 0.3], **options)
-    for a, b in zip(one.history, two.history, strict=True):
-        assert abs(a.loss - b.loss) <= 2**-8 * abs(a.loss)  # sums in another order, then one rounding to bfloat16
+    options = {"epochs": 4, "precision": "bf16"}
+    one = nugnn.fit(model, make_graph(), device="cpu", check=False, **options)
+    two = ranks.run(2, fit_rank, model, make_graph(), [0.7, 0.3], **options)[0]
+    for a, b in zip(one.history, two["epochs"], strict=True):
+        assert abs(a.loss - b["loss"]) <= 2**-8 * abs(a.loss)  # sums in another order, then one rounding to bfloat16
 
 
 class TestLossScale:

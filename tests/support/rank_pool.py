@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,21 +42,22 @@ class RankPool:
             "127.0.0.1", port, MAX_RANKS, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        self._pipes, self._processes = [], []
-        for rank in range(MAX_RANKS):
-            ours, theirs = socket.socketpair()
-            command = [sys.executable, str(_SERVER), str(rank), str(port), str(theirs.fileno())]
-            self._processes.append(
-                subprocess.Popen(command, env={**os.environ, **threads}, pass_fds=(theirs.fileno(),))
-            )
+        pairs = [socket.socketpair() for _ in range(MAX_RANKS)]
+        descriptors = [theirs.fileno() for _, theirs in pairs]
+        self._server = subprocess.Popen(
+            [sys.executable, str(_SERVER), str(port), *map(str, descriptors)],
+            env={**os.environ, **threads},
+            pass_fds=descriptors,
+            start_new_session=True,  # the ranks are its children, and go with it
+        )
+        self._pipes = [Connection(ours.detach()) for ours, _ in pairs]
+        for _, theirs in pairs:
             theirs.close()
-            self._pipes.append(Connection(ours.detach()))
-        for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(120), f"rank {rank} did not start"
-            assert pipe.recv_bytes() == b"ready"
+        for pipe in self._pipes:
+            assert pipe.recv_bytes() == b"ready"  # EOFError: it ended
 
     def run(
-        self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 120, **kwargs: Any
+        self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 280, **kwargs: Any
     ) -> list[Any]:
         """Results in rank order; the first error is raised as `RankError`, and ranks that hang are started afresh."""
         for module in list(sys.modules.values()):
@@ -94,7 +97,6 @@ class RankPool:
     def stop(self) -> None:
         for pipe in self._pipes:
             pipe.close()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
