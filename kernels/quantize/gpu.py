@@ -149,7 +149,7 @@ def encode(x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None)
 
 
 def decode(out: Tensor, wire: Tensor, num_columns: int, bits: int) -> None:
-    """Fill ``out``, contiguous, with :func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire``, nothing empty."""
+    """Fill contiguous ``out`` with :func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire``, nothing empty."""
     if gpu_words.takes(wire, bits):
         gpu_words.decode(out, wire, num_columns, bits)
         return

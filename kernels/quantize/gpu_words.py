@@ -171,9 +171,7 @@ def decode(out: Tensor, wire: Tensor, num_columns: int, bits: int) -> None:
     )
 
 
-def _launch(
-    wire: Tensor, num_columns: int, bits: int, *, is_random: bool = False
-) -> tuple[int, int, dict[str, int]]:
+def _launch(wire: Tensor, num_columns: int, bits: int, *, is_random: bool = False) -> tuple[int, int, dict[str, int]]:
     """Rows and words of a program's tile, and what every kernel is told."""
     assert wire.shape[1] == row_bytes(num_columns, bits)
     words_of_row = wire.shape[1] // 4
