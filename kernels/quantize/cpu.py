@@ -1,7 +1,7 @@
-"""Quantized rows in numba: a row is read twice from cache, eight levels are packed at a time.
+"""Quantized rows in numba: a row is read twice from cache, and goes through a few levels' worth of bytes in between.
 
-Loops over values have no branches and keep a lane's values apart, so that they run in vector registers; sums of
-floating numbers are not reordered, and every operation is the one of the definition.
+Every loop over values is one that runs in vector registers: nothing in it branches or waits for the value before. Each
+operation on floating numbers is the definition's own, so that the bytes are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from nugnn.kernels._jit import jit
 from nugnn.kernels.philox.cpu import BATCH, ROWS_PER_TASK, fill_words
 from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE
 
-_OVERFLOW, _SMALL, _RESCALE = np.float32(OVERFLOW), np.float32(SMALL_RANGE), np.float32(RESCALE)
+_SMALL, _RESCALE = np.float32(SMALL_RANGE), np.float32(RESCALE)
 _ONE, _ZERO, _NAN, _UNIT = np.float32(1), np.float32(0), np.float32(np.nan), np.float32(2.0**-24)
 _HALVES = np.float32(1.5 * 2.0**23)
 """Added and taken away again, it rounds to an integer, ties to even."""
-_LANES = 64
-"""Smallest and largest values that are kept side by side, some vector registers of each."""
+_SIGN = np.int32(31)
+_REST = np.int32(0x7FFFFFFF)
+"""All bits but the sign."""
+_OVERFLOWS = int(np.float32(OVERFLOW).view(np.int32))
+"""Places of both overflows in the order of floating numbers, see `_ends`: this one, and the bitwise complement."""
 _8, _16, _32 = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF), np.uint64(0x00000000FFFFFFFF)
 """Every second 8, 16 and 32 bits of a word."""
+_BYTE, _4, _2 = np.uint64(255), np.uint8(4), np.uint8(2)
 _PACKED = np.array(
     [[sum((1 << width * bits) - 1 << 16 * width * i for i in range(4 // width)) for width in (1, 2, 4)]
      for bits in range(8)],
@@ -32,30 +36,19 @@ _HELD = 1 << 10
 
 
 @jit()
-def _ends(x, lows, highs, bad):  # type: ignore[no-untyped-def]
-    """``(smallest, largest, whether all are below the overflow)`` of ``x``; the others are room for lanes."""
-    low, high, out = x[0], x[0], _ZERO
-    whole = len(x) // _LANES * _LANES
-    if whole:
-        for lane in range(_LANES):
-            lows[lane], highs[lane], bad[lane] = x[lane], x[lane], _ZERO
-        for start in range(0, whole, _LANES):
-            part = x[start : start + _LANES]
-            for lane in range(_LANES):
-                value = part[lane]
-                lows[lane] = value if value < lows[lane] else lows[lane]
-                highs[lane] = value if value > highs[lane] else highs[lane]
-                bad[lane] = bad[lane] if abs(value) < _OVERFLOW else _ONE
-        for lane in range(_LANES):
-            low = lows[lane] if lows[lane] < low else low
-            high = highs[lane] if highs[lane] > high else high
-            out = max(out, bad[lane])
-    for c in range(whole, len(x)):
-        value = x[c]
-        low = value if value < low else low
-        high = value if value > high else high
-        out = out if abs(value) < _OVERFLOW else _ONE
-    return low, high, out == _ZERO
+def _ends(bits_of_x, pair):  # type: ignore[no-untyped-def]
+    """Smallest and largest of a row into ``pair``, all of them as int32; whether all are below the overflow.
+
+    With the other bits of negative numbers turned over, integers have the order of the floating numbers, -0 just below
+    0 and NaN beyond the infinities; and unlike those their smallest and largest are found many at a time.
+    """
+    low, high = _REST, ~_REST
+    for c in range(len(bits_of_x)):
+        bits = bits_of_x[c]
+        place = np.int32(bits ^ ((bits >> _SIGN) & _REST))
+        low, high = min(low, place), max(high, place)
+    pair[0], pair[1] = low ^ ((low >> _SIGN) & _REST), high ^ ((high >> _SIGN) & _REST)
+    return high < _OVERFLOWS and low > ~_OVERFLOWS
 
 
 @jit()
@@ -79,20 +72,33 @@ def _drawn(x, low, scale, inverse, top, words, levels):  # type: ignore[no-untyp
 @jit()
 def _pack(levels, count, bits, payload):  # type: ignore[no-untyped-def]
     """The first ``count`` of ``levels``, uint8 with zeros from there to a multiple of 8, into ``payload``."""
+    num_bytes = (count * bits + 7) // 8
     if bits == 8:
-        for c in range(count):
-            payload[c] = levels[c]
-        return
-    eights, at, num_bytes = levels.view(np.uint64), 0, (count * bits + 7) // 8
-    b = np.uint64(bits)
+        for i in range(num_bytes):
+            payload[i] = levels[i]
+    elif bits == 4:
+        for i in range(num_bytes):
+            payload[i] = levels[2 * i] | (levels[2 * i + 1] << _4)
+    elif bits == 2:
+        for i in range(num_bytes):
+            low, high = levels[4 * i] | (levels[4 * i + 1] << _2), levels[4 * i + 2] | (levels[4 * i + 3] << _2)
+            payload[i] = low | (high << _4)
+    else:
+        _pack_words(levels.view(np.uint64), bits, payload[:num_bytes])
+
+
+@jit()
+def _pack_words(eights, bits, payload):  # type: ignore[no-untyped-def]
+    """Any number of bits below 8: those of two neighbours come together, then of four, then of eight."""
+    b, at = np.uint64(bits), 0
     by_8, by_16, by_32 = np.uint64(8) - b, np.uint64(16) - np.uint64(2) * b, np.uint64(32) - np.uint64(4) * b
-    for eight in range((count + 7) // 8):
+    for eight in range((len(payload) + bits - 1) // bits):
         word = eights[eight]
         word = (word & _8) | ((word & ~_8) >> by_8)
         word = (word & _16) | ((word & ~_16) >> by_16)
         word = (word & _32) | ((word & ~_32) >> by_32)
-        for _ in range(min(bits, num_bytes - at)):
-            payload[at] = np.uint8(word & np.uint64(255))
+        for _ in range(min(bits, len(payload) - at)):
+            payload[at] = np.uint8(word & _BYTE)
             word >>= np.uint64(8)
             at += 1
 
@@ -100,17 +106,33 @@ def _pack(levels, count, bits, payload):  # type: ignore[no-untyped-def]
 @jit()
 def _unpack(payload, count, bits, levels):  # type: ignore[no-untyped-def]
     """What `_pack` was given, up to a multiple of 8."""
+    num_bytes = (count * bits + 7) // 8
     if bits == 8:
-        for c in range(count):
-            levels[c] = payload[c]
-        return
-    eights, at, num_bytes = levels.view(np.uint64), 0, (count * bits + 7) // 8
-    b = np.uint64(bits)
+        for i in range(num_bytes):
+            levels[i] = payload[i]
+    elif bits == 4:
+        pairs = levels.view(np.uint16)
+        for i in range(num_bytes):
+            byte = np.uint16(payload[i])
+            pairs[i] = (byte | (byte << np.uint16(4))) & np.uint16(0x0F0F)
+    elif bits == 2:
+        fours = levels.view(np.uint32)
+        for i in range(num_bytes):
+            byte = np.uint32(payload[i])
+            pair = byte | (byte << np.uint32(12))
+            fours[i] = (pair | (pair << np.uint32(6))) & np.uint32(0x03030303)
+    else:
+        _unpack_words(payload[:num_bytes], bits, levels.view(np.uint64))
+
+
+@jit()
+def _unpack_words(payload, bits, eights):  # type: ignore[no-untyped-def]
+    b, at = np.uint64(bits), 0
     by_8, by_16, by_32 = np.uint64(8) - b, np.uint64(16) - np.uint64(2) * b, np.uint64(32) - np.uint64(4) * b
     one, two, four = _PACKED[bits, 0], _PACKED[bits, 1], _PACKED[bits, 2]
-    for eight in range((count + 7) // 8):
+    for eight in range((len(payload) + bits - 1) // bits):
         word, shift = np.uint64(0), np.uint64(0)
-        for _ in range(min(bits, num_bytes - at)):
+        for _ in range(min(bits, len(payload) - at)):
             word |= np.uint64(payload[at]) << shift
             shift += np.uint64(8)
             at += 1
@@ -140,15 +162,15 @@ def encode(x, bits, is_stochastic, row_ids, k0, k1, ends, payload):  # type: ign
     for task in numba.prange((num_rows + ROWS_PER_TASK - 1) // ROWS_PER_TASK):
         rows, blocks = np.empty(BATCH, np.int64), np.empty(BATCH, np.uint32)
         words = np.empty(4 * BATCH, np.uint32)
-        lows, highs, bad = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+        pair = np.empty(2, np.int32)
+        low_and_high = pair.view(np.float32)
         levels = np.empty(_HELD, np.uint8)
         for row in range(task * ROWS_PER_TASK, min((task + 1) * ROWS_PER_TASK, num_rows)):
-            low, high, is_in = _ends(x[row], lows, highs, bad)
-            if not is_in:
+            if not _ends(x[row].view(np.int32), pair):
                 ends[row, 0], ends[row, 1] = _NAN, _NAN
                 payload[row, :] = 0
                 continue
-            low, high = low + _ZERO, high + _ZERO
+            low, high = low_and_high[0] + _ZERO, low_and_high[1] + _ZERO  # -0 becomes 0
             ends[row, 0], ends[row, 1] = low, high
             span = high - low
             scale = _RESCALE if span < _SMALL else _ONE
