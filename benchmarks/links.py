@@ -1,26 +1,28 @@
-"""Training steps over links of limited rate, each way of sending gradients and halo rows in turn; needs root, ip and tc.
+"""Training steps over links of limited rate, each way of sending gradients and halo rows in turn; needs root and tc.
 
-    python benchmarks/links.py                                          # 2 and 4 ranks, 0.1 to 10 Gb/s; under 10 minutes
+    python benchmarks/links.py                              # 2 and 4 ranks, 0.1 to 10 Gb/s; under 10 idle minutes
     python benchmarks/links.py --models gnn --ranks 2 --rates 0.1 1
     python benchmarks/links.py --models transformer --columns fp32 4bit auto --json rows.jsonl
 
-Each rank is a process in a network namespace of its own; what it sends passes a token bucket (`link_lab`). The ranks share
-the cores of this machine, so computation is slower than on as many hosts, and the traffic is real TCP through gloo.
+Each rank is a process in a network namespace of its own; what it sends passes a token bucket (`link_lab`). The ranks
+share the cores of this machine, so they compute more slowly than on as many hosts; traffic is real TCP through gloo.
 
 ``transformer`` and ``mlp`` have more than 20 M parameters and a small batch, trained by `nugnn.Trainer` on a
-`nugnn.SampleFamily`; ``gnn`` is a 3-layer SAGE of width 256 on a graph shaped like ogbn-products, cut by METIS. Its ways
-name halo rows (``fp32``, ``bf16``, ``int8``, ``int4``, ``int2``), and gradients travel in as many bits. Peers are torch's
-DistributedDataParallel with buckets as views of gradients and a static graph: float32, its hook to float16 (that to
-bfloat16 is refused without NCCL), and its
-PowerSGD hook of rank 2 with error feedback and a warm start. All ways take turns in the same processes; a step's time is
-that of the slowest rank.
+`nugnn.SampleFamily`; ``gnn`` is a 3-layer SAGE of width 256 on a graph shaped like ogbn-products, cut by METIS. Its
+ways name halo rows (``fp32``, ``bf16``, ``int8``, ``int4``, ``int2``), and gradients travel in as many bits. Peers are
+torch's DistributedDataParallel with buckets as views of gradients and a static graph: float32; its hook to float16 (the
+one to bfloat16 is refused without NCCL); its PowerSGD hook of rank 2 with error feedback and a warm start, in a single
+bucket (it begins sums from callbacks of others, in no fixed order over buckets, at which gloo aborts). All ways take
+turns in the same processes; a step's time is that of the slowest rank.
 
-**The model of a step** is ``compute + codec + bytes / (0.956 rate)``: one after the other, nothing hidden. ``bytes`` are
-those a rank hands over, 0.956 the share of payload in TCP's packets on Ethernet (1,448 of 1,514 bytes). The first two are
-measured on links without a limit: for samples, ``compute`` is the same step without other ranks, all at the same time, and
-``codec`` what the run's report says; for graphs, both together are the step without what the trainer counts as waiting.
-Sums that leave while backward runs make a step shorter than the model, and so does an encoding beside it. Where two ways
-cross, by the model, is ``8 (bytes - bytes') / (0.956 (local' - local))``; measured, between two rates on a logarithmic scale.
+**The model of a step** is ``compute and codec + bytes / (0.956 rate)``: one after the other, nothing hidden. Compute
+and codec are the processor's time for a step of the slowest rank without a limit, all threads together and the copies
+of TCP included: other work on the machine makes steps longer and leaves it as it is. ``bytes`` are those a rank hands
+over, 0.956 the share of payload in TCP's packets on Ethernet (1,448 of 1,514 bytes). Sums that leave while backward
+runs make a step shorter than the model. Two ways cross, by the model, at
+``8 (bytes - bytes') / (0.956 (local' - local))``; measured, between two rates on a logarithmic scale. ``compute`` is
+the same step without other ranks, all at the same time; what a float32 step takes beyond its processor's time is
+communication.
 """
 
 from __future__ import annotations
@@ -61,9 +63,10 @@ _PORT = 29_571
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
 _PROBE_SECONDS = 0.2
 _BATCH, _TOKENS = 2, 8
+_ONE_BUCKET_MB = 4096
 
 
-# -- arithmetic ----------------------------------------------------------------------------------------------------------
+# -- arithmetic --------------------------------------------------------------------------------------------------------
 
 
 def predicted_seconds(local: float, num_bytes: float, gbit_per_second: float | None) -> float:
@@ -76,7 +79,7 @@ def predicted_seconds(local: float, num_bytes: float, gbit_per_second: float | N
 
 
 def predicted_crossover(exact: tuple[float, float], short: tuple[float, float]) -> float:
-    """Gb/s below which ``short`` is faster, each ``(local seconds, bytes)``; infinite where it always is, 0 if never."""
+    """Gb/s below which ``short`` is faster, each ``(local seconds, bytes)``; infinite for always, 0 for never."""
     more_local, fewer_bytes = short[0] - exact[0], exact[1] - short[1]
     if more_local <= 0:
         return math.inf if fewer_bytes >= 0 else 0.0
@@ -129,7 +132,8 @@ class Row:
         sent_bytes: A rank hands over in a step, by our reports, the mean over ranks; of which halo rows
             ``halo_bytes``. Of a peer, what its interface sent.
         interface_bytes: That the interface of a rank sent in a step.
-        local_seconds: Compute and codec of the slowest rank, as measured without a limit; None where it is not known.
+        local_seconds: Compute and codec of the slowest rank, by its processor, as measured without a limit; None where
+            ``auto`` chose what is not among the ways.
         predicted_seconds: By the model.
         chosen: What ``auto`` chose.
     """
@@ -151,7 +155,7 @@ class Row:
     chosen: str | None = None
 
 
-# -- ways ----------------------------------------------------------------------------------------------------------------
+# -- ways --------------------------------------------------------------------------------------------------------------
 
 
 class Way(Protocol):
@@ -165,12 +169,8 @@ class Way(Protocol):
         """Decide anew what depends on the link; what was chosen."""
         ...
 
-    def counts(self) -> tuple[float, float, float]:
-        """``(bytes handed over, halo rows among them, codec seconds)`` so far."""
-        ...
-
-    def waits(self) -> float | None:
-        """Seconds of the last step that went into exchanges; None where they are not all counted."""
+    def counts(self) -> tuple[float, float]:
+        """``(bytes handed over, halo rows among them)`` so far."""
         ...
 
 
@@ -208,7 +208,7 @@ class OfTrainer:
             self.step()
         return str(self.trainer.grad_sync.report()["choice"]["name"])
 
-    def counts(self) -> tuple[float, float, float]:
+    def counts(self) -> tuple[float, float]:
         report = self.trainer.grad_sync.report() or {}
         gradients = report.get("sent_bytes")
         if gradients is None:  # the process group's own: what a ring of all-reduce sends
@@ -218,11 +218,7 @@ class OfTrainer:
             gradients = self._steps * 2 * (size - 1) / size * 4 * num_values
         halo = self._family.report().get("halo", {})
         rows = halo.get("forward_bytes", 0) + halo.get("gradient_bytes", 0)
-        return gradients + rows, rows, report.get("codec_seconds", 0.0)
-
-    def waits(self) -> float | None:
-        taken = sum(self._family.ranks.clock.take())
-        return taken if not self._family.sums_in_backward else None
+        return gradients + rows, rows
 
 
 class OfPeer:
@@ -240,8 +236,9 @@ class OfPeer:
 
         group = dist.new_group(backend="gloo")
         self._batch, self._optimizer = batch, sgd(model)
+        whole = {"bucket_cap_mb": _ONE_BUCKET_MB} if hook == "ddp powersgd" else {}
         self._model = nn.parallel.DistributedDataParallel(
-            model, process_group=group, gradient_as_bucket_view=True, static_graph=True
+            model, process_group=group, gradient_as_bucket_view=True, static_graph=True, **whole
         )
         if hook == "ddp fp16":
             self._model.register_comm_hook(group, default_hooks.fp16_compress_hook)
@@ -259,11 +256,8 @@ class OfPeer:
     def renew(self) -> str | None:
         return None
 
-    def counts(self) -> tuple[float, float, float]:
-        return 0.0, 0.0, 0.0
-
-    def waits(self) -> float | None:
-        return None
+    def counts(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
 
 def sample_ways(name: str, ranks: Any, columns: Sequence[str], seed: int) -> tuple[int, dict[str, Way]]:
@@ -307,9 +301,7 @@ def halo_ways(ranks: Any, columns: Sequence[str], num_nodes: int, seed: int) -> 
     data = products_like(num_nodes, seed=seed)
     graph = nugnn.shard(data, ranks)
     torch.manual_seed(seed)
-    model = nugnn.GNN(
-        "sage", data.num_features, data.num_classes, layers=3, hidden=256, aggregator="mean", dropout=0.5
-    )
+    model = nugnn.GNN("sage", data.num_features, data.num_classes, layers=3, hidden=256, aggregator="mean", dropout=0.5)
     rows = torch.arange(graph.num_nodes())
     found: dict[str, Way] = {}
     for way, gradients in HALO_WAYS.items():
@@ -319,7 +311,7 @@ def halo_ways(ranks: Any, columns: Sequence[str], num_nodes: int, seed: int) -> 
     return graph.index.plan.num_halo, found
 
 
-# -- a rank --------------------------------------------------------------------------------------------------------------
+# -- a rank ------------------------------------------------------------------------------------------------------------
 
 
 def worker(arguments: argparse.Namespace) -> None:
@@ -335,11 +327,10 @@ def worker(arguments: argparse.Namespace) -> None:
     )
     ranks = join_ranks()
     for model in arguments.models:
-        rows = measured_model(model, ranks, arguments)
-        for row in rows:
+        for found in measured_model(model, ranks, arguments):
             if ranks.rank == 0:
                 with open(arguments.rows, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(json.dumps(found) + "\n")
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # as nuGNN's own workers leave: threads of gloo may abort the interpreter's end
@@ -350,8 +341,8 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def measured_model(model: str, ranks: Any, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of a model; those without a limit first."""
+def measured_model(model: str, ranks: Any, arguments: argparse.Namespace) -> Iterator[Any]:
+    """What the model is, then a list of rows for each rate; that without a limit first."""
     limit_rate(None)
     if model == "gnn":
         size, ways = halo_ways(ranks, arguments.columns, arguments.nodes, arguments.seed)
@@ -371,23 +362,18 @@ def measured_model(model: str, ranks: Any, arguments: argparse.Namespace) -> Ite
         chosen = {name: way.renew() for name, way in ways.items()}
         cells = timed(ways, ranks, arguments.seconds)
         if rate is None:
-            local = {name: cell["local"] for name, cell in cells.items() if cell["local"] is not None}
-            if "compute" in local:
-                alone = local.pop("compute")
-                local = {name: alone + codec for name, codec in local.items()} | {"compute": alone}
-            if "auto" in local:
-                local["auto"] = math.nan
+            local = {name: cell["local"] for name, cell in cells.items()}
+        rows = []
         for name, cell in cells.items():
             median, p20, p80 = spread(cell["seconds"])
-            own = local.get(name)
-            if name == "auto":  # as what it chose
-                own = local.get(chosen["auto"] or "")
+            own = local.get(chosen[name] or name)  # of auto: that of what it chose
             predicted = None if own is None else predicted_seconds(own, cell["sent"], rate)
             row = Row(
                 model, ranks.world_size, rate, link_rate, name, median, p20, p80, len(cell["seconds"]), cell["sent"],
                 cell["halo"], cell["interface"], own, predicted, chosen[name],
             )  # fmt: skip
-            yield asdict(row)
+            rows.append(asdict(row))
+        yield rows
     limit_rate(None)
 
 
@@ -417,11 +403,10 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
 
     Returns:
         Of each way: ``seconds`` of each round, of the slowest rank; bytes of a step ``sent``, ``halo`` of them and
-        those of the ``interface``, means over ranks; ``local`` seconds outside exchanges (of samples: in the codec), of
-        the slowest rank, None where they are not known.
+        those of the ``interface``, means over ranks; ``local`` seconds of the processor, median, of the slowest rank.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    waits: dict[str, list[float]] = {name: [] for name in ways}
+    processor: dict[str, list[float]] = {name: [] for name in ways}
     bytes_seen = dict.fromkeys(ways, 0)
     before = {name: way.counts() for name, way in ways.items()}
     spent = 0.0
@@ -430,12 +415,10 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
         order = list(ways.items())
         for name, way in order if number % 2 == 0 else reversed(order):
             ranks.sum_(torch.zeros(1))
-            ranks.clock.take()
-            seen, begin = interface_bytes(), time.perf_counter()
+            seen, begin, used = interface_bytes(), time.perf_counter(), time.process_time()
             way.step()
             seconds[name].append(time.perf_counter() - begin)
-            if (waited := way.waits()) is not None:
-                waits[name].append(waited)
+            processor[name].append(time.process_time() - used)
             ranks.sum_(torch.zeros(1))  # all have sent what they had to
             bytes_seen[name] += interface_bytes() - seen
             _forget_gradients(way)
@@ -445,14 +428,7 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
     found = {}
     for name, way in ways.items():
         rounds = len(seconds[name])
-        sent, halo, codec = (after - first for after, first in zip(way.counts(), before[name], strict=True))
-        local: float | None = None
-        if waits[name]:
-            local = statistics.median([s - w for s, w in zip(seconds[name], waits[name], strict=True)])
-        elif name == "compute":
-            local = statistics.median(seconds[name])
-        elif isinstance(way, OfTrainer):
-            local = codec / rounds
+        sent, halo = (after - first for after, first in zip(way.counts(), before[name], strict=True))
         means = torch.tensor([sent, halo, bytes_seen[name]], dtype=torch.float64) / rounds / ranks.world_size
         sent, halo, seen_mean = ranks.sum_(means).tolist()
         is_peer = isinstance(way, OfPeer)
@@ -461,7 +437,7 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
             "sent": seen_mean * PAYLOAD_SHARE if is_peer else sent,
             "halo": halo,
             "interface": seen_mean,
-            "local": None if local is None else _over_ranks(ranks, local),
+            "local": _over_ranks(ranks, statistics.median(processor[name])),
         }
     return found
 
@@ -482,30 +458,32 @@ def _over_ranks(ranks: Any, value: float) -> float:
     return float(ranks.max_(torch.tensor(value, dtype=torch.float64)))
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------------
+# -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Row], about: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a model on some ranks, at most 80 columns."""
+def heading(about: Mapping[str, Any]) -> str:
+    """Of a model on some ranks."""
     what = "halo rows of a rank at most" if about["about"] == "gnn" else "parameters"
-    yield f"{about['about']}, {about['size']:,.0f} {what}, {about['ranks']} ranks"
-    for rate in dict.fromkeys(row.rate for row in rows):
-        cell = {row.way: row for row in rows if row.rate == rate}
-        exact, half = cell.get("fp32"), cell.get("bf16")
-        said = "no limit" if rate is None else f"{rate:g} Gb/s"
-        said += f" (a bare exchange: {next(iter(cell.values())).link_rate:.3g})"
-        if exact is not None and (share := communication_share(cell)) is not None:
-            said += f", {100 * share:.0f} % of fp32 is communication"
-        yield ""
-        yield said
-        yield f"{'way':13}{'ms':>9}{'p20':>9}{'p80':>9}{'model':>9}{'fp32 /':>8}{'bf16 /':>8}{'MB sent':>9}"
-        for row in cell.values():
-            model = "-" if row.predicted_seconds is None else f"{1000 * row.predicted_seconds:.0f}"
-            gain, gain_16 = (f"{other.seconds / row.seconds:.2f}" if other else "-" for other in (exact, half))
-            yield (
-                f"{row.way:13}{1000 * row.seconds:9.0f}{1000 * row.p20:9.0f}{1000 * row.p80:9.0f}{model:>9}"
-                f"{gain:>8}{gain_16:>8}{row.sent_bytes / 1e6:9.2f}" + (f" {row.chosen}" if row.chosen else "")
-            )
+    return f"{about['about']}, {about['size']:,.0f} {what}, {about['ranks']} ranks"
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of one rate, at most 80 columns."""
+    cell = {row.way: row for row in rows}
+    exact, half = cell.get("fp32"), cell.get("bf16")
+    said = "no limit" if rows[0].rate is None else f"{rows[0].rate:g} Gb/s"
+    said += f" (a bare exchange: {rows[0].link_rate:.3g}), {rows[0].rounds} rounds"
+    if (share := communication_share(cell)) is not None:
+        said += f", {100 * share:.0f} % of fp32 is communication"
+    yield said
+    yield f"{'way':13}{'ms':>8}{'p20':>8}{'p80':>8}{'model':>8}{'fp32 /':>8}{'bf16 /':>8}{'MB sent':>9}"
+    for row in rows:
+        model = "-" if row.predicted_seconds is None else f"{1000 * row.predicted_seconds:.0f}"
+        gain, gain_16 = (f"{other.seconds / row.seconds:.2f}" if other else "-" for other in (exact, half))
+        yield (
+            f"{row.way:13}{1000 * row.seconds:8.0f}{1000 * row.p20:8.0f}{1000 * row.p80:8.0f}{model:>8}"
+            f"{gain:>8}{gain_16:>8}{row.sent_bytes / 1e6:9.2f}" + (f" {row.chosen}" if row.chosen else "")
+        )
 
 
 def communication_share(cell: Mapping[str, Row]) -> float | None:
@@ -554,7 +532,7 @@ def _rate(rate: float) -> str:
     return "any rate, not" if rate == 0 else "every rate, also" if math.isinf(rate) else f"{rate:.2g}"
 
 
-# -- the run -------------------------------------------------------------------------------------------------------------
+# -- the run -----------------------------------------------------------------------------------------------------------
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
@@ -580,7 +558,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def run(num_ranks: int, arguments: argparse.Namespace, on_row: Callable[[dict[str, Any]], None]) -> None:
+def run(num_ranks: int, arguments: argparse.Namespace, on_line: Callable[[Any], None]) -> None:
     """Everything on ``num_ranks`` ranks.
 
     Raises:
@@ -600,7 +578,7 @@ def run(num_ranks: int, arguments: argparse.Namespace, on_row: Callable[[dict[st
             while True:
                 codes = lab.codes()
                 for line in rows:
-                    on_row(json.loads(line))
+                    on_line(json.loads(line))
                 bad = [rank for rank, code in enumerate(codes) if code]
                 if bad:
                     written = logs[bad[0]].read_text(errors="replace")
@@ -608,6 +586,33 @@ def run(num_ranks: int, arguments: argparse.Namespace, on_row: Callable[[dict[st
                 if all(code == 0 for code in codes):
                     return
                 time.sleep(0.2)
+
+
+class _Shown:
+    """Prints what ranks report, and keeps rows in a file of JSON lines where there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._rows: list[Row] = []
+
+    def take(self, said: Any) -> None:
+        if isinstance(said, dict):
+            self.sum_up()
+            print(heading(said), flush=True)
+            return
+        rows = [Row(**row) for row in said]
+        self._rows += rows
+        print("", *table(rows), sep="\n", flush=True)
+        if self._path is not None:
+            with open(self._path, "a", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps(asdict(row) | {"code": code_version(), "torch": torch.__version__}) + "\n")
+
+    def sum_up(self) -> None:
+        """The model that was reported so far."""
+        rows, self._rows = self._rows, []
+        if rows:
+            print("", *summary(rows), "", sep="\n", flush=True)
 
 
 def main(given: list[str] | None = None) -> int:
@@ -621,24 +626,14 @@ def main(given: list[str] | None = None) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for num_ranks in arguments.ranks:
-        found: list[dict[str, Any]] = []
-
-        def show(row: dict[str, Any], found: list[dict[str, Any]] = found) -> None:
-            found.append(row)
-            if arguments.json is not None and "way" in row:
-                with open(arguments.json, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(row | {"code": code_version(), "torch": torch.__version__}) + "\n")
-
-        begin = time.perf_counter()
+        begin, shown = time.perf_counter(), _Shown(arguments.json)
         try:
-            run(num_ranks, arguments, show)
+            run(num_ranks, arguments, shown.take)
         except RuntimeError as error:
             print(f"links.py: {error}", file=sys.stderr)
             return 1
-        for about in (row for row in found if "about" in row):
-            rows = [Row(**row) for row in found if row.get("model") == about["about"]]
-            for line in (*table(rows, about), "", *summary(rows), ""):
-                print(line)
+        finally:
+            shown.sum_up()
         print(f"{num_ranks} ranks: {time.perf_counter() - begin:.0f} s\n", flush=True)
     return 0
 
