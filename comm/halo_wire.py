@@ -107,7 +107,7 @@ class HaloWire:
             row_ids: ``(n,)`` int64, who each row is to ``key``; not read where nothing is drawn.
 
         Returns:
-            ``(n, row_bytes)`` uint8, the same bytes on every device; ``bf16`` leaves to the device how a NaN is written.
+            ``(n, row_bytes)`` uint8, the same bytes on every device; ``bf16`` leaves NaN to the device.
         """
         x = x.detach()
         if self.name == "bf16":
