@@ -508,10 +508,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             sides = [(unlimited[way].local_seconds, unlimited[way].sent_bytes) for way in (exact, short)]
             seconds = [{rate: row.seconds for rate, row in by_way[way].items()} for way in (exact, short)]
             predicted = predicted_crossover(*sides)  # type: ignore[arg-type]
-            yield (
-                f"{short} beats {exact} below {_rate(measured_crossover(*seconds))} Gb/s, "
-                f"by the model below {_rate(predicted)}"
-            )
+            measured = measured_crossover(*seconds)
+            yield f"{short} beats {exact} {_below(measured)}; by the model, {_below(predicted)}"
     ratios = [row.interface_bytes / row.sent_bytes for row in rows if row.way not in PEER_WAYS and row.sent_bytes > 1e5]
     if ratios:
         yield f"interfaces sent {min(ratios):.3f} to {max(ratios):.3f} times the bytes of the reports"
@@ -528,8 +526,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def _rate(rate: float) -> str:
-    return "any rate, not" if rate == 0 else "every rate, also" if math.isinf(rate) else f"{rate:.2g}"
+def _below(rate: float) -> str:
+    return "at no rate" if rate == 0 else "at every rate" if math.isinf(rate) else f"below {rate:.2g} Gb/s"
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
