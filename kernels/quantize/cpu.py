@@ -113,14 +113,14 @@ def _unpack(payload, count, bits, levels):  # type: ignore[no-untyped-def]
     elif bits == 4:
         pairs = levels.view(np.uint16)
         for i in range(num_bytes):
-            byte = np.uint16(payload[i])
-            pairs[i] = (byte | (byte << np.uint16(4))) & np.uint16(0x0F0F)
+            two = np.uint16(payload[i])
+            pairs[i] = (two | (two << np.uint16(4))) & np.uint16(0x0F0F)
     elif bits == 2:
         fours = levels.view(np.uint32)
         for i in range(num_bytes):
-            byte = np.uint32(payload[i])
-            pair = byte | (byte << np.uint32(12))
-            fours[i] = (pair | (pair << np.uint32(6))) & np.uint32(0x03030303)
+            four = np.uint32(payload[i])
+            spread = four | (four << np.uint32(12))
+            fours[i] = (spread | (spread << np.uint32(6))) & np.uint32(0x03030303)
     else:
         _unpack_words(payload[:num_bytes], bits, levels.view(np.uint64))
 
