@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from nugnn.comm.byte_exchange import Work, begin_exchange
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_stale import Arriving
@@ -105,7 +105,7 @@ class Exchange:
         travel: Travel | None = None,
     ) -> None:
         self._out, self._ranks = out, plan.ranks
-        self._work: dist.Work | None = None
+        self._work: Work | None = None
         row_bytes = out.element_size() * out.shape[1:].numel()
         if row_bytes == 0:
             return
@@ -120,7 +120,8 @@ class Exchange:
             is_direct = self._sent.device == out.device
             self._received = out if is_direct else torch.empty(out.shape, dtype=out.dtype)
             assert self._ranks.halo is not None
-            self._work = self._ranks.halo.alltoall_base(
+            self._work = begin_exchange(
+                self._ranks.halo,
                 _bytes_of(self._received),
                 _bytes_of(self._sent),
                 [n * row_bytes for n in out_splits],

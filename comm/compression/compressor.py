@@ -170,13 +170,13 @@ class Compressor:
         held = {}
         for name, part in self._parts(values, names):
             kept = self._flat_residual(name)
-            is_used = part.any()  # by NaN, too
             if part.device.type == "cpu":
-                if bool(is_used):
+                if part.numel() and any(end != 0 for end in torch.stack(torch.aminmax(part)).tolist()):  # NaN, too
                     part.add_(kept, alpha=float(self._scale))
                 else:
                     held[name] = kept
             else:  # without waiting for an answer
+                is_used = part.any()  # by NaN, too
                 part.add_(kept * torch.where(is_used, self._scale, 0.0))
                 held[name] = torch.where(is_used, 0.0, kept)
         return held

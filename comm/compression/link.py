@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nugnn.comm.byte_exchange import begin_exchange, begin_gathering
 from nugnn.comm.groups import Ranks
 from nugnn.comm.pulse import Pulse
 
@@ -58,7 +59,7 @@ class Link:
         self.sent_bytes += sum(sizes) - sizes[self.rank]
         begin = time.perf_counter()
         with self.pulse.waiting("gradients of all workers"):
-            self.group.alltoall_base(received, wire, list(own_sizes), list(sizes)).wait()
+            begin_exchange(self.group, received, wire, own_sizes, sizes).wait()
         self.seconds += time.perf_counter() - begin
         return received.to(rows.device)
 
@@ -70,7 +71,7 @@ class Link:
         begin = time.perf_counter()
         if len(row):
             with self.pulse.waiting("sums of all workers"):
-                self.group._allgather_base(received, wire).wait()
+                begin_gathering(self.group, received, wire).wait()
         self.seconds += time.perf_counter() - begin
         return received.view(self.world_size, -1).to(row.device)
 

@@ -1,0 +1,77 @@
+"""Bytes from each rank to all others, in both directions at once.
+
+gloo's own exchanges post what they send before what they receive. A rank that comes last finds its peers ready and
+fills the connection with its data; that it is ready itself stands behind them, so the other direction begins when this
+one has ended: half the rate of a link between two ranks. Here every rank says that it is ready before it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+_TAG = 0
+
+
+class Work(Protocol):
+    """An exchange that has begun."""
+
+    def wait(self) -> Any:
+        """Until it is done; raises RuntimeError where a peer fails or does not come."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Messages:
+    """What was posted, and the memory it reads and writes."""
+
+    works: list[Any]
+    tensors: tuple[Tensor, Tensor]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def begin_exchange(
+    group: Any, received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]
+) -> Work:
+    """Begin to send ``sizes[r]`` bytes of ``sent`` to each rank ``r``; a collective call.
+
+    Args:
+        group: A process group, or what stands for one.
+        received: ``(sum of received_sizes,)`` uint8, contiguous: ``received_sizes[r]`` bytes from each rank ``r``.
+        sent: ``(sum of sizes,)`` likewise. Both belong to the exchange until it is done.
+        received_sizes: What this rank's peers give as their ``sizes`` for it.
+        sizes: Bytes for each rank.
+    """
+    if not _posts_messages(group, sent):
+        return group.alltoall_base(received, sent, list(received_sizes), list(sizes))  # type: ignore[no-any-return]
+    return _begin(group, received.split(list(received_sizes)), sent.split(list(sizes)), (received, sent))
+
+
+def begin_gathering(group: Any, received: Tensor, row: Tensor) -> Work:
+    """Begin to fill ``received (P * n,)`` with the ``row (n,)`` of every rank; a collective call, uint8 as above."""
+    if not _posts_messages(group, row):
+        return group._allgather_base(received, row)  # type: ignore[no-any-return]
+    return _begin(group, received.split(len(row)), [row] * group.size(), (received, row))
+
+
+def _posts_messages(group: Any, x: Tensor) -> bool:
+    """Whether ``group`` is of gloo for ``x``; the same answer on every rank."""
+    return isinstance(group, dist.ProcessGroup) and x.device.type == "cpu"
+
+
+def _begin(group: Any, places: Sequence[Tensor], parts: Sequence[Tensor], tensors: tuple[Tensor, Tensor]) -> _Messages:
+    rank, size = group.rank(), group.size()
+    senders = [(rank - step) % size for step in range(1, size)]
+    works = [group.recv([places[peer]], peer, _TAG) for peer in senders if places[peer].numel()]
+    receivers = [(rank + step) % size for step in range(1, size)]
+    works += [group.send([parts[peer]], peer, _TAG) for peer in receivers if parts[peer].numel()]
+    if parts[rank].numel():
+        places[rank].copy_(parts[rank])
+    return _Messages(works, tensors)

@@ -1,0 +1,50 @@
+"""Every byte arrives where a table says, whatever the sizes; as gloo's own exchanges have it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nugnn.comm.byte_exchange import begin_exchange, begin_gathering
+from nugnn.comm.groups import Ranks
+from rank_pool import RankPool
+
+TABLES = {
+    2: [[0, 70_000], [3, 0]],
+    3: [[5, 0, 1], [2, 0, 300_000], [0, 0, 0]],
+}
+"""Bytes that each rank (row) sends to each (column), itself included."""
+
+
+def _exchanged(ranks: Ranks, table: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """What arrives in two exchanges that are under way at once, and by gloo's own."""
+    sizes = table[ranks.rank]
+    own_sizes = [row[ranks.rank] for row in table]
+    sent = torch.arange(sum(sizes)).add(31 * ranks.rank).to(torch.uint8)
+    places = [torch.full((sum(own_sizes),), 99, dtype=torch.uint8) for _ in range(3)]
+    works = [begin_exchange(ranks.halo, places[n], rows, own_sizes, sizes) for n, rows in enumerate((sent, ~sent))]
+    for work in works:
+        work.wait()
+    assert ranks.halo is not None
+    ranks.halo.alltoall_base(places[2], sent, own_sizes, sizes).wait()
+    return places[0], places[1], places[2]
+
+
+@pytest.mark.parametrize("num_ranks", sorted(TABLES))
+def test_every_byte_arrives(ranks: RankPool, num_ranks: int) -> None:
+    for found, turned, expected in ranks.run(num_ranks, _exchanged, TABLES[num_ranks]):
+        assert torch.equal(found, expected) and torch.equal(turned, ~expected)
+
+
+def _gathered(ranks: Ranks, length: int) -> Tensor:
+    row = torch.arange(length, dtype=torch.float32) + 1000 * ranks.rank
+    received = torch.empty(ranks.world_size * length)
+    begin_gathering(ranks.control, received, row).wait()
+    return received.view(ranks.world_size, length)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_rank_gets_every_row(ranks: RankPool, num_ranks: int) -> None:
+    expected = torch.arange(7.0) + 1000 * torch.arange(num_ranks)[:, None]
+    assert all(torch.equal(found, expected) for found in ranks.run(num_ranks, _gathered, 7))
