@@ -108,8 +108,8 @@ def _sum_by_host(
     piece, piece_rest = sum_encoded(total, pieces[inside.rank], across, rounding, keep_rest=keep_rest)
     row = values.new_zeros(max(sizes))  # pieces differ in size, since their bytes on the wire are alike
     row[:own_size] = piece
-    gathered = inside.gather(row.view(torch.uint8)).flatten().view(torch.float32).split(len(row))
-    out = torch.cat([found[:size] for found, size in zip(gathered, sizes, strict=True)]) if len(row) else values
+    gathered = inside.gather(row.view(torch.uint8)).flatten().view(torch.float32).view(inside.world_size, len(row))
+    out = torch.cat([found[:size] for found, size in zip(gathered, sizes, strict=True)])
     if piece_rest is None:
         return out, None
     rest = torch.zeros_like(values)
