@@ -59,6 +59,8 @@ class Settings:
     model: str
     device: str
     cuda_graphs: str
+    grad_sync: str
+    grad_sync_hosts: str
     epochs: int
     schedule: str
     warmup_epochs: float | None

@@ -54,6 +54,8 @@ class CompressedGradients:
             raise ValueError(
                 f"group has the ranks {dist.get_process_group_ranks(group)}, and the model is on the ranks {members}"
             )
+        if isinstance(hosts, HostGroups) and len(hosts.grid.hosts()) != len(members):
+            raise ValueError(f"hosts has {len(hosts.grid.hosts())} ranks, and the model is on {len(members)}")
         self._named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self._named.items()}
         self._compressor = make_compressor(self._named, settings, len(members), rank=rank)
@@ -67,8 +69,6 @@ class CompressedGradients:
             dist.get_rank(model.process_group), len(members), group, carries_cuda="nccl" in str(backend).lower()
         )
         self._link.hosts = hosts.grid.hosts() if isinstance(hosts, HostGroups) else numbered(self._host_numbers())
-        if isinstance(hosts, HostGroups) and len(hosts.grid.hosts()) != len(members):
-            raise ValueError(f"hosts has {len(hosts.grid.hosts())} ranks, and the model is on {len(members)}")
         if isinstance(hosts, str):
             hosts = self._groups_of_hosts(hosts, members, backend, is_part=is_part, is_given=is_given)
         if hosts is not None:
@@ -110,9 +110,12 @@ class CompressedGradients:
         grid = host_grid(self._link.hosts) if checked_hosts(hosts) == "auto" else None
         why = why_no_grid(self._link.hosts) if hosts == "auto" else None
         if grid is not None and is_part and is_given:  # the names of groups made here would not be sure to agree
-            grid, why = None, (
-                "gradients are not summed inside each host first, since a model on some of the ranks was given a group; "
-                "give the groups of hosts too, compress(..., hosts=nugnn.comm.hosts.HostGroups(...)), or hosts='flat'"
+            grid, why = (
+                None,
+                (
+                    "gradients are not summed inside each host first, since a model on some of the ranks was given a group; "
+                    "give the groups of hosts too, compress(..., hosts=nugnn.comm.hosts.HostGroups(...)), or hosts='flat'"
+                ),
             )
         if why is not None and self._link.rank == 0:
             warnings.warn(why, stacklevel=4)

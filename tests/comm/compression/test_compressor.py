@@ -83,7 +83,9 @@ def test_sums_and_what_is_kept_are_all_gradients(monkeypatch: pytest.MonkeyPatch
     for name in SHAPES:
         for sums, *_ in results[1:]:
             assert all(torch.equal(a[name], b[name]) for a, b in zip(sums, results[0][0], strict=True))
-        gradients = [_gradients(rank, step)[name].double() for rank in range(num_ranks) for step in range(8) if step != 3]
+        gradients = [
+            _gradients(rank, step)[name].double() for rank in range(num_ranks) for step in range(8) if step != 3
+        ]
         summed = torch.stack([step[name].double() for step in results[0][0]]).sum(0)
         kept = [residuals for _, residuals, _ in results]
         if name == "a.bias":
@@ -113,7 +115,9 @@ def test_what_rounding_leaves_out_stays_bounded() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["a.weight", "a.bias"])
 @pytest.mark.parametrize(("wire", "hosts"), [("4bit", ""), ("powersgd", ""), ("4bit", "aabb")])
-def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(bad: float, where: str, wire: str, hosts: str) -> None:
+def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(
+    bad: float, where: str, wire: str, hosts: str
+) -> None:
     def run(ranks: Ranks) -> tuple[bool, bool]:
         run = _Run(ranks, wire=wire)
         run.step(_gradients(ranks.rank, 0))
