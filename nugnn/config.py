@@ -96,8 +96,8 @@ class Settings:
     def _check_grad_sync(self) -> None:
         if self.grad_sync_hosts != "auto" and self.grad_sync == "fp32":
             raise ConfigError(
-                f"--grad-sync-hosts {self.grad_sync_hosts} has no effect on --grad-sync fp32, whose sums are the process "
-                "group's own; leave it out"
+                f"--grad-sync-hosts {self.grad_sync_hosts} has no effect on --grad-sync fp32, whose sums are the "
+                "process group's own; leave it out"
             )
 
     def _check_shares(self) -> None:

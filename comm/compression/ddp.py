@@ -69,10 +69,13 @@ class CompressedGradients:
             dist.get_rank(model.process_group), len(members), group, carries_cuda="nccl" in str(backend).lower()
         )
         self._link.hosts = hosts.grid.hosts() if isinstance(hosts, HostGroups) else numbered(self._host_numbers())
-        if isinstance(hosts, str):
-            hosts = self._groups_of_hosts(hosts, members, backend, is_part=is_part, is_given=is_given)
-        if hosts is not None:
-            self._link.go_by_host(hosts)
+        groups: HostGroups | None
+        if isinstance(hosts, HostGroups):
+            groups = hosts
+        else:
+            groups = self._groups_of_hosts(hosts, members, backend, is_part=is_part, is_given=is_given)
+        if groups is not None:
+            self._link.go_by_host(groups)
         self._lane = Lane(self._device)
         self.weight = 1 / len(members)
 
@@ -109,13 +112,11 @@ class CompressedGradients:
         """Groups by host where sums are to be made inside hosts first; a collective call then."""
         grid = host_grid(self._link.hosts) if checked_hosts(hosts) == "auto" else None
         why = why_no_grid(self._link.hosts) if hosts == "auto" else None
-        if grid is not None and is_part and is_given:  # the names of groups made here would not be sure to agree
-            grid, why = (
-                None,
-                (
-                    "gradients are not summed inside each host first, since a model on some of the ranks was given a group; "
-                    "give the groups of hosts too, compress(..., hosts=nugnn.comm.hosts.HostGroups(...)), or hosts='flat'"
-                ),
+        if grid is not None and is_part and is_given:
+            grid = None  # the names of groups made here would not be sure to agree
+            why = (
+                "gradients are not summed inside each host first, since a model on some of the ranks was given a "
+                "group; give the groups of hosts too, hosts=nugnn.comm.hosts.HostGroups(...), or hosts='flat'"
             )
         if why is not None and self._link.rank == 0:
             warnings.warn(why, stacklevel=4)

@@ -84,11 +84,6 @@ class Link:
         """See `Sent`."""
         return self.sent.num_bytes
 
-    @property
-    def seconds(self) -> float:
-        """See `Sent`."""
-        return self.sent.seconds
-
     def placement(self) -> dict[str, Any]:
         """How many hosts there are, and whether sums are made inside them first, for reports."""
         return {"hosts": len(set(self.hosts)) or 1, "sums_inside_hosts_first": self.by_host is not None}
