@@ -2,6 +2,7 @@
 
     python benchmarks/gradient_sync.py
     python benchmarks/gradient_sync.py --ranks 4 --values 1000000
+    python benchmarks/gradient_sync.py --ranks 4 --hosts 2   # which the processes pretend to be on; --flat beside it
     python benchmarks/gradient_sync.py --device cuda        # NCCL where each rank has a GPU
 
 One matrix of Gaussian values, each way in turns: the median of the slowest rank. Bytes are those of one rank for one
@@ -28,7 +29,8 @@ from nugnn.comm.compression.choice import measured
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
 from nugnn.comm.compression.settings import Compression
-from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.comm.groups import Ranks, groups_by_host, join_ranks
+from nugnn.comm.hosts import HostGroups
 
 WAYS = ("fp32", "bf16", "fp16", "8bit", "4bit", "2bit", "1bit", "powersgd")
 _SUMS = 5
@@ -40,11 +42,13 @@ def interface_bytes(name: str) -> int | None:
     return int(path.read_text()) if path.exists() else None
 
 
-def counted(name: str, num_values: int, ranks: Ranks, interface: str) -> tuple[float, float | None]:
-    """``(bytes handed over by this rank, bytes the interface sent)`` for one sum."""
+def counted(
+    name: str, num_values: int, ranks: Ranks, interface: str, groups: HostGroups | None
+) -> tuple[float, float | None, float | None]:
+    """``(bytes handed over by this rank, those for other hosts, bytes the interface sent)`` for one sum."""
     parameter = torch.empty(num_values // 1024, 1024, device=ranks.device)
     values = torch.randn(parameter.numel(), device=ranks.device)
-    link = Link.of(ranks)
+    link = Link.of(ranks, groups=groups)
     compressor = make_compressor({"": parameter}, Compression(wire=name), ranks.world_size)
     ranks.sum_(torch.zeros(1))
     before = interface_bytes(interface)
@@ -60,7 +64,8 @@ def counted(name: str, num_values: int, ranks: Ranks, interface: str) -> tuple[f
     after = interface_bytes(interface)
     ring = 2 * (ranks.world_size - 1) / ranks.world_size * 4 * len(values)
     sent = ring if name == "fp32" else link.sent_bytes / _SUMS
-    return sent, None if before is None or after is None else (after - before) / _SUMS
+    across = None if name == "fp32" else link.sent.across_bytes / _SUMS
+    return sent, across, None if before is None or after is None else (after - before) / _SUMS
 
 
 def run_rank(rank: int, port: int, arguments: argparse.Namespace, out: str) -> None:
@@ -71,13 +76,20 @@ def run_rank(rank: int, port: int, arguments: argparse.Namespace, out: str) -> N
     device = torch.device("cpu")
     if arguments.device == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
+    os.environ["NUGNN_HOST"] = f"host-{rank * arguments.hosts // arguments.ranks}"
     ranks = join_ranks(device=device)
+    groups = None if arguments.flat else groups_by_host(ranks)
     num_values = arguments.values // 1024 * 1024
-    seconds = measured(num_values, ranks, tuple(arguments.ways), rounds=arguments.rounds)
+    seconds = measured(num_values, ranks, tuple(arguments.ways), rounds=arguments.rounds, groups=groups)
     rows = {}
     for name in arguments.ways:
-        sent, seen = counted(name, num_values, ranks, arguments.interface)
-        rows[name] = {"ms": 1000 * seconds[name], "sent_bytes": sent, "interface_bytes": seen}
+        sent, across, seen = counted(name, num_values, ranks, arguments.interface, groups)
+        rows[name] = {
+            "ms": 1000 * seconds[name],
+            "sent_bytes": sent,
+            "sent_bytes_across_hosts": across,
+            "interface_bytes": seen,
+        }
     if rank == 0:
         Path(out).write_text(json.dumps(rows))
     dist.barrier()
@@ -88,6 +100,8 @@ def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
     """Print the table; returns its rows by way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=int, default=1, help="names of hosts that the processes pretend to be on")
+    parser.add_argument("--flat", action="store_true", help="do not sum inside hosts first")
     parser.add_argument("--values", type=int, default=4 << 20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
@@ -101,12 +115,15 @@ def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
         mp.start_processes(run_rank, (port, arguments, out), nprocs=arguments.ranks, start_method="spawn")
         rows: dict[str, dict[str, float | None]] = json.loads(Path(out).read_text())
     print(f"{arguments.ranks} ranks, {arguments.values // 1024 * 1024} values, {arguments.device}")
-    print(f"{'way':9} {'ms':>8} {'MB of a rank':>13} {'beside fp32':>12} {'MB of ' + arguments.interface:>10}")
+    print(
+        f"{'way':9} {'ms':>8} {'MB of a rank':>13} {'beside fp32':>12} {'across hosts':>13} "
+        f"{'MB of ' + arguments.interface:>10}"
+    )
     whole = 2 * (arguments.ranks - 1) / arguments.ranks * 4 * (arguments.values // 1024 * 1024)
     for name, row in rows.items():
         sent, seen = row["sent_bytes"] or 0.0, row["interface_bytes"]
-        shown = "-" if seen is None else f"{seen / 1e6:.2f}"
-        print(f"{name:9} {row['ms']:8.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x {shown:>10}")
+        across, shown = ("-" if x is None else f"{x / 1e6:.3f}" for x in (row["sent_bytes_across_hosts"], seen))
+        print(f"{name:9} {row['ms']:8.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x {across:>13} {shown:>10}")
     return rows
 
 

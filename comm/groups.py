@@ -6,7 +6,7 @@ import hashlib
 import platform
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nugnn.comm.hosts import HostGroups, host_grid, host_name, make_host_groups, numbered
 from nugnn.comm.pulse import Pulse
 
 _CPU = torch.device("cpu")
@@ -108,6 +109,9 @@ class Ranks:
         reads_peers: Whether all ranks' GPUs are in one host and read each other's memory directly (NVLink, mostly).
         is_uniform: Whether all ranks compute on the same type of device; the same answer everywhere. Where they do not,
             every rank has to exchange what the others do, so that none may take a shorter way of its own.
+        hosts: Number of each rank's host, see `nugnn.comm.hosts`; all on one when empty.
+        timeout_seconds: Of groups that are made later; torch's own when None.
+        host_groups: See `groups_by_host`; None until they are asked for.
         clock: Where communication time is added up.
         pulse: Where this rank notes its progress and what it waits for.
     """
@@ -120,6 +124,9 @@ class Ranks:
     carries_cuda: bool = False
     is_uniform: bool = True
     reads_peers: bool = False
+    hosts: tuple[int, ...] = ()
+    timeout_seconds: float | None = None
+    host_groups: HostGroups | None = None
     clock: CommClock = field(default_factory=CommClock)
     pulse: Pulse = field(default_factory=Pulse)
 
@@ -238,10 +245,31 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         halo = dist.new_group(timeout=timeout, backend=backend, pg_options=first)
         control = dist.new_group(timeout=timeout, backend=backend)
         reads_peers = carries_cuda and _all_read_each_other(device)
+        hosts = numbered(_of_all_ranks(number_of(host_name())))
     return Ranks(
         dist.get_rank(), dist.get_world_size(), halo, control, device,
-        carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, pulse=pulse,
+        carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, hosts=hosts,
+        timeout_seconds=timeout_seconds, pulse=pulse,
     )  # fmt: skip
+
+
+def groups_by_host(ranks: Ranks) -> HostGroups | None:
+    """Groups of ``ranks`` inside this host and across hosts, made by the first call; a collective call.
+
+    Returns:
+        None where ranks do not lie on at least two hosts, with the same number of at least two on each.
+    """
+    grid = host_grid(ranks.hosts)
+    if ranks.host_groups is None and grid is not None:
+        timeout = None if ranks.timeout_seconds is None else timedelta(seconds=ranks.timeout_seconds)
+        backend = "cpu:gloo,cuda:nccl" if ranks.carries_cuda else "gloo"
+
+        def new_group(members: Sequence[int]) -> Any:
+            return dist.new_group(list(members), timeout=timeout, backend=backend)
+
+        with ranks.pulse.waiting("the groups of hosts"):
+            object.__setattr__(ranks, "host_groups", make_host_groups(grid, ranks.rank, new_group))
+    return ranks.host_groups
 
 
 def _first_on_the_gpu(timeout: timedelta) -> Any:
@@ -267,7 +295,7 @@ def leave_ranks(ranks: Ranks) -> None:
         recording.forget()
     if dist.is_initialized():
         dist.destroy_process_group()
-    for group in ("halo", "control"):
+    for group in ("halo", "control", "host_groups"):
         object.__setattr__(ranks, group, None)
 
 
@@ -275,7 +303,7 @@ def _device_numbers(device: torch.device) -> list[int]:
     """Of each rank: 0 for the CPU, another number for each GPU of all hosts; a collective call."""
     number = 0
     if device.type == "cuda":
-        number = _number_of(f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
+        number = number_of(f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
     return _of_all_ranks(number)
 
 
@@ -285,10 +313,10 @@ def _all_read_each_other(device: torch.device) -> bool:
     others = set(range(torch.cuda.device_count())) - {own}
     sees_all = len(others) + 1 >= dist.get_world_size()
     reads_all = sees_all and all(torch.cuda.can_device_access_peer(own, other) for other in others)
-    return len(set(_of_all_ranks(_number_of(platform.node()) if reads_all else dist.get_rank()))) == 1
+    return len(set(_of_all_ranks(number_of(platform.node()) if reads_all else dist.get_rank()))) == 1
 
 
-def _number_of(name: str) -> int:
+def number_of(name: str) -> int:
     """Positive, above all ranks, and another one for another name."""
     return 2**32 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
+from nugnn.comm.hosts import HostGroups, host_grid, numbered
 
 T = TypeVar("T")
 
@@ -170,13 +171,20 @@ class LocalRanks(Ranks):
         return x
 
 
-def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_seconds: float = 60.0) -> list[T]:
+def run_local_ranks(
+    num_ranks: int,
+    function: Callable[[Ranks], T],
+    *,
+    timeout_seconds: float = 60.0,
+    hosts: Sequence[str] = (),
+) -> list[T]:
     """Call ``function(ranks)`` on ``num_ranks`` threads of this process.
 
     Args:
         num_ranks: P; one rank runs in the calling thread.
         function: Must not share mutable state between ranks (give each its own copy of a model).
         timeout_seconds: How long a rank waits for its peers.
+        hosts: Name of the host that each rank pretends to be on; all on one when empty.
 
     Returns:
         Results in rank order.
@@ -187,17 +195,25 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
     if num_ranks == 1:
         return [function(Ranks())]
     meeting = _Meeting(num_ranks, timeout_seconds)
+    numbers = numbered(hosts)
+    grid = host_grid(numbers)
+    of_groups = [] if grid is None else [_meetings(way, timeout_seconds) for way in (grid.rows, grid.columns)]
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         halo: Any = _LocalHalo(rank, meeting)
+        of_rank = [_LocalHalo(*way[rank]) for way in of_groups]
+        groups = None if grid is None else HostGroups(grid, *of_rank)
         try:
-            results[rank] = function(LocalRanks(rank, num_ranks, halo, meeting=meeting))
+            own = LocalRanks(rank, num_ranks, halo, hosts=numbers, host_groups=groups, meeting=meeting)
+            results[rank] = function(own)
         except BaseException as error:
             errors.append(error)
         finally:
             meeting.leave(rank)
+            for place in of_rank:
+                place.meeting.leave(place.rank)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"nugnn-rank-{rank}") for rank in range(num_ranks)]
     for thread in threads:
@@ -208,3 +224,12 @@ def run_local_ranks(num_ranks: int, function: Callable[[Ranks], T], *, timeout_s
     if errors:
         raise errors[0]
     return [results[rank] for rank in range(num_ranks)]
+
+
+def _meetings(groups: Sequence[Sequence[int]], timeout_seconds: float) -> dict[int, tuple[int, _Meeting]]:
+    """Of each rank its number in its group, and where that meets."""
+    places = {}
+    for members in groups:
+        meeting = _Meeting(len(members), timeout_seconds)
+        places.update({rank: (number, meeting) for number, rank in enumerate(members)})
+    return places

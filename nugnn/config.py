@@ -35,6 +35,7 @@ FREE_ON_RESUME = (
         "num_nodes",
         "recompute_inputs",
         "check_replicas",
+        "grad_sync_hosts",
         "overlap",
         "cuda_graphs",
         "activations",
@@ -61,6 +62,8 @@ class Settings:
     model: str
     device: str
     cuda_graphs: str
+    grad_sync: str
+    grad_sync_hosts: str
     epochs: int
     schedule: str
     warmup_epochs: float | None
@@ -92,6 +95,13 @@ class Settings:
             for name in ("warmup_epochs", "decay_epochs"):
                 text = text.replace(name, flag_of(name))
             raise ConfigError(text.replace("schedule step", "--schedule step")) from None
+
+    def _check_grad_sync(self) -> None:
+        if self.grad_sync_hosts != "auto" and self.grad_sync == "fp32":
+            raise ConfigError(
+                f"--grad-sync-hosts {self.grad_sync_hosts} has no effect on --grad-sync fp32, whose sums are the "
+                "process group's own; leave it out"
+            )
 
     def _check_shares(self) -> None:
         object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
@@ -322,6 +332,12 @@ class TrainConfig(Settings):
         "fastest here of fp32, bf16, 8bit and 4bit.",
         choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive", "powersgd", "auto"),
     )
+    grad_sync_hosts: str = option(
+        "auto",
+        str,
+        "Sum compressed gradients inside each host first, where all hosts have as many workers (auto), or not (flat).",
+        choices=("auto", "flat"),
+    )
     check_replicas: int = option(
         100, int, "Optimizer steps between comparisons of all parameters over workers; 0: few.", least=0
     )
@@ -359,6 +375,7 @@ class TrainConfig(Settings):
             raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
         self._check_device()
         self._check_schedule()
+        self._check_grad_sync()
         if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:
             allowed = "keep, recompute: with --device cpu everything is in the host's memory already"
             raise ConfigError(refusal("--activations", "offload", allowed))

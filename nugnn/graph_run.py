@@ -96,6 +96,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "seed": config.seed,
         "precision": config.precision,
         "grad_sync": config.grad_sync,
+        "grad_sync_hosts": config.grad_sync_hosts,
         "check_replicas": config.check_replicas,
         "recompute_inputs": config.recompute_inputs,
         "overlap": config.overlap,

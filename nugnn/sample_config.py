@@ -142,6 +142,7 @@ class SampleConfig(Settings):
     precision: str = _as_for_graphs("precision")
     cuda_graphs: str = _as_for_graphs("cuda_graphs")
     grad_sync: str = _as_for_graphs("grad_sync")
+    grad_sync_hosts: str = _as_for_graphs("grad_sync_hosts")
     check_replicas: int = _as_for_graphs("check_replicas")
     out: str | None = _as_for_graphs("out")
     predictions: bool = _as_for_graphs("predictions")
@@ -167,6 +168,7 @@ class SampleConfig(Settings):
         if self.warmup_epochs is None:
             object.__setattr__(self, "warmup_epochs", usual_warmup(self.schedule, self.epochs))
         self._check_schedule()
+        self._check_grad_sync()
         for name, models in _ONLY_FOR.items():
             if getattr(self, name) is not None and self.network not in models and self.model_file is None:
                 raise ConfigError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.compression.gradient_sync import checked_grad_sync
+from nugnn.comm.hosts import checked_hosts
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
@@ -58,6 +59,8 @@ class TrainOptions:
             operation anew; see `nugnn.step_graphs`.
         grad_sync: How gradients travel between workers: ``fp32``, ``bf16``, ``fp16``, ``8bit`` to ``1bit`` or
             ``adaptive``; see `nugnn.comm.compression`. It has no effect on one worker.
+        grad_sync_hosts: ``auto``: compressed sums are made inside hosts first, where these have as many workers each;
+            ``flat``: every worker exchanges with every other one.
         check_replicas: Optimizer steps between comparisons of all parameters over workers; 0 for the first and the last
             epoch alone.
     """
@@ -85,6 +88,7 @@ class TrainOptions:
     precision: str = "fp32"
     cuda_graphs: CudaGraphs = "auto"
     grad_sync: str = "fp32"
+    grad_sync_hosts: str = "auto"
     check_replicas: int = STEPS_BETWEEN_CHECKS
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -146,6 +150,7 @@ class TrainOptions:
             "regularizer": self.regularizer,
             "cuda_graphs": self.cuda_graphs,
             "grad_sync": self.grad_sync,
+            "grad_sync_hosts": self.grad_sync_hosts,
             "check_replicas": self.check_replicas,
         }
 
@@ -208,6 +213,15 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
     if options.cuda_graphs not in CUDA_GRAPHS:
         raise ValueError(f"cuda_graphs is {options.cuda_graphs!r}, must be {', '.join(CUDA_GRAPHS[:-1])} or off")
     checked_grad_sync(options.grad_sync)
+    try:
+        checked_hosts(options.grad_sync_hosts)
+    except ValueError as error:
+        raise ValueError(f"grad_sync_{error}") from None
+    if options.grad_sync_hosts != "auto" and options.grad_sync == "fp32":
+        raise ValueError(
+            f"grad_sync_hosts {options.grad_sync_hosts} has no effect on grad_sync fp32, whose sums are the process "
+            "group's own; leave it out"
+        )
     for what in ("epochs", "evaluate_every", "patience"):
         value = getattr(options, what)
         if value is not None and (not isinstance(value, int) or value < 1):

@@ -113,6 +113,7 @@ class Trainer:
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
         cuda_graphs: Whether steps run as CUDA graphs, see `nugnn.step_graphs`: ``auto``, ``on`` or ``off``.
         grad_sync: How gradients travel, see `nugnn.comm.compression`.
+        grad_sync_hosts: Whether compressed sums are made inside hosts first, ``auto`` or ``flat``.
         check_replicas: Steps between comparisons of all replicated parameters over ranks; 0 for the first and the last
             epoch alone.
 
@@ -133,13 +134,14 @@ class Trainer:
         clip_norm: float | None = None,
         cuda_graphs: CudaGraphs = "auto",
         grad_sync: str = "fp32",
+        grad_sync_hosts: str = "auto",
         check_replicas: int = STEPS_BETWEEN_CHECKS,
     ) -> None:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
         replicated = {name: p for name, p in self.model.named_parameters() if id(p) not in own}
         self._replicated = list(replicated.values())
-        self.grad_sync = GradientSync(grad_sync, replicated, self.ranks)
+        self.grad_sync = GradientSync(grad_sync, replicated, self.ranks, grad_sync_hosts)
         self._sums = BackwardSums(
             self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync
         )

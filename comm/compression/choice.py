@@ -15,6 +15,7 @@ from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
+from nugnn.comm.hosts import HostGroups
 
 CANDIDATES = ("fp32", "bf16", "8bit", "4bit")
 """From the most exact one."""
@@ -49,23 +50,24 @@ class Choice:
         return f"grad_sync auto: {self.name}; a sum of {self.num_values} values takes {times}"
 
 
-def choose(named: Mapping[str, Tensor], ranks: Ranks) -> Choice:
+def choose(named: Mapping[str, Tensor], ranks: Ranks, groups: HostGroups | None = None) -> Choice:
     """Measure and choose, the same on every rank; a collective call.
 
     Args:
         named: Parameters by name.
         ranks: Who takes part.
+        groups: By which sums are made inside hosts first, as in the run; fp32 is the process group's own affair.
     """
     settings = Compression(wire="bf16")
     num_values = sum(p.numel() for p in named.values() if settings.takes(p))
     if num_values == 0:
         return Choice("fp32", {}, 0)
     probe = min(num_values, _FIRST_VALUES)
-    first = measured(probe, ranks, CANDIDATES, rounds=2)
+    first = measured(probe, ranks, CANDIDATES, rounds=2, groups=groups)
     if num_values > probe:
         wanted = probe * _SECONDS_OF_A_SUM / max(first.values())
         probe = int(min(num_values, _MOST_VALUES, max(wanted, probe)))
-    seconds = measured(probe, ranks, CANDIDATES, rounds=_ROUNDS)
+    seconds = measured(probe, ranks, CANDIDATES, rounds=_ROUNDS, groups=groups)
     return decided({name: s * num_values / probe for name, s in seconds.items()}, num_values)
 
 
@@ -80,12 +82,14 @@ def decided(seconds: Mapping[str, float], num_values: int) -> Choice:
     return Choice(name, dict(seconds), num_values)
 
 
-def measured(num_values: int, ranks: Ranks, names: tuple[str, ...], *, rounds: int) -> dict[str, float]:
+def measured(
+    num_values: int, ranks: Ranks, names: tuple[str, ...], *, rounds: int, groups: HostGroups | None = None
+) -> dict[str, float]:
     """Seconds of a sum in each way on the slowest rank, the median of ``rounds`` that take turns; a collective call."""
     columns = 1024 if num_values >= 2048 else 1
     shape = (num_values // columns, columns)
     values = torch.randn(shape[0] * shape[1], generator=torch.Generator().manual_seed(ranks.rank)).to(ranks.device)
-    link = Link.of(ranks)
+    link = Link.of(ranks, groups=groups)
 
     def way(name: str) -> Callable[[Tensor], Any]:
         if name == "fp32":

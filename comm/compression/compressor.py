@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ class Traffic:
     Args:
         num_values: In it.
         steps: It has travelled in.
-        sent_bytes: Handed to torch.distributed by this rank for others; see `Link.sent_bytes`.
+        sent_bytes: Handed to torch.distributed by this rank for others; ``across_bytes`` of them for other hosts. See
+            `nugnn.comm.compression.link.Sent`.
         seconds: Of the host, from gradients to their sums; ``exchange_seconds`` of them in exchanges.
         error: Norm of what this rank's roundings left out, relative to what it had to send; as measured last.
     """
@@ -43,6 +44,7 @@ class Traffic:
     num_values: int = 0
     steps: int = 0
     sent_bytes: int = 0
+    across_bytes: int = 0
     seconds: float = 0.0
     exchange_seconds: float = 0.0
     error: float | None = None
@@ -119,7 +121,7 @@ class Compressor:
             num_plain: Values at the end.
             link: To the other ranks.
         """
-        begin, sent, waited = time.perf_counter(), link.sent_bytes, link.seconds
+        begin, before = time.perf_counter(), replace(link.sent)
         feeds_back, looks = self.settings.feeds_back, self.step % STEPS_BETWEEN_LOOKS == 0
         for name, order in zip(names, orders, strict=True):
             self._pack_as(name, order)
@@ -136,8 +138,9 @@ class Compressor:
             for name, part in self._parts(values, names):  # the sums have been rounded already
                 self._pending.errors[name] = quantization_errors(part, self.settings.bucket)
         traffic.num_values, traffic.steps = len(values) - num_plain, traffic.steps + 1
-        traffic.sent_bytes += link.sent_bytes - sent
-        traffic.exchange_seconds += link.seconds - waited
+        traffic.sent_bytes += link.sent.num_bytes - before.num_bytes
+        traffic.across_bytes += link.sent.across_bytes - before.across_bytes
+        traffic.exchange_seconds += link.sent.seconds - before.seconds
         traffic.seconds += time.perf_counter() - begin
         return out
 
@@ -304,6 +307,7 @@ class Compressor:
             "steps": self.step,
             "compressed_values": sum(self._named[name].numel() for name in self._compressed),
             "sent_bytes": sum(t.sent_bytes for t in self.traffic.values()),
+            "sent_bytes_across_hosts": sum(t.across_bytes for t in self.traffic.values()),
             "exchange_seconds": sum(t.exchange_seconds for t in self.traffic.values()),
             "codec_seconds": sum(t.seconds - t.exchange_seconds for t in self.traffic.values()),
             **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import RANK, make_compressor
 from nugnn.comm.compression.settings import LEAST_SIZE, Compression
 from nugnn.comm.compression.wire import BUCKET
+from nugnn.comm.groups import number_of
+from nugnn.comm.hosts import (
+    HostGroups,
+    checked_hosts,
+    host_grid,
+    host_name,
+    make_host_groups,
+    numbered,
+    why_no_grid,
+)
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
 
 
@@ -36,24 +47,35 @@ class CompressedGradients:
         check_every: int,
         group: dist.ProcessGroup | None,
         rank: int,
+        hosts: str | HostGroups,
     ) -> None:
         members = dist.get_process_group_ranks(model.process_group)
         if group is not None and dist.get_process_group_ranks(group) != members:
             raise ValueError(
                 f"group has the ranks {dist.get_process_group_ranks(group)}, and the model is on the ranks {members}"
             )
+        if isinstance(hosts, HostGroups) and len(hosts.grid.hosts()) != len(members):
+            raise ValueError(f"hosts has {len(hosts.grid.hosts())} ranks, and the model is on {len(members)}")
         self._named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self._named.items()}
         self._compressor = make_compressor(self._named, settings, len(members), rank=rank)
         self._scaler, self._check_every = scaler, check_every
         self._device = next(iter(self._named.values())).device if self._named else torch.device("cpu")
         backend = dist.get_backend(model.process_group if group is None else group)
+        is_part, is_given = len(members) < dist.get_world_size(), group is not None
         if group is None:
-            is_part = len(members) < dist.get_world_size()
             group = dist.new_group(members, backend=backend, use_local_synchronization=is_part)
         self._link = Link(
             dist.get_rank(model.process_group), len(members), group, carries_cuda="nccl" in str(backend).lower()
         )
+        self._link.hosts = hosts.grid.hosts() if isinstance(hosts, HostGroups) else numbered(self._host_numbers())
+        groups: HostGroups | None
+        if isinstance(hosts, HostGroups):
+            groups = hosts
+        else:
+            groups = self._groups_of_hosts(hosts, members, backend, is_part=is_part, is_given=is_given)
+        if groups is not None:
+            self._link.go_by_host(groups)
         self._lane = Lane(self._device)
         self.weight = 1 / len(members)
 
@@ -77,7 +99,35 @@ class CompressedGradients:
 
     def report(self) -> dict[str, Any]:
         """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`."""
-        return self._compressor.report()
+        return self._compressor.report() | self._link.placement()
+
+    def _host_numbers(self) -> list[int]:
+        """A number for the host of each rank; a collective call."""
+        own = torch.tensor([number_of(host_name())], device=self._device)
+        return self._link.gather(own.view(torch.uint8)).cpu().view(torch.int64).flatten().tolist()
+
+    def _groups_of_hosts(
+        self, hosts: str, members: Sequence[int], backend: str, *, is_part: bool, is_given: bool
+    ) -> HostGroups | None:
+        """Groups by host where sums are to be made inside hosts first; a collective call then."""
+        grid = host_grid(self._link.hosts) if checked_hosts(hosts) == "auto" else None
+        why = why_no_grid(self._link.hosts) if hosts == "auto" else None
+        if grid is not None and is_part and is_given:
+            grid = None  # the names of groups made here would not be sure to agree
+            why = (
+                "gradients are not summed inside each host first, since a model on some of the ranks was given a "
+                "group; give the groups of hosts too, hosts=nugnn.comm.hosts.HostGroups(...), or hosts='flat'"
+            )
+        if why is not None and self._link.rank == 0:
+            warnings.warn(why, stacklevel=4)
+        if grid is None:
+            return None
+
+        def new_group(ranks: Sequence[int]) -> Any:
+            in_all = [members[rank] for rank in ranks]
+            return dist.new_group(in_all, backend=backend, use_local_synchronization=is_part)
+
+        return make_host_groups(grid, self._link.rank, new_group)
 
     def _begin(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Called by DDP with buckets in the same order on every rank, while backward makes the next one."""
@@ -134,6 +184,7 @@ def compress(
     check_every: int = STEPS_BETWEEN_CHECKS,
     group: dist.ProcessGroup | None = None,
     rank: int = RANK,
+    hosts: str | HostGroups = "auto",
 ) -> CompressedGradients:
     """Have ``model`` exchange its gradients in few bits; replicas stay the same bits. Every rank calls it, once.
 
@@ -155,6 +206,9 @@ def compress(
         group: A process group of the model's ranks that nothing else uses; made when None. Give one where the ranks of
             a model that is on some ranks only have made different numbers of groups before, or torch waits for ever.
         rank: Of the products of ``powersgd``.
+        hosts: ``auto``: sums are made inside hosts first where these have as many ranks each, two at least; a warning
+            says so where they have not. ``flat``: every rank exchanges with every other one. Or the groups of hosts,
+            for a model on some of the ranks that was given a ``group``.
 
     Raises:
         TypeError: ``model`` is no DistributedDataParallel.
@@ -178,7 +232,9 @@ def compress(
         raise ValueError(f"rank {rank} has no effect on {wire}, only on powersgd; leave it out")
     if check_every < 0:
         raise ValueError(f"check_every is {check_every}, must be 0 or more")
-    gradients = CompressedGradients(model, settings, scaler, check_every, group, rank)
+    if not isinstance(hosts, HostGroups):
+        checked_hosts(hosts)
+    gradients = CompressedGradients(model, settings, scaler, check_every, group, rank, hosts)
     model.register_comm_hook(gradients, _hook)
     return gradients
 

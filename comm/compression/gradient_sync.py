@@ -17,7 +17,8 @@ from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
 from nugnn.comm.compression.settings import Compression, check_types, wire_names
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, groups_by_host
+from nugnn.comm.hosts import checked_hosts, why_no_grid
 
 AUTO = "auto"
 GRAD_SYNCS = (*wire_names(), AUTO)
@@ -42,19 +43,22 @@ class GradientSync:
         name: One of `GRAD_SYNCS`.
         named: Parameters by name, in the same order on every rank.
         ranks: Who takes part.
+        hosts: One of `nugnn.comm.hosts.HOSTS`: whether compressed sums are made inside hosts first, where these have
+            as many ranks each. The first object of a run that does so makes process groups, on all ranks.
 
     Raises:
         ValueError: There is no such choice, or parameters are of a type that cannot be compressed.
     """
 
-    def __init__(self, name: str, named: Mapping[str, nn.Parameter], ranks: Ranks) -> None:
-        self.name, self._ranks = checked_grad_sync(name), ranks
+    def __init__(self, name: str, named: Mapping[str, nn.Parameter], ranks: Ranks, hosts: str = "auto") -> None:
+        self.name, self._ranks, self._hosts = checked_grad_sync(name), ranks, checked_hosts(hosts)
         self._names = {id(p): key for key, p in named.items()}
         self._named = dict(named)
         self._plain = PlainSums(ranks)
         self._compressor: Compressor | None = None
         self._lane = Lane(ranks.device)
-        self._link, self._link_aside = Link.of(ranks), Link.of(ranks, aside=True)
+        self._groups = groups_by_host(ranks) if hosts == "auto" and name != "fp32" and ranks.is_split else None
+        self._link, self._link_aside = (Link.of(ranks, aside=aside, groups=self._groups) for aside in (False, True))
         self._choice: Choice | None = None
         if name == AUTO:
             check_types(self._named)
@@ -69,16 +73,19 @@ class GradientSync:
         """Decide what was left open (``auto``), unless a checkpoint says it; a collective call.
 
         Returns:
-            A sentence about the choice, or about one worker; None where there is nothing to say.
+            What there is to say about the choice, about one worker, or about hosts; None for nothing.
         """
         if not self._ranks.is_split and self.name != "fp32":
             return f"grad_sync {self.name} has no effect with one worker: nothing travels"
-        if self.name != AUTO:
-            return None
-        if self._choice is None:
-            self._choice = choose(self._named, self._ranks)
-            self._use(self._choice.name)
-        return self._choice.as_text()
+        said = []
+        if self.name == AUTO:
+            if self._choice is None:
+                self._choice = choose(self._named, self._ranks, self._groups)
+                self._use(self._choice.name)
+            said.append(self._choice.as_text())
+        if self._hosts == "auto" and self._compressor is not None and (why := why_no_grid(self._ranks.hosts)):
+            said.append(why)
+        return ". ".join(said) or None
 
     def open(self, scale: float) -> None:
         """Begin a step whose loss was multiplied by ``scale``."""
@@ -145,7 +152,7 @@ class GradientSync:
         """What has travelled, and what ``auto`` chose; None where there is nothing to say."""
         if not self._ranks.is_split or (self._compressor is None and self._choice is None):
             return None
-        report = {"wire": "fp32"} if self._compressor is None else self._compressor.report()
+        report = {"wire": "fp32"} if self._compressor is None else self._compressor.report() | self._link.placement()
         return report | ({} if self._choice is None else {"choice": asdict(self._choice)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -55,6 +55,7 @@ class Layout:
         self.num_ranks = num_ranks
         total = sum(wire.num_bytes(size) for size, wire in zip(sizes, wires, strict=True))
         self._chunks: list[list[_Segment]] = [[] for _ in range(num_ranks)]
+        self._pieces: dict[int, list[Layout]] = {}
         start = done_bytes = chunk = 0
         for size, wire, number in zip(sizes, wires, numbers, strict=True):
             num_buckets, row_bytes, bucket = -(-size // wire.bucket), wire.num_bytes(wire.bucket), 0
@@ -76,6 +77,26 @@ class Layout:
     def plain(cls, size: int, num_ranks: int) -> Layout:
         """Of one vector that travels as it is."""
         return cls([size], [Wire("fp32")], [0], num_ranks)
+
+    def pieces(self, num_pieces: int) -> list[Layout]:
+        """As many pieces of the vector, each a vector of its own with the same number of chunks of this one.
+
+        Args:
+            num_pieces: Divides ``num_ranks``.
+        """
+        if num_pieces not in self._pieces:
+            count, rest = divmod(self.num_ranks, num_pieces)
+            assert rest == 0, (self.num_ranks, num_pieces)
+            firsts = range(0, self.num_ranks, count)
+            self._pieces[num_pieces] = [self._piece(slice(first, first + count)) for first in firsts]
+        return self._pieces[num_pieces]
+
+    def _piece(self, chunks: slice) -> Layout:
+        spans = self.spans[chunks]
+        start, piece = spans[0].start, Layout.plain(0, len(spans))
+        piece.size = spans[-1].stop - start
+        piece._chunks = [[replace(s, start=s.start - start) for s in segments] for segments in self._chunks[chunks]]
+        return piece
 
     def _add(self, chunk: int, segment: _Segment) -> None:
         """To the last one, where both can be encoded in one call."""

@@ -4,6 +4,10 @@ Each rank owns a chunk. It sends the chunks of others to them, adds what comes f
 float32, and encodes the sum once more. All ranks decode the same bytes, the owner too. Whatever the number of ranks, a
 value is rounded twice. Source: Markov et al., "CGX: Adaptive System Support for Communication-Efficient Deep
 Learning", Middleware 2022, which calls the scheme SRA.
+
+Where a link knows groups by host (`nugnn.comm.hosts`), each of the L ranks of a host adds a piece of the vector over
+its host in float32, sums this piece encoded with the ranks of its place in other hosts, and the host's ranks gather the
+pieces in float32. A value is still rounded twice, and an L-th of the vector leaves a host through each of its ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.compression.layout import Layout
-from nugnn.comm.compression.link import Link
+from nugnn.comm.compression.link import HostLinks, Link
 from nugnn.kernels.philox import RandomKey
 
 _STREAM = 0x67_00_00_00
@@ -46,7 +50,9 @@ def sum_encoded(
     """Sum ``values`` over ranks; a collective call.
 
     Args:
-        values: ``(layout.size,)`` float32, this rank's summand. Not modified.
+        values: ``(layout.size,)`` float32, this rank's summand. Given up where ``link`` goes by host: it is then what
+            this rank had to send to other hosts, the sum of its host in its own piece and zeros elsewhere. Not modified
+            otherwise.
         layout: The same on every rank.
         link: To the other ranks.
         rounding: To levels.
@@ -56,6 +62,8 @@ def sum_encoded(
         The sum, the same bits on every rank, and what this rank has not sent: sum and rests of all ranks add up to the
         summands of all ranks. Of its own chunk that is what the rounding of the sum left out.
     """
+    if link.by_host is not None:
+        return _sum_by_host(values, layout, link.by_host, rounding, keep_rest=keep_rest)
     rank, spans, own_bytes = link.rank, layout.spans, layout.chunk_bytes[link.rank]
     key = rounding.key(rank, is_sum=False)
     others = [chunk for chunk in range(link.world_size) if chunk != rank]
@@ -79,6 +87,33 @@ def sum_encoded(
         layout.decode(chunk, encoded[chunk], sent)
         torch.sub(values[spans[chunk]], sent, out=sent)
     torch.sub(total, out[spans[rank]], out=rest[spans[rank]])
+    return out, rest
+
+
+def _sum_by_host(
+    values: Tensor, layout: Layout, links: HostLinks, rounding: Rounding, *, keep_rest: bool
+) -> tuple[Tensor, Tensor | None]:
+    inside, across = links.inside, links.across
+    pieces = layout.pieces(inside.world_size)
+    sizes = [piece.size for piece in pieces]
+    own_size, start = sizes[inside.rank], sum(sizes[: inside.rank])
+    own_bytes = [4 * own_size] * inside.world_size
+    received = inside.exchange(values.view(torch.uint8), [4 * size for size in sizes], own_bytes)
+    total = values.zero_()[start : start + own_size]
+    for host_rank, summand in enumerate(received.view(torch.float32).view(inside.world_size, own_size)):
+        if host_rank == 0:
+            total.copy_(summand)
+        else:
+            total.add_(summand)
+    piece, piece_rest = sum_encoded(total, pieces[inside.rank], across, rounding, keep_rest=keep_rest)
+    row = values.new_zeros(max(sizes))  # pieces differ in size, since their bytes on the wire are alike
+    row[:own_size] = piece
+    gathered = inside.gather(row.view(torch.uint8)).flatten().view(torch.float32).view(inside.world_size, len(row))
+    out = torch.cat([found[:size] for found, size in zip(gathered, sizes, strict=True)])
+    if piece_rest is None:
+        return out, None
+    rest = torch.zeros_like(values)
+    rest[start : start + own_size] = piece_rest
     return out, rest
 
 

@@ -102,6 +102,7 @@ def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.Cap
         "aggregator": ["--model", "gin"],
         "decay_epochs": ["--schedule", "step"],
         "halo_feedback": ["--halo-wire", "int4"],
+        "grad_sync_hosts": ["--grad-sync", "4bit"],
     }.get(entry.name, [])
     code = exit_code("train", *extra, flag, *([] if value is None else [value]))
     if not spec.landed or (spec.kind is bool and spec.later):

@@ -300,6 +300,12 @@ def test_the_option_reaches_the_trainer_of_either_family(kind: str) -> None:
         assert (given["grad_sync"], given["check_replicas"]) == (name, 7)
         made = options(grad_sync=name, check_replicas=7).trainer_options(1)
         assert (made["grad_sync"], made["check_replicas"]) == (name, 7)
+    flat = {"grad_sync": "4bit", "grad_sync_hosts": "flat"}
+    assert run.fit_arguments(config(dataset=dataset, **flat))["grad_sync_hosts"] == "flat"
+    assert options(**flat).trainer_options(1)["grad_sync_hosts"] == "flat"
+    assert "grad_sync_hosts" not in config(dataset=dataset, **flat).fixed_settings()
+    with pytest.raises(ConfigError, match="--grad-sync-hosts flat has no effect on --grad-sync fp32"):
+        config(dataset=dataset, grad_sync_hosts="flat")
     assert config(dataset=dataset, grad_sync="4bit").fixed_settings()["grad_sync"] == "4bit"
     assert "check_replicas" not in config(dataset=dataset).fixed_settings()
     with pytest.raises(ConfigError, match="--grad-sync 9bit is not allowed; allowed: fp32, bf16"):
@@ -313,6 +319,8 @@ def test_the_option_reaches_the_trainer_of_either_family(kind: str) -> None:
     [
         ({"grad_sync": "4"}, "grad_sync '4' is not known; choose one of fp32"),
         ({"check_replicas": -3}, "check_replicas is -3"),
+        ({"grad_sync_hosts": "no"}, "grad_sync_hosts 'no' is not known; choose one of auto, flat"),
+        ({"grad_sync_hosts": "flat"}, "grad_sync_hosts flat has no effect on grad_sync fp32"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(options: dict[str, Any], words: str) -> None:

@@ -31,6 +31,24 @@ def test_chunks_are_whole_buckets_of_about_equal_bytes(tensors: list[tuple[int, 
         assert size < total / num_ranks + 256
 
 
+@given(_TENSORS, st.integers(1, 3), st.integers(1, 3))
+def test_pieces_are_the_same_chunks(tensors: list[tuple[int, str]], num_pieces: int, num_chunks: int) -> None:
+    """Each of a vector that begins at 0, with the bytes that the chunk has in the whole."""
+    sizes, wires = [n for n, _ in tensors], [Wire(name, bucket=64) for _, name in tensors]
+    x, key = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0)), RandomKey(1, 2, 3)
+    layout = Layout(sizes, wires, range(len(sizes)), num_pieces * num_chunks)
+    pieces = layout.pieces(num_pieces)
+    assert sum(piece.size for piece in pieces) == layout.size
+    for number, (piece, values) in enumerate(zip(pieces, x.split([piece.size for piece in pieces]), strict=True)):
+        for chunk in range(num_chunks):
+            in_whole, own = number * num_chunks + chunk, values[piece.spans[chunk]]
+            assert torch.equal(own, x[layout.spans[in_whole]])
+            sent, out = piece.encode(chunk, own, key), torch.full_like(own, 9)
+            assert torch.equal(sent, layout.encode(in_whole, own, key)) and len(sent) == piece.chunk_bytes[chunk]
+            piece.decode(chunk, sent, out)
+            assert torch.equal(piece.encode(chunk, out, None), layout.encode(in_whole, out, None))
+
+
 @given(_TENSORS, st.integers(1, 4), st.booleans())
 def test_a_tensor_travels_as_it_would_alone(tensors: list[tuple[int, str]], num_ranks: int, stochastic: bool) -> None:
     sizes, wires = [n for n, _ in tensors], [Wire(name, bucket=64) for _, name in tensors]
