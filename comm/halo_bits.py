@@ -116,7 +116,8 @@ class HaloBits:
 
     def as_text(self) -> str:
         """A sentence for the user."""
-        target = f"target {_milliseconds(self.target_seconds)}, computing {_milliseconds(self.compute_seconds)}"
+        reach = ", which is out of reach" if self.seconds > self.target_seconds * _SLACK else ""
+        target = f"target {_milliseconds(self.target_seconds)}{reach}; computing takes {_milliseconds(self.compute_seconds)}"
         if all(map(self.is_plain, self.wires)):
             return (
                 f"halo_wire auto: fp32; the halo rows of an epoch are expected to take "
