@@ -13,6 +13,7 @@ Shape suffixes: K names of what travels, P ranks (sender, then receiver), W cand
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ _EXACTLY = 6
 _SLACK = 1 + 1e-12
 
 Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
@@ -117,7 +119,9 @@ class HaloBits:
     def as_text(self) -> str:
         """A sentence for the user."""
         reach = ", which is out of reach" if self.seconds > self.target_seconds * _SLACK else ""
-        target = f"target {_milliseconds(self.target_seconds)}{reach}; computing takes {_milliseconds(self.compute_seconds)}"
+        target = (
+            f"target {_milliseconds(self.target_seconds)}{reach}; computing takes {_milliseconds(self.compute_seconds)}"
+        )
         if all(map(self.is_plain, self.wires)):
             return (
                 f"halo_wire auto: fp32; the halo rows of an epoch are expected to take "
@@ -185,9 +189,7 @@ def plan_bits(traffic: Traffic, speed: LinkSpeed, compute_seconds: float, target
     def of_chosen(x_KPPW: Floats) -> float:
         return float(np.take_along_axis(x_KPPW, chosen_KPP[..., None], -1).sum())
 
-    values = {
-        wire: int(traffic.num_values[chosen_KPP == number].sum()) for number, wire in enumerate(CANDIDATES)
-    }
+    values = {wire: int(traffic.num_values[chosen_KPP == number].sum()) for number, wire in enumerate(CANDIDATES)}
     wires = {
         name: tuple(tuple(CANDIDATES[w] for w in row) for row in chosen_KPP[k].tolist())
         for k, name in enumerate(traffic.names)
@@ -262,7 +264,7 @@ def _greedy(fronts: Sequence[_Front], budget: float) -> list[int]:
     steps = sorted(
         ((after[1] - before[1]) / (after[0] - before[0]), number, place)
         for number, hull in enumerate(hulls)
-        for place, (before, after) in enumerate(zip(hull, hull[1:], strict=False), start=1)
+        for place, (before, after) in enumerate(itertools.pairwise(hull), start=1)
     )
     at = [0] * len(hulls)
     spent = math.fsum(hull[0][0] for hull in hulls)

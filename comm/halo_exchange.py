@@ -235,9 +235,7 @@ class _CodedByPeer(Exchange):
         parts = _as_matrix(rows)[:, :width].split(splits)
         ids = [None] * len(splits) if row_ids is None else row_ids.split(splits)
         coded = [_coded(x, wire, travel, of_x) for x, wire, of_x in zip(parts, wires, ids, strict=True)]
-        sizes = [
-            n * wire.row_bytes(width, out.dtype) for n, wire in zip(out_splits, self._wires, strict=True)
-        ]
+        sizes = [n * wire.row_bytes(width, out.dtype) for n, wire in zip(out_splits, self._wires, strict=True)]
         received = coded[0].new_empty(sum(sizes))
         sent_sizes = tuple(map(len, coded))
         super().__init__(received, torch.cat(coded), tuple(sizes), sent_sizes, plan, label, travel)

@@ -299,8 +299,8 @@ class TrainConfig(Settings):
         "fp32",
         str,
         "How halo rows and their gradients travel in training: fp32 (as they are, in the type of the arithmetic), in "
-        "16 bits, or in 8, 4 or 2 with stochastic rounding; auto: by layer, direction and worker, within --halo-target; "
-        "evaluation is exact.",
+        "16 bits, or in 8, 4 or 2 with stochastic rounding; auto: by layer, direction and worker, within "
+        "--halo-target; evaluation is exact.",
         choices=("fp32", "bf16", "fp16", "int8", "int4", "int2", "auto"),
     )
     halo_feedback: bool = option(

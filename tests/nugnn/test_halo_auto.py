@@ -119,7 +119,8 @@ def _planned(ranks: Ranks, how: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("num_parts", "how"), [(2, {"activations": "recompute"}), (3, {"overlap": "on"}), (3, {"halo_mode": "stale"})],
+    ("num_parts", "how"),
+    [(2, {"activations": "recompute"}), (3, {"overlap": "on"}), (3, {"halo_mode": "stale"})],
     ids=str,
 )
 def test_the_plan_is_what_travels(ranks: Any, num_parts: int, how: dict[str, Any]) -> None:
@@ -132,7 +133,9 @@ def test_the_plan_is_what_travels(ranks: Any, num_parts: int, how: dict[str, Any
 
 def _on_a_fast_link(ranks: Ranks) -> list[bool]:
     with _link(ranks, seconds_per_byte=0.0):
-        trainer, plain = (_trainer(ranks, _model("gat"), **how) for how in ({"halo_target": "0s"}, {"halo_wire": "fp32"}))
+        trainer, plain = (
+            _trainer(ranks, _model("gat"), **how) for how in ({"halo_target": "0s"}, {"halo_wire": "fp32"})
+        )
         for _ in range(FIRST_STEPS + 1):
             trainer.train_epoch()
             plain.train_epoch()
@@ -289,7 +292,10 @@ def test_options() -> None:
             TrainConfig(**{"dataset": "digits", "halo_wire": "auto"} | values)
         assert words in str(caught.value)
     graph = shard_of(Ranks(), make_data())
-    for values, words in [({"halo_feedback": True}, "halo_wire is auto"), ({"halo_mode": "sampled:1"}, "one wire for all")]:
+    for values, words in [
+        ({"halo_feedback": True}, "halo_wire is auto"),
+        ({"halo_mode": "sampled:1"}, "one wire for all"),
+    ]:
         with pytest.raises(ValueError, match=words):
             nugnn.intercept(nn.Identity(), graph, halo_wire="auto", **values)
         with pytest.raises(ValueError, match=words):
