@@ -84,6 +84,15 @@ class CommClock:
         """Count ``spans``: those of a recorded step, once for each time it runs; then with their last duration."""
         self._spans += spans
 
+    def halo_seconds(self) -> float:
+        """What `take` would say of halo exchanges, which still counts there; waits for a GPU that has not got there."""
+        queued = 0.0
+        for what, first, last in self._spans:
+            if what == "halo":
+                last.synchronize()
+                queued += first.elapsed_time(last) / 1000
+        return self.seconds["halo"] + queued
+
     def take(self) -> tuple[float, float]:
         """``(halo, sync)`` seconds since the last call; waits for a GPU that has not got there."""
         for what, first, last in self._spans:

@@ -18,7 +18,7 @@ from nugnn.comm.byte_exchange import Work, begin_exchange
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_stale import Arriving
-from nugnn.comm.halo_wire import RowIds, Travel
+from nugnn.comm.halo_wire import HaloWire, RowIds, Travel
 from nugnn.comm.meeting import ranks_have_met, ranks_meet
 from nugnn.kernels.add_rows import add_rows_
 from nugnn.kernels.operator import Operator
@@ -206,6 +206,67 @@ class _Coded(Exchange):
         return self._whole
 
 
+class _CodedByPeer(Exchange):
+    """Rows on their way, for each peer in the form that ``travel`` says.
+
+    Args:
+        out: ``(sum of out_splits, ...)``, contiguous; a matrix may have more columns than travel.
+        rows: ``(sum of splits, ...)`` likewise.
+        travel: Has wires by peer.
+        row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
+        width: Columns of matrices that travel; zeros stand behind them.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        out_splits: tuple[int, ...],
+        splits: tuple[int, ...],
+        plan: HaloPlan,
+        label: str,
+        travel: Travel,
+        row_ids: Tensor | None,
+        width: int,
+    ) -> None:
+        self._whole, self._is_decoded, self._width, self._counts = out, False, width, out_splits
+        here, peers = plan.ranks.rank, range(len(splits))
+        wires = [travel.wire_of(here, peer) for peer in peers]
+        self._wires = [travel.wire_of(peer, here) for peer in peers]
+        parts = _as_matrix(rows)[:, :width].split(splits)
+        ids = [None] * len(splits) if row_ids is None else row_ids.split(splits)
+        coded = [_coded(x, wire, travel, of_x) for x, wire, of_x in zip(parts, wires, ids, strict=True)]
+        sizes = [n * wire.row_bytes(width, out.dtype) for n, wire in zip(out_splits, self._wires, strict=True)]
+        received = coded[0].new_empty(sum(sizes))
+        sent_sizes = tuple(map(len, coded))
+        super().__init__(received, torch.cat(coded), tuple(sizes), sent_sizes, plan, label, travel)
+        self._sizes = sizes
+
+    def finish(self) -> Tensor:
+        received = super().finish()
+        if not self._is_decoded:
+            rows, width = _as_matrix(self._whole), self._width
+            parts = zip(received.split(self._sizes), rows.split(self._counts), self._wires, strict=True)
+            for coded, part, wire in parts:
+                if not len(part):
+                    continue
+                coded = coded.clone().view(len(part), -1)  # whose values lie at multiples of their sizes
+                if wire.compresses(width, part.dtype):
+                    wire.decode(coded, part[:, :width])
+                else:
+                    part[:, :width] = coded.view(part.dtype)
+            rows[:, width:] = 0
+            self._is_decoded = True
+        return self._whole
+
+
+def _coded(x: Tensor, wire: HaloWire, travel: Travel, row_ids: Tensor | None) -> Tensor:
+    """The bytes of rows, one row after the other."""
+    if wire.compresses(x.shape[1], x.dtype):
+        return wire.encode(x, travel.key, row_ids).flatten()
+    return _bytes_of(x.detach().contiguous())
+
+
 def _as_matrix(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), rows.shape[1:].numel())
 
@@ -275,15 +336,26 @@ def _send(
 ) -> Exchange:
     """``places``: of ``rows`` among all that may travel; None for all of them."""
     num_values = out.shape[1:].numel() if width is None else width
+    if travel is not None and travel.bits is not None:
+        if travel.watch is not None:
+            travel.watch.see(travel.name, _as_matrix(rows)[:, :num_values], splits)
+        if travel.bits.is_plain(travel.name):  # between all ranks: as they are, with what pads them
+            return Exchange(out, rows, out_splits, splits, plan, label, travel)
+        ids = _row_ids(plan, label, places, goes_home=goes_home)
+        return _CodedByPeer(out, rows, out_splits, splits, plan, label, travel, ids, num_values)
     if travel is None or not travel.wire.compresses(num_values, out.dtype):
         return Exchange(out, rows, out_splits, splits, plan, label, travel)
     ids, feedback = None, None if goes_home else travel.feedback
     if travel.wire.is_random and feedback is None:
-        if plan.row_ids is None:
-            raise ValueError(f"{label}: a wire of few bits needs a plan that knows who its rows are")
-        ids = plan.row_ids.returned if goes_home else plan.row_ids.sent
-        ids = ids if places is None else ids.index_select(0, places)
+        ids = _row_ids(plan, label, places, goes_home=goes_home)
     return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)
+
+
+def _row_ids(plan: HaloPlan, label: str, places: Tensor | None, *, goes_home: bool) -> Tensor:
+    if plan.row_ids is None:
+        raise ValueError(f"{label}: a wire of few bits needs a plan that knows who its rows are")
+    ids = plan.row_ids.returned if goes_home else plan.row_ids.sent
+    return ids if places is None else ids.index_select(0, places)
 
 
 def begin_fetch(

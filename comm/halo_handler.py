@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nugnn.comm.halo_auto import AutoBits
 from nugnn.comm.halo_exchange import HaloPlan, add_home, fetch_halo
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_mode import HaloMode
@@ -28,6 +29,7 @@ class _Way(NamedTuple):
 
     wire: HaloWire
     mode: HaloMode
+    bits: AutoBits | None = None
 
 
 _AS_THEY_ARE = _Way(HaloWire(), HaloMode())
@@ -69,6 +71,7 @@ class HaloHandler:
         feedback: Of compressed rows forward; those are rounded at random when None.
         mode: Which floating rows are read while ``is_training()``, and which of their gradients; all of this step
             otherwise. The same on every rank.
+        bits: Decides about wires in place of ``wire``.
     """
 
     kinds = frozenset({"spmm", "sddmm"})
@@ -81,8 +84,10 @@ class HaloHandler:
         is_training: Callable[[], bool] = lambda: True,
         feedback: HaloFeedback | None = None,
         mode: HaloMode = _AS_THEY_ARE.mode,
+        bits: AutoBits | None = None,
     ) -> None:
-        self.passes, self.wire, self.feedback, self.mode = passes, wire, feedback, mode
+        self.passes, self.feedback, self.mode, self.bits = passes, feedback, mode, bits
+        self._way = _Way(wire, mode, bits)
         self.stale = StaleRows() if mode.kind == "stale" else None
         """What the last step was sent."""
         self._sampler = HaloSampler(mode.share) if mode.kind == "sampled" else None
@@ -106,11 +111,15 @@ class HaloHandler:
             self.feedback.settle()
         if self.stale is not None:
             self.stale.begin_step()
+        if self.bits is not None and self._is_training():
+            self.bits.begin_step()
 
     def end_step(self) -> None:
         self._memo.clear()
         if self.stale is not None:
             self.stale.end_step()
+        if self.bits is not None:
+            self.bits.end_step()
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -171,7 +180,7 @@ class HaloHandler:
     def _way_now(self, x: Tensor, *, is_kept: bool = False) -> _Way:
         """``is_kept``: what is made of these rows serves other steps, too, and evaluation."""
         is_plain = self._is_exact or is_kept or not x.is_floating_point() or not self._is_training()
-        return _AS_THEY_ARE if is_plain else _Way(self.wire, self.mode)
+        return _AS_THEY_ARE if is_plain else self._way
 
     def _travel_of(self, x_N: Tensor, plan: HaloPlan, name: str, way: _Way, interceptor: Interceptor) -> Travel:
         """A tensor that travels twice in a step, since now its gradient is asked for, travels as it did first."""
@@ -182,7 +191,7 @@ class HaloHandler:
 
     def _travel(self, name: str, plan: HaloPlan, way: _Way, interceptor: Interceptor) -> Travel:
         stale = self.stale if way.mode.kind == "stale" else None
-        if way.wire.is_random or stale is not None:
+        if way.wire.is_random or way.bits is not None or stale is not None:
             interceptor.random_key(name)  # refuses what runs again under another name
         direction: Direction = "forward" if self._is_training() else "evaluation"
         when = interceptor.seed, interceptor.step_number
@@ -190,6 +199,8 @@ class HaloHandler:
         if self._sampler is not None and way.mode.kind == "sampled":
             sample = self._sampler.of_step(plan, *when)
         how: dict[str, Any] = {"feedback": self.feedback, "sample": sample, "stale": stale}
+        if way.bits is not None:
+            how |= {"bits": way.bits.bits, "watch": way.bits.watch}
         return Travel(way.wire, f"halo of {name}", *when, self.traffic, direction, **how)
 
     def _known(self, x_N: Tensor, plan: HaloPlan, way: _Way) -> _Known | None:

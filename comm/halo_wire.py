@@ -22,11 +22,15 @@ from nugnn.kernels.rows import IdRuns
 from nugnn.kernels.structure import Structure
 
 if TYPE_CHECKING:
+    from nugnn.comm.halo_auto import RowWatch
+    from nugnn.comm.halo_bits import HaloBits
     from nugnn.comm.halo_feedback import HaloFeedback
     from nugnn.comm.halo_sample import HaloSample
     from nugnn.comm.halo_stale import StaleRows
 
 WIRES = ("fp32", "bf16", "fp16", "int8", "int4", "int2")
+AUTO = "auto"
+"""Wires by what travels and between whom, see `nugnn.comm.halo_auto`."""
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 _TOP_EXPONENT = 15
@@ -37,10 +41,10 @@ def checked_halo_wire(wire: str) -> str:
     """``wire`` itself.
 
     Raises:
-        ValueError: It is none of `WIRES`.
+        ValueError: It is none of `WIRES`, nor ``auto``.
     """
-    if wire not in WIRES:
-        raise ValueError(f"halo_wire {wire!r} is not known; choose one of {', '.join(WIRES)}")
+    if wire not in (*WIRES, AUTO):
+        raise ValueError(f"halo_wire {wire!r} is not known; choose one of {', '.join((*WIRES, AUTO))}")
     return wire
 
 
@@ -71,7 +75,8 @@ class HaloWire:
     name: str = "fp32"
 
     def __post_init__(self) -> None:
-        checked_halo_wire(self.name)
+        if self.name not in WIRES:
+            raise ValueError(f"a wire of halo rows is one of {', '.join(WIRES)}, not {self.name!r}")
 
     def row_bytes(self, num_values: int, dtype: torch.dtype) -> int:
         """Bytes of a row of ``num_values`` of ``dtype``; its own size where the wire would not make it smaller.
@@ -211,7 +216,7 @@ class Travel:
     """How the rows of one exchange travel.
 
     Args:
-        wire: In which form.
+        wire: In which form, unless ``bits`` says it.
         name: What travels; selects the random words, together with ``seed`` and ``step``.
         seed: Of the run.
         step: Of training.
@@ -220,6 +225,8 @@ class Travel:
         feedback: Adds what earlier steps have left out of rows that are fetched; in place of rounding at random.
         sample: Which of the rows travel, and of their gradients; all when None.
         stale: Gives what was sent in the step before in place of what is sent now.
+        bits: Wires by name, sender and receiver.
+        watch: Notes what is sent.
     """
 
     wire: HaloWire
@@ -231,6 +238,12 @@ class Travel:
     feedback: HaloFeedback | None = None
     sample: HaloSample | None = None
     stale: StaleRows | None = None
+    bits: HaloBits | None = None
+    watch: RowWatch | None = None
+
+    def wire_of(self, sender: int, receiver: int) -> HaloWire:
+        """The form in which rows travel from one rank to the other; both ends know it."""
+        return self.wire if self.bits is None else HaloWire(self.bits.wire(self.name, sender, receiver))
 
     @property
     def key(self) -> RandomKey:

@@ -14,6 +14,7 @@ import yaml
 
 from nugnn._regular_file import no_file, shown
 from nugnn.comm.halo_mode import HALO_MODES, HaloMode, why_not_with
+from nugnn.comm.halo_target import HALO_TARGETS, HaloTarget, why_not_target
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
 from nugnn.sample_sets import names_samples
 from nugnn.schedules import SCHEDULES, check_schedule
@@ -309,10 +310,9 @@ class TrainConfig(Settings):
         "fp32",
         str,
         "How halo rows and their gradients travel in training: fp32 (as they are, in the type of the arithmetic), in "
-        "16 bits, or in 8, 4 or 2 with stochastic rounding; evaluation is exact.",
-        choices=("fp32", "bf16", "fp16", "int8", "int4", "int2"),
-        later=("auto",),
-        later_what="choosing bits by layer and peer",
+        "16 bits, or in 8, 4 or 2 with stochastic rounding; auto: by layer, direction and worker, within "
+        "--halo-target; evaluation is exact.",
+        choices=("fp32", "bf16", "fp16", "int8", "int4", "int2", "auto"),
     )
     halo_feedback: bool = option(
         False,
@@ -324,6 +324,13 @@ class TrainConfig(Settings):
         str,
         "Which halo rows and gradients an epoch reads: exact, all of its own; approximate: stale, those of the epoch "
         "before, which travel meanwhile, or sampled:P, a random share P of its own; evaluation is exact.",
+    )
+    halo_target: str | None = option(
+        None,
+        str,
+        "How long the halo exchanges of an epoch may take under --halo-wire auto: a share of the computation (default: "
+        "25%), or seconds such as 0.05s.",
+        optional=True,
     )
     grad_sync: str = option(
         "fp32",
@@ -413,6 +420,19 @@ class TrainConfig(Settings):
                 )
         if reason is not None:
             raise ConfigError(f"--halo-mode {mode}: {reason}")
+        self._check_halo_target(mode)
+
+    def _check_halo_target(self, mode: HaloMode) -> None:
+        if self.halo_target is not None:
+            try:
+                target = HaloTarget.parse(self.halo_target)
+            except ValueError:
+                raise ConfigError(refusal("--halo-target", self.halo_target, HALO_TARGETS)) from None
+            object.__setattr__(self, "halo_target", str(target))
+        reason = why_not_target(self.halo_target, halo_wire=self.halo_wire, mode=mode)
+        if reason is not None:
+            flag, value = ("halo-wire", "auto") if self.halo_wire == "auto" else ("halo-target", self.halo_target)
+            raise ConfigError(f"--{flag} {value}: {reason}")
 
 
 def option_spec(entry: Field[Any]) -> OptionSpec:

@@ -132,6 +132,10 @@ class Family(Protocol):
         """Logits of all rows in their original order, on every rank; a collective call."""
         ...
 
+    def news(self) -> str | None:
+        """A sentence for the user about what was decided since the last call; asked after each epoch."""
+        ...
+
     def report(self) -> dict[str, Any]:
         """What this rank has of the data, for results: plain numbers."""
         ...

@@ -12,6 +12,7 @@ from torch import nn
 from nugnn.activations import checked_activations
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_mode import HaloMode, checked_halo_mode
+from nugnn.comm.halo_target import HaloTarget, checked_target
 from nugnn.comm.halo_wire import check_halo_feedback, checked_halo_wire
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.datasets.graph_data import GraphData
@@ -33,14 +34,17 @@ class FitOptions(TrainOptions):
         activations: What a step keeps for backward: ``keep`` everything; ``recompute`` the insides of message-passing
             layers, which run a second time; ``offload`` to the host's memory, from a GPU. Results are the same.
         halo_wire: How halo rows and their gradients travel in training: ``fp32`` (as they are, in the type of the
-            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`. Evaluation
-            is exact. It has no effect on one worker.
+            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`; ``auto``
+            chooses by operator, direction and worker, see `nugnn.comm.halo_auto`. Evaluation is exact. It has no effect
+            on one worker.
         halo_feedback: Add what rows of ``int8``, ``int4`` or ``int2`` have left out to the same rows in the next step,
             see `nugnn.comm.halo_feedback`.
         halo_mode: Which halo rows, and gradients of a worker's own nodes, an epoch reads: ``exact``; ``stale``, those
             of the epoch before; or ``sampled:P``, such as ``sampled:0.1``, a random share P of its own, scaled by 1/P.
             The last two are approximate, see `nugnn.comm.halo_mode`. Evaluation is exact. It has no effect on one
             worker.
+        halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
+            such as ``25%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
     """
 
     family: ClassVar[str] = "graphs"
@@ -53,6 +57,7 @@ class FitOptions(TrainOptions):
     halo_wire: str = "fp32"
     halo_feedback: bool = False
     halo_mode: str = "exact"
+    halo_target: str | None = None
 
     def deciding(self) -> dict[str, Any]:
         """Options of graphs that decide the weights, beside the settings of every family."""
@@ -61,6 +66,7 @@ class FitOptions(TrainOptions):
             "halo_wire": self.halo_wire,
             "halo_feedback": self.halo_feedback,
             "halo_mode": str(HaloMode.parse(self.halo_mode)),
+            "halo_target": None if self.halo_target is None else str(HaloTarget.parse(self.halo_target)),
         }
 
     def usual_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -104,7 +110,8 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
     checked_activations(chosen.activations)
     checked_halo_wire(chosen.halo_wire)
     check_halo_feedback(chosen.halo_wire, chosen.halo_feedback)
-    checked_halo_mode(chosen.halo_mode, halo_feedback=chosen.halo_feedback, precision=chosen.precision)
+    mode = checked_halo_mode(chosen.halo_mode, halo_feedback=chosen.halo_feedback, precision=chosen.precision)
+    checked_target(chosen.halo_target, halo_wire=chosen.halo_wire, mode=mode)
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
     chosen.built_schedule(1)  # an epoch is one step; refused here, before workers start
     return chosen

@@ -40,13 +40,15 @@ class GraphFamily:
         overlap: Whether edges are summed while halo rows travel, see `nugnn.comm.overlap`.
         activations: What a step keeps for backward, see `nugnn.activations`; the result is the same.
         halo_wire: How halo rows and their gradients travel in training: ``fp32`` (as they are, in the type of the
-            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`. Evaluation
-            and predictions are exact.
+            computation), ``bf16``, ``fp16``, ``int8``, ``int4`` or ``int2``, see `nugnn.comm.halo_wire`; ``auto``
+            chooses by operator, direction and rank, see `nugnn.comm.halo_auto`. Evaluation and predictions are exact.
         halo_feedback: Whether what compressed rows have left out is added to the same rows in the next step, see
             `nugnn.comm.halo_feedback`; of ``int8``, ``int4`` and ``int2``.
         halo_mode: Which halo rows, and gradients of a rank's own rows, a training step reads: ``exact``; ``stale``,
             those of the step before; or ``sampled:P``, a random share P of its own, scaled by 1/P. See
             `nugnn.comm.halo_mode`. Evaluation and predictions are exact.
+        halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
+            such as ``25%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
 
     Raises:
         ValueError: An option is not known, or does not fit the device or another option.
@@ -74,11 +76,13 @@ class GraphFamily:
         halo_wire: str = "fp32",
         halo_feedback: bool = False,
         halo_mode: str = "exact",
+        halo_target: str | None = None,
     ) -> None:
         self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
         self.ranks = graph.ranks
         how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
         how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback, "halo_mode": halo_mode}
+        how["halo_target"] = halo_target
         self._halo_wire = halo_wire
         self._halo_mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback, precision=precision)
         self.net = self._evaluated = ModelOnShard(model, graph, **how)
@@ -140,11 +144,13 @@ class GraphFamily:
         return self._evaluated.predict(num_steps)
 
     def settle(self, *, is_good: bool) -> None:
-        """Nothing differs: batch norm counts the rows of all ranks."""
+        """Nothing differs: batch norm counts the rows of all ranks. A plan of wires that is due is made."""
         if (feedback := self.net.halo_feedback) is not None and not is_good:
             feedback.discard()
         if (stale := self.net.stale_rows) is not None and not is_good:
             stale.restart()
+        if (bits := self.net.halo_bits) is not None:
+            bits.settle(is_good=is_good)
 
     def own_rows(self) -> dict[str, Tensor]:
         feedback = self.net.halo_feedback
@@ -155,12 +161,18 @@ class GraphFamily:
             feedback.load(rows)
 
     def own_state(self) -> dict[str, Any]:
+        bits = self.net.halo_bits
+        return self._stale_state() | ({} if bits is None else {"halo_bits": bits.state()})
+
+    def _stale_state(self) -> dict[str, Any]:
         stale, plan = self.net.stale_rows, self.graph.index.plan
         if stale is None or not self.ranks.is_split or not (rows := stale.rows(plan)):
             return {}
         return {"sent_ids": self.graph.global_node_ids.index_select(0, plan.send_rows), "stale_rows": rows}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
+        if (bits := self.net.halo_bits) is not None:
+            bits.load(state.get("halo_bits"))
         stale, plan = self.net.stale_rows, self.graph.index.plan
         if stale is None or not self.ranks.is_split:
             return
@@ -195,7 +207,13 @@ class GraphFamily:
             f"{direction}_bytes": sum(getattr(net.halo_traffic, direction) for net in nets)
             for direction in ("forward", "gradient", "evaluation")
         }
-        return {"wire": self._halo_wire, "mode": str(self._halo_mode), **totals}
+        report = {"wire": self._halo_wire, "mode": str(self._halo_mode), **totals}
+        bits = self.net.halo_bits
+        return report if bits is None else report | {"plan": bits.report()}
+
+    def news(self) -> str | None:
+        bits = self.net.halo_bits
+        return None if bits is None else bits.news()
 
     def whole_state(self) -> dict[str, Tensor]:
         """Every node embedding is whole, in original node order."""

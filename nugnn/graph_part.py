@@ -50,6 +50,7 @@ class GraphPart:
             halo_wire=options.halo_wire,
             halo_feedback=options.halo_feedback,
             halo_mode=options.halo_mode,
+            halo_target=options.halo_target,
             evaluate_on=other,
         )
 

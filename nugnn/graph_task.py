@@ -12,6 +12,7 @@ from torch import nn
 from nugnn.activations import refuse_needless_offload
 from nugnn.call_inputs import checked_inputs
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_wire import AUTO
 from nugnn.fingerprint import graph_facts, run_identity
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_part import GraphPart, StoredShards
@@ -52,9 +53,12 @@ class GraphTask:
         self._shares = checked_shares(shares, workers, self._seen, "training nodes" if inductive else "nodes")
         self._partitioner, self._order, self._check = partitioner, order, check
         self._cache_folder, self._inductive = cache_folder, inductive
-        has_no_effect = workers == 1 and self.options.halo_mode != "exact"
-        said = f"halo_mode {self.options.halo_mode} has no effect with one worker: nothing travels"
-        self.said = [said] if has_no_effect else []
+        approximate = {"halo_mode": self.options.halo_mode != "exact", "halo_wire": self.options.halo_wire == AUTO}
+        self.said = [
+            f"{name} {getattr(self.options, name)} has no effect with one worker: nothing travels"
+            for name, is_asked in approximate.items()
+            if is_asked and workers == 1
+        ]
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         more = {"inductive": self._inductive} | dict(settings)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn import recognition
+from nugnn.comm.halo_auto import AutoBits
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_stale import StaleRows
@@ -46,6 +47,7 @@ class ModelOnShard:
         halo_wire: How halo rows travel in training, see `nugnn.comm.halo_wire`.
         halo_feedback: Whether what they leave out is added in the next step, see `nugnn.comm.halo_feedback`.
         halo_mode: Which halo rows are read in training, see `nugnn.comm.halo_mode`.
+        halo_target: How long their exchanges may take under ``halo_wire auto``, see `nugnn.comm.halo_target`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ModelOnShard:
         halo_wire: str = "fp32",
         halo_feedback: bool = False,
         halo_mode: str = "exact",
+        halo_target: str | None = None,
     ) -> None:
         self.model, self.graph = model, graph
         self.storage = Storage(precision)
@@ -67,13 +70,18 @@ class ModelOnShard:
         self.features_ND = self._features()
         constant = None if recompute_inputs else self.features_ND
         halo: dict[str, Any] = {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
-        halo["halo_mode"] = halo_mode
+        halo |= {"halo_mode": halo_mode, "halo_target": halo_target}
         self.interceptor = intercept(model, graph, seed=seed, constant=constant, **halo)
 
     @property
     def halo_feedback(self) -> HaloFeedback | None:
         """What this rank owes to rows that it sent compressed."""
         return self.interceptor.find(HaloHandler).feedback
+
+    @property
+    def halo_bits(self) -> AutoBits | None:
+        """What decides about the wires of halo rows under ``halo_wire auto``."""
+        return self.interceptor.find(HaloHandler).bits
 
     @property
     def stale_rows(self) -> StaleRows | None:

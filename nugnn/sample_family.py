@@ -244,6 +244,9 @@ class SampleFamily:
     def num_predicted(self) -> int:
         return self._num_test
 
+    def news(self) -> None:
+        return None
+
     def report(self) -> dict[str, Any]:
         sampler = self.sampler
         whole = sampler.num_batches * sampler.batch_size

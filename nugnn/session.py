@@ -11,10 +11,12 @@ from nugnn import seam
 from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_auto import AutoBits
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_mode import checked_halo_mode
-from nugnn.comm.halo_wire import HaloWire, check_halo_feedback
+from nugnn.comm.halo_target import checked_target
+from nugnn.comm.halo_wire import AUTO, HaloWire, check_halo_feedback, checked_halo_wire
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.datasets.graph_data import GraphData
@@ -77,6 +79,7 @@ def intercept(
     halo_wire: str = "fp32",
     halo_feedback: bool = False,
     halo_mode: str = "exact",
+    halo_target: str | None = None,
 ) -> Interceptor:
     """The interceptor that keeps ``model`` exact on ``graph``.
 
@@ -91,19 +94,24 @@ def intercept(
         overlap: Whether edges are summed while halo rows travel: ``on``, ``backward`` (there alone), ``off``, or
             ``auto``, see `nugnn.comm.overlap`; the same on every rank.
         halo_wire: How floating halo rows and their gradients travel while ``model.training``, see
-            `nugnn.comm.halo_wire`; the same on every rank.
+            `nugnn.comm.halo_wire`, or ``auto``: wires by operator, direction and rank, see `nugnn.comm.halo_auto`;
+            the same on every rank.
         halo_feedback: Add what compressed rows have left out to the same rows in the next step, see
             `nugnn.comm.halo_feedback`.
         halo_mode: Which floating halo rows, and gradients of one's own rows, are read while ``model.training``:
             ``exact``, ``stale`` (those of the step before) or ``sampled:P`` (a random share), see
             `nugnn.comm.halo_mode`; the same on every rank. Under ``stale`` the factor of a loss scaler must not change.
+        halo_target: How long the exchanges of a step may take under ``auto``, predicted: a share of its computation
+            such as ``25%`` (when None), or seconds such as ``0.05s``; the same on every rank.
 
     Raises:
-        ValueError: No such choice of ``overlap``, ``halo_wire`` or ``halo_mode``, or ``halo_feedback`` has nothing to
-            add.
+        ValueError: No such choice of ``overlap``, ``halo_wire``, ``halo_mode`` or ``halo_target``, or one that does not
+            go together with the others.
     """
     check_halo_feedback(halo_wire, halo_feedback)
     mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback)
+    checked_halo_wire(halo_wire)
+    target = checked_target(halo_target, halo_wire=halo_wire, mode=mode)
     plan = graph.index.plan
     handlers = (
         ProgressHandler(graph.ranks.pulse),
@@ -115,10 +123,11 @@ def intercept(
         BatchNormHandler(graph.ranks),
         HaloHandler(
             passes=overlapping_passes(overlap, graph.ranks),
-            wire=HaloWire(halo_wire),
+            wire=HaloWire() if halo_wire == AUTO else HaloWire(halo_wire),
             is_training=lambda: model.training,
             feedback=HaloFeedback(plan.num_inner, plan.send_rows) if halo_feedback and graph.is_split else None,
             mode=mode,
+            bits=AutoBits(graph.ranks, target) if target is not None and graph.is_split else None,
         ),
         PromotionHandler(),
     )

@@ -60,11 +60,18 @@ def train_rank(
     before = History() if checkpointer is None else checkpointer.restore()
     if (said := trainer.grad_sync.prepare()) is not None and on_note is not None:
         on_note(said)
+
+    def after_epoch(epoch: Epoch) -> None:
+        if on_epoch is not None:
+            on_epoch(epoch)
+        if (news := family.news()) is not None and on_note is not None:
+            on_note(news)
+
     history = trainer.fit(
         options.epochs,
         patience=options.patience,
         evaluate_every=options.evaluate_every,
-        on_epoch=on_epoch,
+        on_epoch=after_epoch,
         history=before,
         between_epochs=None if checkpointer is None else checkpointer.between_epochs,
         between_steps=None if checkpointer is None else checkpointer.between_steps,

@@ -93,7 +93,9 @@ def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.Cap
     """Each option takes effect or is refused by its own name; none is accepted and ignored."""
     spec, flag = option_spec(entry), flag_of(entry.name)
     value = {int: "3", float: "0.25", str: spec.choices[-1] if spec.choices else "text"}.get(spec.kind)
-    value = {"halo_mode": "stale", "shares": "0.5,0.5", "model": "gin", "device": "cpu"}.get(entry.name, value)
+    value = {"halo_mode": "stale", "halo_target": "25%", "shares": "0.5,0.5", "model": "gin", "device": "cpu"}.get(
+        entry.name, value
+    )
     extra = [] if entry.name == "dataset" else ["--dataset", "d"]
     extra += {
         "shares": ["--workers", "2"],
@@ -103,6 +105,7 @@ def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.Cap
         "decay_epochs": ["--schedule", "step"],
         "halo_feedback": ["--halo-wire", "int4"],
         "grad_sync_hosts": ["--grad-sync", "4bit"],
+        "halo_target": ["--halo-wire", "auto"],
     }.get(entry.name, [])
     code = exit_code("train", *extra, flag, *([] if value is None else [value]))
     if not spec.landed or (spec.kind is bool and spec.later):

@@ -64,7 +64,6 @@ _LATER = [
     {"shares": "flops", "workers": 2},
     {"shares": "bandwidth", "workers": 2},
     *({"precision": value} for value in ("int8", "fp8", "auto", "my-plan.json")),
-    {"halo_wire": "auto"},
     {"cluster": "cluster.yaml"},
     {"plan": "plan.json"},
 ]
