@@ -1,7 +1,7 @@
 """``halo_wire auto``: rows and the link are measured, and all ranks take one plan of wires, anew from time to time.
 
-The first steps send rows as they are. In the last of them each rank notes bytes, ranges and squares of
-what it sends. Then the link is measured, rank 0 solves (`nugnn.comm.halo_bits`), and all take its plan. Seconds are measured once in a
+The first steps send rows as they are. In the last of them each rank notes bytes, ranges and squares of what it sends.
+Then the link is measured, rank 0 solves (`nugnn.comm.halo_bits`), and all take its plan. Seconds are measured once in a
 run and go into its checkpoints; later plans follow from rows alone, so that a resumed run finds the same ones.
 
 Shape suffixes: S rows sent, D values of a row, P ranks, K names, W candidates.

@@ -336,6 +336,7 @@ def _send(
 ) -> Exchange:
     """``places``: of ``rows`` among all that may travel; None for all of them."""
     num_values = out.shape[1:].numel() if width is None else width
+    ids: Tensor | None = None
     if travel is not None and travel.bits is not None:
         if travel.watch is not None:
             travel.watch.see(travel.name, _as_matrix(rows)[:, :num_values], splits)
@@ -345,7 +346,7 @@ def _send(
         return _CodedByPeer(out, rows, out_splits, splits, plan, label, travel, ids, num_values)
     if travel is None or not travel.wire.compresses(num_values, out.dtype):
         return Exchange(out, rows, out_splits, splits, plan, label, travel)
-    ids, feedback = None, None if goes_home else travel.feedback
+    feedback = None if goes_home else travel.feedback
     if travel.wire.is_random and feedback is None:
         ids = _row_ids(plan, label, places, goes_home=goes_home)
     return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)

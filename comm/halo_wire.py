@@ -76,7 +76,7 @@ class HaloWire:
 
     def __post_init__(self) -> None:
         if self.name not in WIRES:
-            raise ValueError(f"a wire of halo rows is one of {', '.join(WIRES)}, not {self.name!r}")
+            raise ValueError(f"halo_wire {self.name!r} is not known; choose one of {', '.join(WIRES)}")
 
     def row_bytes(self, num_values: int, dtype: torch.dtype) -> int:
         """Bytes of a row of ``num_values`` of ``dtype``; its own size where the wire would not make it smaller.
