@@ -80,6 +80,9 @@ def turbo_gnn(csr: Csr, x: Tensor) -> Product:
     """turbo-gnn's ``spmm_aggr``: cuSPARSE with descriptors and buffers kept, float32 and int32 only."""
     from turbo_gnn import spmm_aggr
 
+    if x.dtype != torch.float32:  # it ends the process: its matrix stays float32, which cuSPARSE does not multiply
+        raise TypeError(f"spmm_aggr takes float32 alone, not {x.dtype}")
+
     return lambda: spmm_aggr(
         x, csr.indptr, csr.indices, norm_type="none", cu_sparse_algorithm_id=-1, block_dim=256
     )  # fmt: skip
