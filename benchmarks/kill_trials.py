@@ -81,7 +81,7 @@ PHASES = (
     ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),
     ("optimizer step", ("/torch/optim/",)),
     ("halo exchange", ("/halo_exchange.py",)),
-    ("gradient sum", ("/gradients.py",)),
+    ("gradient sum", ("/gradients.py", "/backward_sums.py", "/buckets.py")),
     ("evaluation", ("evaluate (", "predict (")),
     ("backward", ("/autograd/", "/_tensor.py")),
     ("batch norm", ("/batch_norm.py",)),

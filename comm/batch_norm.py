@@ -6,7 +6,7 @@ Shape suffixes: n rows on this rank, C channels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from nugnn.comm.groups import Ranks
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.kernels.operator import Operator
 from nugnn.kernels.rows import rows_of
+
+BatchNormRows = Literal["all", "local"]
+"""Whose rows batch norm counts: those of all ranks, as one process would, or a rank's own."""
 
 
 class _SplitBatchNorm(Operator):

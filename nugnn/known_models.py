@@ -7,7 +7,9 @@ from torch import nn
 _NETWORKS = ("nugnn.networks", "torchvision.models.resnet", "torchvision.models.vgg")
 """Modules whose classes take no other course from step to step, whatever the numbers are."""
 _PARTS = (*_NETWORKS, "torchvision.ops.misc")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"),
+)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Attributes of a module that hold its hooks."""
 
@@ -34,4 +36,9 @@ def has_global_hooks() -> bool:
 def _is_plain(module: nn.Module) -> bool:
     home = type(module).__module__
     is_part = home in _PARTS or home.startswith("torch.nn.modules.")
-    return is_part and "forward" not in module.__dict__ and not any(getattr(module, name) for name in HOOKS)
+    return is_part and not _overrides(module) and not any(getattr(module, name) for name in HOOKS)
+
+
+def _overrides(module: nn.Module) -> bool:
+    """Whether a method of its class is another one for this module alone."""
+    return any(callable(getattr(type(module), name, None)) for name in vars(module))

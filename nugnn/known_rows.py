@@ -30,6 +30,7 @@ _KEEP_AXIS_0 = (
     *(nn.ReLU, nn.GELU, nn.MaxPool2d, nn.Dropout, nn.Identity, nn.Flatten, nn.Sequential, nn.ModuleList),
 )
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_DROPOUT_FORWARD = nn.Dropout.forward
 
 
 class KnownRows:
@@ -49,10 +50,12 @@ class KnownRows:
         self._model, self._interceptor, self._ranks = model, interceptor, ranks
         self._exchanges_norms = batch_norm == "all" and ranks.is_split
         self._last_seconds = float("inf")
-        self._layout: list[tuple[nn.Module, list[nn.Module | None]]] = []
+        self._layout: list[tuple[nn.Module, type[nn.Module], int, list[nn.Module | None]]] = []
         self._dropouts: list[tuple[nn.Dropout, str]] = []
         if ranks.device.type == "cpu" and self._is_known():
-            self._layout = [(module, [*module._modules.values()]) for module in model.modules()]
+            self._layout = [
+                (module, type(module), len(vars(module)), [*module._modules.values()]) for module in model.modules()
+            ]
             named = model.named_modules()
             self._dropouts = [(module, f"{path}/dropout") for path, module in named if isinstance(module, nn.Dropout)]
 
@@ -84,11 +87,12 @@ class KnownRows:
         return all(type(m) in _KEEP_AXIS_0 for m in modules) and not flattens_rows and not needs_all
 
     def _is_as_it_was(self) -> bool:
-        if not self._layout or has_global_hooks():
+        if not self._layout or has_global_hooks() or nn.Dropout.forward is not _DROPOUT_FORWARD:
             return False
-        for module, children in self._layout:
+        for module, kind, num_attributes, children in self._layout:
             own = vars(module)
-            if "forward" in own or [*own["_modules"].values()] != children:
+            is_same = type(module) is kind and len(own) == num_attributes  # a method of its own is one attribute more
+            if not is_same or [*own["_modules"].values()] != children:
                 return False
             for hooks in HOOKS:
                 if own[hooks]:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from nugnn.augmentation import Augmentation, AugmentationKey
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
+from nugnn.comm.batch_norm import BatchNormRows
 from nugnn.comm.groups import Ranks
 from nugnn.known_rows import KnownRows
 from nugnn.local_statistics import LocalStatistics, check_local_batches
@@ -21,7 +22,7 @@ from nugnn.loss import RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.modes import evaluating
 from nugnn.precision.storage import Storage, at_least_float32, model_dtype
-from nugnn.samples import BatchMean, BatchNormRows, as_samples, intercept_samples
+from nugnn.samples import BatchMean, as_samples, intercept_samples
 from nugnn.user_code import UserCodeError, described, is_of_users_code, whose
 
 

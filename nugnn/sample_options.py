@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from nugnn.augmentation import Augmentation
+from nugnn.comm.batch_norm import BatchNormRows
 from nugnn.parameter_groups import parameter_groups
-from nugnn.samples import BatchNormRows
 from nugnn.schedules import usual_warmup
 from nugnn.train_options import TrainOptions, named_options
 

@@ -18,13 +18,12 @@ optimizer.step()
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from nugnn.batches import Batch, map_tensors
-from nugnn.comm.batch_norm import BatchNormHandler, LocalBatchNormHandler
+from nugnn.comm.batch_norm import BatchNormHandler, BatchNormRows, LocalBatchNormHandler
 from nugnn.comm.groups import Ranks
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.kernels.attention_handler import AttentionHandler
@@ -32,9 +31,6 @@ from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import Rows, tag
 from nugnn.loss import RowLoss, share_of_mean, weighted_rows
-
-BatchNormRows = Literal["all", "local"]
-"""Whose rows batch norm counts: those of all ranks, as one process would, or a rank's own."""
 
 
 def as_samples(batch: Batch, ranks: Ranks) -> Batch:
