@@ -206,7 +206,7 @@ def slow_but_alive(context: WorkerContext, job: dict) -> None:
     """One step takes three times the timeout; rank 1 finishes an operator now and then, and rank 0 waits for it."""
     context.pulse.begin_step()
     if context.rank == 1:
-        for _ in range(15):
+        for _ in range(int(15 * job["timeout"])):
             time.sleep(0.2)
             context.pulse.beat()
         return
@@ -217,6 +217,6 @@ def slow_but_alive(context: WorkerContext, job: dict) -> None:
 
 def loads_for_long(context: WorkerContext, job: dict) -> None:
     """Computes for three times the timeout before its first step."""
-    end = time.monotonic() + 3.0
+    end = time.monotonic() + 3 * job["timeout"]
     while time.monotonic() < end:
         sum(range(1000))

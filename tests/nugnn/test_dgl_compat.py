@@ -158,7 +158,7 @@ function.__module__ = None                     # pickle now asks every module fo
 pickle.dumps(function)
 inspect.getmodule(lambda: None)
 """
-    assert_silent(run(code))
+    assert_silent(run(code, fresh=True))  # pickle looks for the function in the module __main__
 
 
 @pytest.mark.parametrize("statement", ["g.adj()", "import dgl.sparse", "from dgl import sparse"])
