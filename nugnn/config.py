@@ -180,7 +180,12 @@ class TrainConfig(Settings):
     nugnn.options.ConfigError: --dropout 1.5 is not allowed; allowed: a number from 0 up to, but not including, 1
     """
 
-    dataset: str | None = option(None, str, "Name of a data set, or a path to one.", optional=True)
+    dataset: str | None = option(
+        None, str,
+        "Graph: a name such as cora or ogbn-products, or a path. Samples: digits-images, mnist, fashion-mnist, "
+        "cifar10, imagefolder:PATH, text:PATH.tsv, csv:PATH.",
+        optional=True,
+    )  # fmt: skip
     data_dir: str | None = option(None, str, "Folder to look for data sets in.", optional=True)
     num_nodes: int | None = option(
         None,
