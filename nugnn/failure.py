@@ -14,7 +14,10 @@ from nugnn.process_state import HostMemory, ProcessState, in_gib
 
 EXIT_USER, EXIT_WORKER_LOST = 2, 3
 _MAX_OTHERS = 6
-_WAITING_FILES = ("torch/distributed/", "nugnn/comm/", "/comm/groups.py", "/comm/halo_exchange.py")
+_WAITING_FILES = (
+    *("torch/distributed/", "nugnn/comm/"),
+    *("/comm/groups.py", "/comm/halo_transfer.py", "/comm/halo_exchange.py", "/comm/byte_exchange.py"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

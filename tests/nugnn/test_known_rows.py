@@ -85,12 +85,51 @@ def _forward(model: nn.Module) -> None:
     model.layers[1].forward = model.layers[1].forward  # type: ignore[index, union-attr, method-assign]
 
 
-@pytest.mark.parametrize("change", [_hook, _replace, _forward])
+class _Dropout(nn.Dropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _another_class(model: nn.Module) -> None:
+    next(module for module in model.modules() if type(module) is nn.Dropout).__class__ = _Dropout
+
+
+@pytest.mark.parametrize("change", [_hook, _replace, _forward, _another_class])
 def test_what_is_changed_between_steps_brings_the_mode_back(change: Callable[[nn.Module], Any]) -> None:
     model = MLP(72, 5, hidden=8, layers=3, dropout=0.5)
     expected = _trained(model, Ranks(), "images", is_known=False, between=change)
     found = _trained(model, Ranks(), "images", is_known=True, between=change)
     assert found[0] == expected[0] and found[2] == 3
+
+
+def test_a_method_of_one_model_alone_brings_the_mode_back() -> None:
+    def change(model: nn.Module) -> None:
+        usual = CNN._means
+        model._means = lambda x: torch.nn.functional.dropout(usual(model, x), 0.5)  # type: ignore[arg-type, assignment]
+
+    model = CNN(2, 5, widths=(4, 4))
+    expected = _trained(model, Ranks(), "images", is_known=False, between=change)
+    found = _trained(model, Ranks(), "images", is_known=True, between=change)
+    assert found[0] == expected[0] and found[2] == 3
+    assert is_known(model)
+    change(model)
+    assert not is_known(model)
+
+
+def test_another_dropout_for_everyone_brings_the_mode_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: 3 * x)
+    model = MLP(72, 5, hidden=8, layers=3, dropout=0.5)
+    expected = _trained(model, Ranks(), "images", is_known=False)
+    assert _trained(model, Ranks(), "images", is_known=True) == (*expected[:1], mock.ANY, 0)
+
+
+def test_whoever_looks_at_all_modules_makes_a_model_unknown() -> None:
+    look = nn.modules.module.register_module_full_backward_pre_hook(lambda module, grads: None)
+    try:
+        assert not is_known(CNN(1, 2))
+    finally:
+        look.remove()
+    assert is_known(CNN(1, 2))
 
 
 def test_another_probability_counts_at_once() -> None:
