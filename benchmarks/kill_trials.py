@@ -80,7 +80,7 @@ PHASES = (
     # the innermost frame decides; the first pattern it contains
     ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),
     ("optimizer step", ("/torch/optim/",)),
-    ("halo exchange", ("/halo_exchange.py",)),
+    ("halo exchange", ("/halo_exchange.py", "/halo_transfer.py")),
     ("gradient sum", ("/gradients.py", "/backward_sums.py", "/buckets.py")),
     ("evaluation", ("evaluate (", "predict (")),
     ("backward", ("/autograd/", "/_tensor.py")),

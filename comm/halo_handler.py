@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.halo_auto import AutoBits
-from nugnn.comm.halo_exchange import HaloPlan, add_home, fetch_halo
+from nugnn.comm.halo_exchange import add_home, fetch_halo
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_mode import HaloMode
 from nugnn.comm.halo_sample import HaloSampler
 from nugnn.comm.halo_stale import StaleRows
+from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.comm.halo_wire import Direction, HaloTraffic, HaloWire, Travel
 from nugnn.comm.meeting import meet
 from nugnn.comm.overlap import Fetch, Passes, can_overlap, overlapped_sum, repeated_sum

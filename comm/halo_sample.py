@@ -22,7 +22,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from nugnn.comm.halo_exchange import HaloPlan, begin_fetch
+from nugnn.comm.halo_exchange import begin_fetch
+from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.kernels.operator import unseen
 from nugnn.kernels.philox import RandomKey, random_words
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from nugnn.comm.halo_exchange import HaloPlan
+    from nugnn.comm.halo_transfer import HaloPlan
 
 
 class Arriving(Protocol):

@@ -175,7 +175,7 @@ class RowIds:
 
     Args:
         node_ids: ``(N,)`` int64 global ids of inner nodes.
-        send_rows: ``(S,)`` int64, see `nugnn.comm.halo_exchange.HaloPlan`.
+        send_rows: ``(S,)`` int64, see `nugnn.comm.halo_transfer.HaloPlan`.
         structure: In-edges of the N inner nodes from ``N + H`` local rows.
         edge_places: Of each edge, its place in the whole graph's CSC order.
     """

@@ -18,15 +18,8 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import (
-    HaloPlan,
-    add_home,
-    add_returned_,
-    begin_fetch,
-    begin_return,
-    of_gradient,
-    travels_padded,
-)
+from nugnn.comm.halo_exchange import add_home, add_returned_, begin_fetch, begin_return, of_gradient, travels_padded
+from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.comm.halo_wire import Travel
 from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import as_buffer, from_buffer

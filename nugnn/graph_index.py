@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nugnn.comm.halo_exchange import HaloPlan, max_home
+from nugnn.comm.halo_exchange import max_home
 from nugnn.comm.halo_handler import HaloHandler
+from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.comm.overlap import Fetch
 from nugnn.kernels.edge_softmax import edge_softmax
 from nugnn.kernels.interceptor import Interceptor, current_interceptor

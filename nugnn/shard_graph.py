@@ -20,7 +20,8 @@ from dgl.utils.checks import prepare_tensor
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloPlan, fetch_halo
+from nugnn.comm.halo_exchange import fetch_halo
+from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.comm.halo_wire import RowIds
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import IdRuns, Rows, tag

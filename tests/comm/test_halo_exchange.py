@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from nugnn.comm.groups import CommClock, Ranks
-from nugnn.comm.halo_exchange import HaloExchangeError, HaloPlan, add_home, fetch_halo, max_home
+from nugnn.comm.halo_exchange import add_home, fetch_halo, max_home
+from nugnn.comm.halo_transfer import HaloExchangeError, HaloPlan
 from nugnn.comm.local_ranks import run_local_ranks
 from shard_calls import make_data, shard_of
 

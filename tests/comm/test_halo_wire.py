@@ -14,8 +14,9 @@ from torch import Tensor
 
 from nugnn.comm import halo_exchange
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloPlan, add_home, fetch_halo
+from nugnn.comm.halo_exchange import add_home, fetch_halo
 from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.comm.halo_wire import WIRES, HaloTraffic, HaloWire, Travel
 from nugnn.comm.overlap import overlapped_sum
 from nugnn.datasets.graph_data import GraphData

@@ -13,7 +13,8 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts, run_ste
 from nugnn import global_sum
 from nugnn.check import ModelDiffers, check_model
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloExchangeError, HaloPlan, fetch_halo
+from nugnn.comm.halo_exchange import fetch_halo
+from nugnn.comm.halo_transfer import HaloExchangeError, HaloPlan
 from nugnn.comm.local_ranks import RanksDisagree, run_local_ranks
 from nugnn.models import GNN
 

@@ -25,7 +25,7 @@ import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts
 from nugnn import intercept
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_exchange import HaloExchangeError
+from nugnn.comm.halo_transfer import HaloExchangeError
 from nugnn.datasets.graph_data import GraphData
 from nugnn.metrics import evaluate_rows
 from nugnn.models import GNN

@@ -1,0 +1,354 @@
+"""One transfer of halo rows between ranks: who sends which rows to whom, as they are or in fewer bits, all or some.
+
+Shape suffixes: N inner, H halo, S rows sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nugnn.comm.byte_exchange import Work, begin_exchange
+from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_stale import Arriving
+from nugnn.comm.halo_wire import HaloWire, RowIds, Travel
+from nugnn.kernels.take_rows import take_rows
+
+
+@dataclass(frozen=True, eq=False)
+class HaloPlan:
+    """Which inner rows go to whom, and where received rows land.
+
+    Args:
+        num_inner: N.
+        send_rows: ``(S,)`` int64 inner rows, concatenated by peer, on the device of the rank.
+        send_splits: Rows sent to each rank, length P.
+        recv_splits: Rows received from each rank, length P; halo rows are ordered by owner.
+        ranks: Groups the exchange runs on.
+        version: Grows when re-balancing replaces the plan.
+        row_ids: Who the rows are to the rounding of a wire of few bits; no such wire where None.
+    """
+
+    num_inner: int
+    send_rows: Tensor
+    send_splits: tuple[int, ...]
+    recv_splits: tuple[int, ...]
+    ranks: Ranks
+    version: int = 0
+    row_ids: RowIds | None = None
+
+    @property
+    def num_halo(self) -> int:
+        return sum(self.recv_splits)
+
+    @property
+    def num_local(self) -> int:
+        return self.num_inner + self.num_halo
+
+    def verify(self) -> None:
+        """Compare counts with every peer; a mismatch raises on every rank, naming the pair and both counts."""
+        if not self.ranks.is_split:
+            return
+        table = torch.zeros(2, self.ranks.world_size, self.ranks.world_size, dtype=torch.int64)
+        if len(self.send_splits) == len(self.recv_splits) == self.ranks.world_size:
+            table[0, self.ranks.rank] = torch.tensor(self.send_splits)
+            table[1, :, self.ranks.rank] = torch.tensor(self.recv_splits)
+        else:
+            table[:, self.ranks.rank] = -1
+        self.ranks.sum_(table)
+        wrong = (table[0] != table[1]).nonzero()
+        if len(wrong):
+            sender, receiver = wrong[0].tolist()
+            raise ValueError(
+                f"halo plan: rank {sender} plans to send {int(table[0, sender, receiver])} rows to rank {receiver}, "
+                f"which plans to receive {int(table[1, sender, receiver])}. "
+                "The shards come from different runs; partition again into an empty folder."
+            )
+
+
+class HaloExchangeError(RuntimeError):
+    """An exchange of halo rows failed or did not finish in time; says where and who was waited for."""
+
+
+class Exchange:
+    """Rows on their way: ``splits[r]`` of them go to each rank r, and ``out`` fills; any dtype, as bytes.
+
+    Args:
+        out: ``(sum of out_splits, ...)`` contiguous; neither read nor written before `finish`.
+        rows: ``(sum of splits, ...)``, in the dtype of ``out``.
+        out_splits: Rows received from each rank.
+        splits: Rows sent to each rank.
+        plan: Its ranks take part, in the same order of exchanges.
+        label: What travels, for error messages.
+        travel: Counts the bytes; nobody does when None.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        out_splits: tuple[int, ...],
+        splits: tuple[int, ...],
+        plan: HaloPlan,
+        label: str,
+        travel: Travel | None = None,
+    ) -> None:
+        self._out, self._ranks = out, plan.ranks
+        self._work: Work | None = None
+        row_bytes = out.element_size() * out.shape[1:].numel()
+        if row_bytes == 0:
+            return
+        self._begin = time.perf_counter()
+        self._ranks.clock.halo_rounds += 1
+        self._number, self._label = self._ranks.clock.halo_rounds, label
+        self._peers = [str(rank) for rank, counts in enumerate(zip(out_splits, splits, strict=True)) if any(counts)]
+        with self._failing(), self._ranks.clock.measure("halo", out.device):
+            self._sent: Tensor | None = self._ranks.on_wire(rows).contiguous()
+            if travel is not None:
+                travel.count(self._sent.numel() * self._sent.element_size())
+            is_direct = self._sent.device == out.device
+            self._received = out if is_direct else torch.empty(out.shape, dtype=out.dtype)
+            assert self._ranks.halo is not None
+            self._work = begin_exchange(
+                self._ranks.halo,
+                _bytes_of(self._received),
+                _bytes_of(self._sent),
+                [n * row_bytes for n in out_splits],
+                [n * row_bytes for n in splits],
+            )
+
+    def finish(self) -> Tensor:
+        """``out``, filled.
+
+        Raises:
+            HaloExchangeError: A peer failed, or did not take part before the timeout.
+        """
+        if self._work is not None:
+            clock, pulse = self._ranks.clock, self._ranks.pulse
+            waiting = pulse.waiting(f"halo exchange {self._number} ({self._label})")
+            with self._failing(), clock.measure("halo", self._out.device), waiting:
+                self._work.wait()
+                if self._received is not self._out:
+                    self._out.copy_(self._received)
+            self._work = self._sent = None
+        return self._out
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise HaloExchangeError(
+                f"rank {self._ranks.rank}: halo exchange {self._number} of this run ({self._label}) failed after "
+                f"{time.perf_counter() - self._begin:.1f} s. It exchanges rows with rank{'s' * (len(self._peers) > 1)} "
+                f"{', '.join(self._peers) or 'none'}; one of them stopped, is slow, or made other calls than this "
+                f"rank. The transport says: {error}"
+            ) from error
+
+
+def _bytes_of(rows: Tensor) -> Tensor:
+    return rows.view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
+
+
+class _Coded(Exchange):
+    """Rows on their way in the form that ``travel`` says.
+
+    Args:
+        out: ``(sum of out_splits, ...)``, contiguous; a matrix may have more columns than travel.
+        rows: ``(sum of splits, ...)`` likewise.
+        travel: Its wire compresses these rows.
+        row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
+        feedback: Encodes them in place of the wire alone.
+        width: Columns of matrices that travel; zeros stand behind them.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        out_splits: tuple[int, ...],
+        splits: tuple[int, ...],
+        plan: HaloPlan,
+        label: str,
+        travel: Travel,
+        row_ids: Tensor | None,
+        feedback: HaloFeedback | None,
+        width: int,
+    ) -> None:
+        self._whole, self._is_decoded = out, False
+        self._wire, self._width = travel.wire, width
+        rows = _as_matrix(rows)[:, :width]
+        if feedback is None:
+            coded = self._wire.encode(rows, travel.key, row_ids)
+        else:
+            coded = feedback.encode(travel.name, rows, self._wire)
+        coded_out = coded.new_empty((len(out), coded.shape[1]))
+        super().__init__(coded_out, coded, out_splits, splits, plan, label, travel)
+
+    def finish(self) -> Tensor:
+        coded = super().finish()
+        if not self._is_decoded:
+            rows = _as_matrix(self._whole)  # a view: the rows of `out` are contiguous
+            self._wire.decode(coded, rows[:, : self._width])
+            rows[:, self._width :] = 0
+            self._is_decoded = True
+        return self._whole
+
+
+class _CodedByPeer(Exchange):
+    """Rows on their way, for each peer in the form that ``travel`` says.
+
+    Args:
+        out: ``(sum of out_splits, ...)``, contiguous; a matrix may have more columns than travel.
+        rows: ``(sum of splits, ...)`` likewise.
+        travel: Has wires by peer.
+        row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
+        width: Columns of matrices that travel; zeros stand behind them.
+    """
+
+    def __init__(
+        self,
+        out: Tensor,
+        rows: Tensor,
+        out_splits: tuple[int, ...],
+        splits: tuple[int, ...],
+        plan: HaloPlan,
+        label: str,
+        travel: Travel,
+        row_ids: Tensor | None,
+        width: int,
+    ) -> None:
+        self._whole, self._is_decoded, self._width, self._counts = out, False, width, out_splits
+        here, peers = plan.ranks.rank, range(len(splits))
+        wires = [travel.wire_of(here, peer) for peer in peers]
+        self._wires = [travel.wire_of(peer, here) for peer in peers]
+        parts = _as_matrix(rows)[:, :width].split(splits)
+        ids = [None] * len(splits) if row_ids is None else row_ids.split(splits)
+        coded = [_coded(x, wire, travel, of_x) for x, wire, of_x in zip(parts, wires, ids, strict=True)]
+        sizes = [n * wire.row_bytes(width, out.dtype) for n, wire in zip(out_splits, self._wires, strict=True)]
+        received = coded[0].new_empty(sum(sizes))
+        sent_sizes = tuple(map(len, coded))
+        super().__init__(received, torch.cat(coded), tuple(sizes), sent_sizes, plan, label, travel)
+        self._sizes = sizes
+
+    def finish(self) -> Tensor:
+        received = super().finish()
+        if not self._is_decoded:
+            rows, width = _as_matrix(self._whole), self._width
+            parts = zip(received.split(self._sizes), rows.split(self._counts), self._wires, strict=True)
+            for coded, part, wire in parts:
+                if not len(part):
+                    continue
+                coded = coded.clone().view(len(part), -1)  # whose values lie at multiples of their sizes
+                if wire.compresses(width, part.dtype):
+                    wire.decode(coded, part[:, :width])
+                else:
+                    part[:, :width] = coded.view(part.dtype)
+            rows[:, width:] = 0
+            self._is_decoded = True
+        return self._whole
+
+
+def _coded(x: Tensor, wire: HaloWire, travel: Travel, row_ids: Tensor | None) -> Tensor:
+    """The bytes of rows, one row after the other."""
+    if wire.compresses(x.shape[1], x.dtype):
+        return wire.encode(x, travel.key, row_ids).flatten()
+    return _bytes_of(x.detach().contiguous())
+
+
+def _as_matrix(rows: Tensor) -> Tensor:
+    return rows.reshape(len(rows), rows.shape[1:].numel())
+
+
+class _Spread:
+    """The rows that travel in this step, scaled, at their places in ``out``; zeros elsewhere.
+
+    Args:
+        out: Contiguous; filled by `finish`.
+        places: Of the rows that travel.
+        scale: Of their values.
+        rows: Those that travel.
+    """
+
+    def __init__(self, out: Tensor, places: Tensor, scale: float, rows: Exchange) -> None:
+        self._out, self._places, self._scale, self._rows = out, places, scale, rows
+
+    def finish(self) -> Tensor:
+        return self._out.zero_().index_copy_(0, self._places, self._rows.finish() * self._scale)
+
+
+def begin_transfer(
+    x: Tensor, out: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None, *, goes_home: bool
+) -> Arriving:
+    """Send what this step sends; ``out`` fills with what it reads, which was sent in the step before if stale."""
+
+    def send(rows: Tensor) -> Arriving:
+        return _begin_now(x, rows, plan, label, travel, width, goes_home=goes_home)
+
+    if travel is None or travel.stale is None:
+        return send(out)
+    return travel.stale.begin(travel.name, out, plan, send, repeats=travel.direction != "gradient")
+
+
+def _begin_now(
+    x: Tensor, out: Tensor, plan: HaloPlan, label: str, travel: Travel | None, width: int | None, *, goes_home: bool
+) -> Arriving:
+    """Send those rows that travel in this step; ``x`` holds halo rows if these go home, and inner rows otherwise."""
+    if travel is None or travel.sample is None:
+        rows = x if goes_home else take_rows(x, plan.send_rows)
+        splits = (plan.send_splits, plan.recv_splits) if goes_home else (plan.recv_splits, plan.send_splits)
+        return _send(rows, out, *splits, plan, label, travel, width, None, goes_home=goes_home)
+    sample = travel.sample
+    if goes_home:
+        going, coming, splits = sample.read, sample.sent, (sample.send_splits, sample.recv_splits)
+        rows = take_rows(x, going)
+    else:
+        going, coming, splits = sample.sent, sample.read, (sample.recv_splits, sample.send_splits)
+        rows = take_rows(x, plan.send_rows.index_select(0, going))
+    part = out.new_empty((len(coming), *out.shape[1:]))
+    exchange = _send(rows, part, *splits, plan, label, travel, width, going, goes_home=goes_home)
+    return _Spread(out, coming, sample.scale, exchange)
+
+
+def _send(
+    rows: Tensor,
+    out: Tensor,
+    out_splits: tuple[int, ...],
+    splits: tuple[int, ...],
+    plan: HaloPlan,
+    label: str,
+    travel: Travel | None,
+    width: int | None,
+    places: Tensor | None,
+    *,
+    goes_home: bool,
+) -> Exchange:
+    """``places``: of ``rows`` among all that may travel; None for all of them."""
+    num_values = out.shape[1:].numel() if width is None else width
+    ids: Tensor | None = None
+    if travel is not None and travel.bits is not None:
+        if travel.watch is not None:
+            travel.watch.see(travel.name, _as_matrix(rows)[:, :num_values], splits)
+        if travel.bits.is_plain(travel.name):  # between all ranks: as they are, with what pads them
+            return Exchange(out, rows, out_splits, splits, plan, label, travel)
+        ids = _row_ids(plan, label, places, goes_home=goes_home)
+        return _CodedByPeer(out, rows, out_splits, splits, plan, label, travel, ids, num_values)
+    if travel is None or not travel.wire.compresses(num_values, out.dtype):
+        return Exchange(out, rows, out_splits, splits, plan, label, travel)
+    feedback = None if goes_home else travel.feedback
+    if travel.wire.is_random and feedback is None:
+        ids = _row_ids(plan, label, places, goes_home=goes_home)
+    return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)
+
+
+def _row_ids(plan: HaloPlan, label: str, places: Tensor | None, *, goes_home: bool) -> Tensor:
+    if plan.row_ids is None:
+        raise ValueError(f"{label}: a wire of few bits needs a plan that knows who its rows are")
+    ids = plan.row_ids.returned if goes_home else plan.row_ids.sent
+    return ids if places is None else ids.index_select(0, places)
