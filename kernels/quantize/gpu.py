@@ -17,13 +17,12 @@ from nugnn.kernels.philox import DerivedKey
 from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from nugnn.kernels.quantize import gpu_words
-from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE, ends_of, row_bytes
+from nugnn.kernels.quantize.gpu_levels import level_of, scale_and_inverse, step_and_back, value_of
+from nugnn.kernels.quantize.reference import OVERFLOW, ends_of, row_bytes
 
 _M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
 _ROUNDS = tl.constexpr(ROUNDS)
-_OVERFLOW, _SMALL, _RESCALE = (tl.constexpr(x) for x in (OVERFLOW, SMALL_RANGE, RESCALE))
-_HALVES = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again, it rounds to an integer, ties to even."""
+_OVERFLOW = tl.constexpr(OVERFLOW)
 _MOST_GROUPS = 128
 _TILE = 1024
 """Values in a program's tile."""
@@ -54,17 +53,13 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
     bits: tl.constexpr, is_stochastic: tl.constexpr, block_rows: tl.constexpr, block_groups: tl.constexpr,
 ):  # fmt: skip
     most: tl.constexpr = (1 << bits) - 1
-    top = tl.full([block_rows], most, tl.float32)
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     in_row = row < num_rows
     low, high = _ends_of(x, row, in_row, num_columns, block_rows, block_groups)
     is_number = low == low  # noqa: PLR0124
     tl.store(ends + 2 * row, low, mask=in_row)
     tl.store(ends + 2 * row + 1, high, mask=in_row)
-    span = high - low
-    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
-    divisor = tl.where(span > 0, span * scale, 1.0)
-    inverse = tl.where(span > 0, tl.math.div_rn(top, divisor), 0.0)
+    scale, inverse = scale_and_inverse(low, high, most)
     lane = tl.arange(0, 8)
     if is_stochastic:
         ids = tl.load(row_ids + row, mask=in_row, other=0)
@@ -74,7 +69,7 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
         inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
         at = row[:, None, None] * num_columns + column[None, :, :]
         value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
-        place = ((value - low[:, None, None]) * scale[:, None, None]) * inverse[:, None, None]
+        words = group
         if is_stochastic:
             half = tl.arange(0, 2)
             block = (group[:, None] * 2 + half[None, :]).to(tl.int64)
@@ -84,11 +79,8 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
             words = tl.reshape(
                 tl.join(tl.join(c0, c2), tl.join(c1, c3)), [block_rows, block_groups, 8]
             )  # words 0 to 3 of both blocks
-            place = tl.floor(place + (words >> 8).to(tl.float32) * 5.9604644775390625e-08)
-        else:
-            place = (place + _HALVES) - _HALVES
-        level = tl.minimum(tl.maximum(place, 0.0), most * 1.0)
-        level = tl.where(inside & is_number[:, None, None], level, 0.0).to(tl.int64)
+        is_valid = inside & is_number[:, None, None]
+        level = level_of(value, is_valid, low, scale, inverse, words, most, is_stochastic).to(tl.int64)
         string = tl.sum(level << (lane * bits).to(tl.int64)[None, None, :], 2)
         for byte in tl.static_range(bits):
             place_of_byte = group * bits + byte
@@ -103,7 +95,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     most: tl.constexpr = (1 << bits) - 1
-    top = tl.full([block_rows], most, tl.float32)
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     in_row = row < num_rows
     # Not known to be 0: of columns that fit 16 bits the LLVM of Triton 3.6 makes pairs, and bits of a neighbour that
@@ -111,10 +102,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     column_0 = first_column + tl.arange(0, block_columns)
     low = tl.load(ends + 2 * row, mask=in_row, other=0)
     high = tl.load(ends + 2 * row + 1, mask=in_row, other=0)
-    span = high - low
-    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
-    back = tl.where(span < _SMALL, 1.0 / _RESCALE, 1.0)
-    step = tl.math.div_rn(span * scale, top)
+    step, back = step_and_back(low, high, most)
     for first in range(0, num_columns, block_columns):
         column = first + column_0
         inside = in_row[:, None] & (column < num_columns)[None, :]
@@ -124,8 +112,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         reaches = inside & (bit % 8 + bits > 8)[None, :]
         word += tl.load(at + 1, mask=reaches, other=0).to(tl.int32) << 8
         level = (word >> (bit % 8)[None, :]) & most
-        value = low[:, None] + (level.to(tl.float32) * step[:, None]) * back[:, None]
-        value = tl.where(level == most, high[:, None], value)
+        value = value_of(level, low[:, None], high[:, None], step[:, None], back[:, None], most)
         tl.store(out + row[:, None] * num_columns + column[None, :], value.to(out.dtype.element_ty), mask=inside)
 
 

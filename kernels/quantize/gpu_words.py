@@ -14,13 +14,12 @@ from torch import Tensor
 from nugnn.kernels.philox import DerivedKey
 from nugnn.kernels.philox.gpu import key_word, philox_tile
 from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
-from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE, row_bytes
+from nugnn.kernels.quantize.gpu_levels import level_of, scale_and_inverse, step_and_back, value_of
+from nugnn.kernels.quantize.reference import OVERFLOW, row_bytes
 
 _M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
 _ROUNDS = tl.constexpr(ROUNDS)
-_OVERFLOW, _SMALL, _RESCALE = (tl.constexpr(x) for x in (OVERFLOW, SMALL_RANGE, RESCALE))
-_HALVES = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again, it rounds to an integer, ties to even."""
+_OVERFLOW = tl.constexpr(OVERFLOW)
 _TILE, _WARPS = 1024, 1
 """Values in a program's tile, and its warps. Of 512 to 4,096 values and 1 to 8 warps nearly the fastest for 8, 4 and 2
 bits in rows of 1,024 float32 (H200)."""
@@ -65,11 +64,8 @@ def _store_words(  # type: ignore[no-untyped-def]
     lanes: tl.constexpr = lane.shape[0]
     most: tl.constexpr = (1 << bits) - 1
     is_number = low == low  # noqa: PLR0124
-    span = high - low
-    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
-    divisor = tl.where(span > 0, span * scale, 1.0)
-    inverse = tl.where(span > 0, tl.math.div_rn(tl.full(span.shape, most, tl.float32), divisor), 0.0)
-    place = ((value - low[:, None, None]) * scale[:, None, None]) * inverse[:, None, None]
+    scale, inverse = scale_and_inverse(low, high, most)
+    random = word
     if is_stochastic:
         blocks: tl.constexpr = lanes // 4
         block = (word[:, None] * blocks + tl.arange(0, blocks)[None, :]).to(tl.int64)
@@ -77,11 +73,8 @@ def _store_words(  # type: ignore[no-untyped-def]
             ids[:, None, None], block[None, :, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS
         )
         random = tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), value.shape)  # words 0 to 3 of each block
-        place = tl.floor(place + (random >> 8).to(tl.float32) * 5.9604644775390625e-08)
-    else:
-        place = (place + _HALVES) - _HALVES
-    level = tl.minimum(tl.maximum(place, 0.0), most * 1.0)
-    level = tl.where(inside & is_number[:, None, None], level, 0.0).to(tl.int32)
+    is_valid = inside & is_number[:, None, None]
+    level = level_of(value, is_valid, low, scale, inverse, random, most, is_stochastic).to(tl.int32)
     string = tl.sum(level << (lane * bits)[None, None, :], 2)
     kept = in_row[:, None] & (word < words_of_row - 2)[None, :]
     tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string.to(tl.int32), mask=kept)
@@ -136,17 +129,13 @@ def _decode_words_kernel(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, lanes)
     low = tl.load(words + row * words_of_row, mask=in_row, other=0).to(tl.float32, bitcast=True)
     high = tl.load(words + row * words_of_row + 1, mask=in_row, other=0).to(tl.float32, bitcast=True)
-    span = high - low
-    scale = tl.where(span < _SMALL, _RESCALE, 1.0)
-    back = tl.where(span < _SMALL, 1.0 / _RESCALE, 1.0)
-    step = tl.math.div_rn(span * scale, tl.full([block_rows], most, tl.float32))
+    step, back = step_and_back(low, high, most)
     for first in range(0, words_of_row - 2, block_words):
         word = first + tl.arange(0, block_words)
         there = in_row[:, None] & (word < words_of_row - 2)[None, :]
         string = tl.load(words + (row[:, None] * words_of_row + 2 + word[None, :]), mask=there, other=0)
         level = (string[:, :, None] >> (lane * bits)[None, None, :]) & most
-        value = low[:, None, None] + (level.to(tl.float32) * step[:, None, None]) * back[:, None, None]
-        value = tl.where(level == most, high[:, None, None], value)
+        value = value_of(level, low[:, None, None], high[:, None, None], step[:, None, None], back[:, None, None], most)
         column = word[:, None] * lanes + lane[None, :]
         inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
         to = out + (row[:, None, None] * num_columns + column[None, :, :])
