@@ -11,6 +11,7 @@ install: $(STAMP)
 $(STAMP): requirements-dev.lock pyproject.toml
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
 	  { echo "nugnn needs Python 3.11 or 3.12 with venv; name one: make install PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing torch, dgl and what they need into .venv: some minutes, and nothing is printed meanwhile"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
