@@ -41,13 +41,13 @@ def library() -> ctypes.CDLL:
 
 
 class CuSparseProduct:
-    """``y = A @ x`` for one CSR matrix and one buffer ``x``, everything but the product done beforehand.
+    """``y = A @ x`` for one CSR matrix and one shape of ``x``, everything but the product done beforehand.
 
     Args:
         indptr: ``(N + 1,)`` int32.
         indices: ``(E,)`` int32.
         values: ``(E,)`` of the dtype of ``x``.
-        x: ``(L, F)`` float32, float16 or bfloat16, contiguous. Accumulation is float32.
+        x: ``(L, F)`` float32, float16 or bfloat16, contiguous. Accumulation is float32. Kept for calls without another.
         algorithm: One of `ALGORITHMS`.
         preprocess: Call ``cusparseSpMM_preprocess`` once.
 
@@ -60,6 +60,7 @@ class CuSparseProduct:
     ) -> None:
         self._library = library()
         num_rows = len(indptr) - 1
+        self.algorithm, self.preprocess = algorithm, preprocess
         self.y = torch.empty(num_rows, x.shape[1], dtype=x.dtype, device=x.device)
         self._kept = (indptr, indices, values, x)  # the descriptors hold their addresses
         kind = _TYPES[x.dtype]
@@ -92,6 +93,14 @@ class CuSparseProduct:
         """The product, in a buffer that the next call overwrites."""
         self._call("cusparseSpMM", *self._arguments)
         return self.y
+
+    def of(self, x: Tensor) -> Tensor:
+        """The product with another ``x`` of the same shape and type, in new memory."""
+        x, y = x.contiguous(), torch.empty_like(self.y)
+        for descriptor, dense in ((self._x, x), (self._y, y)):
+            self._call("cusparseDnMatSetValues", descriptor, c_void_p(dense.data_ptr()))
+        self._call("cusparseSpMM", *self._arguments)
+        return y
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

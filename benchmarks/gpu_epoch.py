@@ -172,7 +172,7 @@ def plain(kind: str, case: Case, precision: str, dropout: float, rows: Tensor | 
     model.to(case.device)
     adjacency = Adjacency(Csr(graph.indptr.int(), graph.indices))
     if kind != "gat":
-        adjacency.prepare({"sage": "mean", "gcn": "both"}[kind], storage_of(precision))
+        adjacency.prepare({"sage": "mean", "gcn": "both"}[kind], storage_of(precision), model.summed_widths)
     x = graph.features
     return trained(model, lambda: model(adjacency, x), case, rows, precision)
 

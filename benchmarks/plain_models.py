@@ -4,6 +4,8 @@ What makes them good baselines:
 
 * CSR with int32 indices, built once; the transposed matrix for the backward built once, too (torch would transpose in
   every backward). The benchmark graphs are symmetric, so both share one pattern and only the values are stored twice.
+* On a GPU each of these matrices is multiplied by the fastest of torch's own call and cuSPARSE's ALG2 and ALG3 with
+  their analysis kept, for each width, as found out before the first epoch.
 * The mean's ``1 / degree`` and GCN's ``1 / sqrt(d_u d_v)`` are values of the matrix: they cost no pass of their own.
 * A layer multiplies with the weight first where that makes the rows narrower, last where it makes them wider.
 * Under autocast the features are stored in bfloat16 and aggregated in it.
@@ -17,10 +19,14 @@ Shape suffixes: N nodes, E edges, H heads, D features of a head.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from baselines import Csr
+from cusparse import CuSparseError, CuSparseProduct
+from harness import time_ms
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
@@ -36,6 +42,7 @@ class Adjacency:
     def __init__(self, csr: Csr) -> None:
         self.csr = csr
         self._matrices: dict[tuple[str, torch.dtype, bool], Tensor] = {}
+        self._products: dict[tuple[str, torch.dtype, bool, int], Callable[[Tensor], Tensor]] = {}
         self._reverse: Tensor | None = None
         self._destinations: Tensor | None = None
 
@@ -75,11 +82,36 @@ class Adjacency:
             self._reverse = order.int()
         return self._reverse
 
-    def prepare(self, norm: str, dtype: torch.dtype) -> None:
-        """Make a matrix and its transpose now, and forget what only their making needed."""
+    def prepare(self, norm: str, dtype: torch.dtype, widths: Iterable[int] = ()) -> None:
+        """Make a matrix and its transpose now, and forget what only their making needed.
+
+        On a GPU also find out the fastest way to multiply each with rows of these widths.
+        """
+        widths = set(widths)
         for is_transposed in (False, True):
-            self.matrix(norm, dtype, is_transposed)
+            matrix = self.matrix(norm, dtype, is_transposed)
+            for width in widths if matrix.is_cuda else ():
+                key = (norm, dtype, is_transposed and norm == "mean", width)
+                if key not in self._products:
+                    x = torch.ones(len(matrix), width, dtype=dtype, device=matrix.device)
+                    self._products[key] = fastest_product(matrix, x)
         self._destinations = None
+
+    def multiply(self, norm: str, x: Tensor, is_transposed: bool) -> Tensor:
+        """The matrix of ``norm`` with ``x``, in the way found out by `prepare`."""
+        product = self._products.get((norm, x.dtype, is_transposed and norm == "mean", x.shape[1]))
+        return self.matrix(norm, x.dtype, is_transposed) @ x if product is None else product(x)
+
+
+def fastest_product(matrix: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """The fastest way to multiply a CSR ``matrix`` with rows like ``x``: torch's call, or cuSPARSE's ALG2 or ALG3."""
+    parts = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    ways: list[Callable[[Tensor], Tensor]] = [lambda x: matrix @ x]
+    for algorithm in ("alg2", "alg3"):
+        with contextlib.suppress(CuSparseError):  # not for this type
+            ways.append(CuSparseProduct(*parts, x, algorithm, preprocess=True).of)
+    times = [time_ms(lambda way=way: way(x), x.device, budget_seconds=0.1).median_ms for way in ways]
+    return ways[times.index(min(times))]
 
 
 class _Product(torch.autograd.Function):
@@ -89,12 +121,12 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, adjacency: Adjacency, norm: str) -> Tensor:
         ctx.adjacency, ctx.norm = adjacency, norm
         with torch.autocast(x.device.type, enabled=False):  # it would cast the matrix in every step
-            return adjacency.matrix(norm, x.dtype, False) @ x
+            return adjacency.multiply(norm, x, False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.adjacency.matrix(ctx.norm, grad.dtype, True) @ grad.contiguous(), None, None
+        return ctx.adjacency.multiply(ctx.norm, grad.contiguous(), True), None, None
 
 
 def aggregate(adjacency: Adjacency, norm: str, x: Tensor) -> Tensor:
@@ -223,6 +255,9 @@ class PlainModel(nn.Module):
         num_classes: Width of the output.
         heads: Of hidden ``gat`` layers; the last has one.
         dropout: Probability.
+
+    Attributes:
+        summed_widths: Columns of the rows that each layer of ``sage`` and ``gcn`` aggregates.
     """
 
     def __init__(
@@ -231,8 +266,10 @@ class PlainModel(nn.Module):
         super().__init__()
         self.dropout = dropout
         self.layers = nn.ModuleList()
+        self.summed_widths = []
         for number in range(3):
             out, num_heads = (num_classes, 1) if number == 2 else (hidden, heads)
+            self.summed_widths.append(min(width, out))
             layer: nn.Module = {
                 "sage": lambda i, o, h: SageMean(i, o),
                 "gcn": lambda i, o, h: GraphConv(i, o),

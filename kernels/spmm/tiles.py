@@ -38,6 +38,25 @@ order: two passes that read half of each row find twice as many rows in the cach
 """
 _PASS_BYTES = 64
 """What one more pass costs for each edge: its index and the instructions around it, as bytes of features."""
+_MANY_EDGES = 32
+"""Mean degree from which tiles are those of :data:`_SEARCHED`."""
+_SEARCHED: dict[tuple[int, int], tuple[int, int, int]] = {
+    (4, 32): (4, 4, 4),
+    (4, 64): (4, 4, 2),
+    (4, 128): (1, 8, 4),
+    (4, 256): (1, 2, 16),
+    (2, 32): (4, 4, 2),
+    (2, 64): (1, 8, 2),
+    (2, 128): (1, 8, 4),
+    (2, 256): (1, 2, 16),
+    (8, 256): (1, 2, 16),
+}
+"""``rows, edges, unroll`` by the bytes of a value and of a row's part, for plain sums of rows with many edges.
+
+Milliseconds on an H200, products-like, in the given order and by communities, before and with them: float32 32 bytes
+1.77 and 1.07 to 1.51 and 0.86; 64 bytes 2.49 and 1.62 to 1.99 and 1.17; 128 bytes 3.9 and 2.6 to 2.5 and 1.6; bfloat16
+32 bytes 1.98 and 1.23 to 1.65 and 1.01; 64 bytes 3.1 and 2.07 to 2.32 and 1.59; 128 bytes 3.0 and 2.2 to 2.7 and 2.0.
+"""
 
 
 @functools.cache
@@ -52,25 +71,28 @@ def choose_tile(num_heads: int, num_columns: int, itemsize: int, mean_degree: in
         columns = fitting
         if fitting * itemsize > _BLOCK_BYTES // 8:
             columns = min(sizes, key=lambda size: -(-num_columns // size) * (size * itemsize + _PASS_BYTES))
-        if itemsize == 2 and num_columns % 256 == 0:
-            columns = 256  # a warp for an edge, as there is nothing to add over lanes: 6.4 ms, else 6.8 (found order)
+        if itemsize == 2 and (num_columns % 256 == 0 or 128 < num_columns < 256):
+            # a warp for an edge, as there is nothing to add over lanes: 256 columns 6.4 ms, else 6.8, 160 columns 5.5,
+            # else 6.6 (found order)
+            columns = 256
         heads = 1
     else:
         columns = min(power_of_2(num_columns), _BLOCK_BYTES // itemsize)
         heads = min(power_of_2(num_heads), max(1, _BLOCK_BYTES // itemsize // columns))
     row_bytes = heads * columns * itemsize
-    if num_heads == 1 and row_bytes == 128 and itemsize == 2 and mean_degree >= 32 and num_streams == 1:
-        return Tile(1, 4, 4, 1, columns)  # two rows in lockstep took 3.2 ms, maxima here 2.4; sums were not timed
-    if num_heads == 1 and row_bytes <= 16 and mean_degree >= 32 and num_streams == 1:
-        # Eight rows at once, for one alone waits for its offsets, indices and values in turn: F = 1 in clustered order
-        # 0.44 ms, else 0.67, in random order 0.93 both (H200); 16 lanes still read a row's indices side by side.
-        return Tile(4, 8, 2, 1, columns) if columns == 8 else Tile(8, 16, 2 if columns == 1 else 1, 1, columns)
+    if num_heads == 1 and mean_degree >= _MANY_EDGES and num_streams == 1:
+        if row_bytes <= 16:
+            # Eight rows at once, for one alone waits for its offsets, indices and values in turn: F = 1 in clustered
+            # order 0.44 ms, else 0.67, in random order 0.93 both (H200); 16 lanes still read a row's indices side by
+            # side.
+            return Tile(4, 8, 2, 1, columns) if columns == 8 else Tile(8, 16, 2 if columns == 1 else 1, 1, columns)
+        if (itemsize, row_bytes) in _SEARCHED:
+            rows, edges, unroll = _SEARCHED[itemsize, row_bytes]
+            return Tile(rows, edges, unroll, 1, columns)
     loads = max(1, LOADS // num_streams)
     if row_bytes < 128 and itemsize == 2:
         loads = max(1, loads // 2)  # their float32 sums are kept for each edge slot: registers
     most = max(1, min(16, power_of_2(mean_degree)))
-    if num_heads == 1 and row_bytes == _BLOCK_BYTES and mean_degree >= 32 and num_streams == 1:
-        loads, most = 2 * loads, 32  # 3.38 ms in bfloat16, else 3.44, and 5.52 in float32, else 5.71 (F = 128)
     slots = max(1, loads * 512 // row_bytes)  # edges that one warp reads at once
     of_a_row = min(most, slots)
     rows = min(16, slots // of_a_row)

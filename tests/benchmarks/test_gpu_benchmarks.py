@@ -105,6 +105,34 @@ def test_cusparse_gets_the_matrix_once_and_preprocesses_only_when_asked(csr, fak
     assert fake_library.calls["cusparseSpMM_preprocess"][9].value == cusparse.ALGORITHMS["alg1"]
 
 
+def test_a_product_takes_other_rows_and_gives_new_memory(csr, fake_library):
+    x = torch.ones(csr.num_nodes, 6)
+    product = cusparse.CuSparseProduct(csr.indptr, csr.indices, torch.ones(csr.num_edges), x, "alg3", preprocess=True)
+    other = torch.zeros(6, csr.num_nodes).t()
+    result = product.of(other)
+    assert result.shape == x.shape
+    assert result.data_ptr() != product.y.data_ptr()
+    assert fake_library.calls["cusparseDnMatSetValues"][1].value == result.data_ptr()
+
+
+def test_the_widths_that_a_plain_model_sums_are_known_before(graph, csr):
+    seen = []
+
+    class Seen(plain_models.Adjacency):
+        def multiply(self, norm, x, is_transposed):
+            seen.append(x.shape[1])
+            return super().multiply(norm, x, is_transposed)
+
+    for kind, norm in (("sage", "mean"), ("gcn", "both")):
+        model = plain_models.PlainModel(kind, 12, hidden=8, num_classes=5)
+        adjacency = Seen(csr)
+        adjacency.prepare(norm, torch.float32, model.summed_widths)
+        del seen[:]
+        model(adjacency, graph.features).sum().backward()
+        assert seen[:3] == model.summed_widths
+        assert set(seen[3:]) <= set(seen[:3])
+
+
 def test_a_refusal_of_cusparse_is_an_error(csr, fake_library):
     fake_library.refused = "cusparseSpMM_bufferSize"
     with pytest.raises(cusparse.CuSparseError, match="cusparseSpMM_bufferSize gave status 3"):

@@ -118,10 +118,10 @@ class Search:
         driver.set_active(H100())
 
 
-def a_structure() -> Structure:
-    """20 edges a row, one row of many pieces."""
+def a_structure(degree: int = 20) -> Structure:
+    """So many edges a row, one row of many pieces."""
     generator = torch.Generator().manual_seed(0)
-    degrees = torch.full((NUM_ROWS,), 20)
+    degrees = torch.full((NUM_ROWS,), degree)
     degrees[7] = 20_000
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
     return Structure(NUM_ROWS, indptr, torch.randint(0, NUM_ROWS, (int(indptr[-1]),), generator=generator).int())
@@ -141,6 +141,11 @@ def spmm(structure: Structure, width: int, dtype: torch.dtype, padded: bool, sca
     scale = torch.ones(NUM_ROWS) if scaled else None
     add_to = padded_copy(torch.ones(NUM_ROWS, width), dtype) if adds else None
     differentiate(aggregate(structure, "copy_lhs", "sum", rows(width, dtype, padded), None, scale, scale, add_to))
+
+
+def sum_of_many(_: Structure, *arguments: Any) -> None:
+    """With the tiles searched for rows of many edges."""
+    spmm(a_structure(40), *arguments)
 
 
 def spmm_of_two(structure: Structure, width: int, dtype: torch.dtype, padded: bool) -> None:
@@ -214,6 +219,7 @@ def codec(width: int, bits: int) -> None:
 QUICK: list[tuple[Any, ...]] = [
     (spmm, 47, BF16, True, True, False),  # the one that was wrong, without last_column
     (spmm, 33, FP32, True, False, True),
+    (sum_of_many, 47, BF16, True, True, False),
     (maximum, 100, BF16, False),
     (spmm_of_two, 47, BF16, True),
     (weighted_spmm, 1, 33, FP32),
@@ -226,6 +232,7 @@ QUICK: list[tuple[Any, ...]] = [
 _FLAGS = (False, True)
 WIDE: list[tuple[Any, ...]] = [
     *((spmm, *case) for case in product((3, 7, 17, 33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS, _FLAGS)),
+    *((sum_of_many, *case) for case in product((7, 16, 17, 33, 47, 100, 160), (BF16, FP32), _FLAGS, _FLAGS, _FLAGS)),
     *((spmm_of_two, *case) for case in product((3, 33, 47, 100, 256), (BF16, FP32), _FLAGS)),
     *((weighted_spmm, *case) for case in product((1, 4), (33, 47, 100), (BF16, FP32))),
     *((maximum, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS)),
@@ -243,7 +250,7 @@ def main() -> None:
     cases = [(padded_sums, False), (padded_sums, True), *(WIDE if IS_WIDE else QUICK)]
     for case, *arguments in cases:
         search.case = (case.__name__, *arguments)
-        if case in (spmm, spmm_of_two, weighted_spmm, maximum, gatv2, edges):
+        if case in (spmm, sum_of_many, spmm_of_two, weighted_spmm, maximum, gatv2, edges):
             arguments.insert(0, structure)
         case(*arguments)
     known = [line for line in search.wrong if line.startswith("_padded_sums_kernel of ('padded_sums', True)")]

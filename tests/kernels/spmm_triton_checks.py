@@ -349,6 +349,21 @@ def check_views_padding_and_repetition() -> None:
     assert torch.equal(aggregate(many, "copy_lhs", "sum", x, None), spmm_reference(many, "copy_lhs", "sum", x, None))
 
 
+def check_sums_of_rows_with_many_edges() -> None:
+    """The tiles searched for a mean degree of 32 and more, a masked and a whole row of each."""
+    indptr = torch.tensor([0, 3, 3, 48, 130, 330], device=DEVICE)
+    indices = torch.randint(0, 7, (330,), generator=torch.Generator().manual_seed(27))
+    structure = Structure(7, indptr, indices.to(DEVICE))
+    assert in_edges(structure).mean_degree >= 32
+    for dtype, widths in ((torch.float32, (8, 5, 16, 12, 32, 72)), (torch.bfloat16, (16, 12, 32, 24, 48, 160))):
+        for width in widths:
+            x = torch.randn(structure.num_src, width, generator=torch.Generator().manual_seed(width)).to(DEVICE, dtype)
+            out = aggregate(structure, "copy_lhs", "sum", x, None)
+            exact = spmm_reference(structure, "copy_lhs", "sum", x.double(), None)
+            mass = spmm_reference(structure, "copy_lhs", "sum", x.double().abs(), None)
+            assert ((out.double() - exact).abs() <= allowed(structure.in_degrees[:, None], dtype, mass, exact)).all()
+
+
 def check_how_rows_lie_changes_no_bit() -> None:
     structure = a_structure(23, 6)
     generator = torch.Generator().manual_seed(23)
