@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.random_draws import calling_line
 from nugnn.kernels.rows import Rows, rows_of, tag_turned, turned_rows_of
 
 Proceed = Callable[[OperatorCall], Any]
@@ -93,8 +94,8 @@ class AttentionHandler:
         function = getattr(call.run, "__name__", "")
         raise NotImplementedError(
             f"{call.name}: {function}{how} draws random numbers by position, so they would depend on the split: it is "
-            f"not known whose rows its query of shape {tuple(query.shape)} holds. Give torch.nn.MultiheadAttention "
-            "batch_first=True and rows of the batch on axis 0, or dropout=0."
+            f"not known whose rows its query of shape {tuple(query.shape)} holds{calling_line()}. Give "
+            "torch.nn.MultiheadAttention batch_first=True and rows of the batch on axis 0, or dropout=0."
         )
 
 
