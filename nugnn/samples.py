@@ -17,7 +17,8 @@ optimizer.step()
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,13 @@ def as_samples(batch: Batch, ranks: Ranks) -> Batch:
 
     map_tensors(declare, batch.data)
     return batch
+
+
+def called(model: nn.Module, x: Any) -> Any:
+    """``model(x)``, or ``model(*x)`` for a tuple or list, or ``model(**x)`` for a mapping."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, (tuple, list)) else model(x)
 
 
 def intercept_samples(
