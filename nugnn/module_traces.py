@@ -314,7 +314,7 @@ def _difference(a: Tensor, b: Tensor, scale: float) -> float:
     """Largest difference of entries, relative to the largest entry or to ``scale``, whichever is larger."""
     if a.shape != b.shape:
         return float("inf")
-    a, b = a.double(), b.double()
+    a, b = _numbers(a), _numbers(b)
     differs = (a != b) & ~(a.isnan() & b.isnan())
     if not differs.any():
         return 0.0
@@ -323,4 +323,9 @@ def _difference(a: Tensor, b: Tensor, scale: float) -> float:
 
 
 def _size(x: Tensor) -> float:
-    return float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+    return float(_numbers(x).abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """In float64; flags as 0 and 1, complex numbers as pairs."""
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
