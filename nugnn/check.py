@@ -81,9 +81,8 @@ def check(
             raise ValueError("nugnn.check: regularizer and max_nodes belong to graphs, not to samples; leave them out")
         from nugnn.check_samples import check_samples  # graphs train without it
 
-        return check_samples(
-            model, data, loss=loss, collate_fn=collate_fn, num_parts=num_parts, max_samples=max_samples
-        )
+        how: dict[str, Any] = {"collate_fn": collate_fn, "num_parts": num_parts, "max_samples": max_samples}
+        return check_samples(model, data, loss=loss, **how)  # type: ignore[arg-type]
     if collate_fn is not None or max_samples != _MAX_SAMPLES:
         raise ValueError("nugnn.check: collate_fn and max_samples belong to samples, not to graphs; leave them out")
     data = checked_inputs("nugnn.check", model, data)

@@ -254,11 +254,12 @@ def check(
 ) -> None:
     """Name the first module whose result depends on how the graph, or a batch of samples, is split.
 
-    Compares the model on one part with the same model on three unequal parts, in float64, on a small graph or a batch of
-    samples: outputs of each module, gradients and buffers, in training and in evaluation.
+    Compares the model on one part with the same model on three unequal parts, in float64, on a small graph or a batch
+    of samples: outputs of each module, gradients and buffers, in training and in evaluation.
     """
     with errors_reported():
-        given = {"model": model, "dataset": dataset, "data_dir": data_dir or os.environ.get("NUGNN_DATA") or None}
+        data_dir = data_dir or os.environ.get("NUGNN_DATA") or None
+        given: dict[str, Any] = {"model": model, "dataset": dataset, "data_dir": data_dir}
         if config_kind(dataset) is SampleConfig:
             if num_nodes is not None:
                 raise ConfigError(f"--num-nodes belongs to graphs, and --dataset {dataset} names samples; leave it out")

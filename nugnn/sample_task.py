@@ -26,7 +26,6 @@ from nugnn.task import Stage
 from nugnn.train_options import check_options
 from nugnn.user_code import whose
 
-
 _COMPARED = (3, 2)
 """Samples of the parts that are compared before training; a single one might be less than training ever has."""
 _MOST_PARAMETERS = 50_000_000
@@ -123,8 +122,8 @@ class SampleTask:
         num_parameters = sum(p.numel() for p in self.model.parameters())
         if num_parameters > _MOST_PARAMETERS:
             return [
-                f"the model has {num_parameters:,} parameters, too many to compare two parts of a batch with one before "
-                "training; nugnn.check(model, data) does it"
+                f"the model has {num_parameters:,} parameters, too many to compare two parts of a batch with one "
+                "before training; nugnn.check(model, data) does it"
             ]
         if num_samples(self._part.train) < sum(_COMPARED):
             return []
@@ -136,8 +135,8 @@ class SampleTask:
             if error.__cause__ is not None:  # what a part raised, training would raise as well
                 raise
             raise ModelDiffers(
-                f"{error} With workers=1 it trains as it is; nugnn.fit(check=False) trains over several workers without "
-                "this comparison."
+                f"{error} With workers=1 it trains as it is; nugnn.fit(check=False) trains over several workers "
+                "without this comparison."
             ) from error
         except ModelFails as error:  # if it fails in training too, that says why
             return [f"two parts of a batch were not compared with one before training: {error}"]

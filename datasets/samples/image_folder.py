@@ -256,7 +256,9 @@ def _sides(size: tuple[int, int]) -> str:
 
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
-    return ValueError(f"{path} cannot be read as an image ({str(error)[:200]}); get the file again, or keep it elsewhere")
+    return ValueError(
+        f"{path} cannot be read as an image ({str(error)[:200]}); get the file again, or keep it elsewhere"
+    )
 
 
 def _pillow():  # type: ignore[no-untyped-def]  # the module PIL.Image

@@ -124,7 +124,7 @@ def _scripted_noise(x: Tensor) -> Tensor:
         (_Block(_WrongBackward.apply), r"^the gradient of \S+ gives another result .* although all outputs agree"),
         (_Block(lambda x: x + random.random()), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
         (_Block(lambda x: x * np.random.rand()), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
-        (_Block(lambda x: _scripted_noise(x)), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
+        (_Block(lambda x: 1 * _scripted_noise(x)), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
         (_Block(lambda x: x + torch.randn(x.shape)), r"middle/random: randn draws .*test_check_samples\.py, line \d+"),
         (_Block(nn.Dropout2d(0.5)), r"this kind of dropout .* F\.dropout\(torch\.ones_like\(x\[:, :, :1\]\)"),
     ],
@@ -170,7 +170,8 @@ def test_a_model_bound_to_float32_is_compared_in_float32() -> None:
 
 def test_nothing_is_left_behind() -> None:
     model = _Net().eval()
-    before, states = copy.deepcopy(model.state_dict()), (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    before = copy.deepcopy(model.state_dict())
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     check_samples(model, _data("mlp"))
     assert not model.training and all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
