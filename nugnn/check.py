@@ -187,7 +187,7 @@ def _traced(
 ) -> Trace:
     shard_embeddings(model, graph)
     interceptor = intercept(model, graph)
-    with watched(model, interceptor, lambda x: (x, _global_ids(x, graph))) as trace:
+    with watched(model, interceptor, lambda x: (x.detach().clone(), _global_ids(x, graph))) as trace:
         inputs = (graph, graph.ndata["feat"]) if "feat" in graph.ndata else (graph,)
         with interceptor.step(0):
             logits = model(*inputs)

@@ -153,16 +153,18 @@ class Trace:
         self.buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
+Noted = tuple[Tensor, "Tensor | None"]
+"""A tensor with rows on axis 0, not to be written to by others, and the global ids of the rows."""
+
+
 @contextmanager
-def watched(
-    model: nn.Module, interceptor: Interceptor, rows_on_top: Callable[[Tensor], tuple[Tensor, Tensor | None]]
-) -> Iterator[Trace]:
+def watched(model: nn.Module, interceptor: Interceptor, rows_on_top: Callable[[Tensor], Noted]) -> Iterator[Trace]:
     """While open, what modules of ``model`` take and give on this thread is noted.
 
     Args:
         model: Run in steps of ``interceptor``.
         interceptor: Tells this thread's steps from those of other ranks.
-        rows_on_top: The tensor with rows on axis 0, and their global ids; None where they are not those that are split.
+        rows_on_top: What is to be kept of a tensor; without ids where its rows are not those that are split.
     """
     trace = Trace()
     names = {id(m): f"{path} ({type(m).__name__})" if path else TOP for path, m in model.named_modules()}
@@ -176,8 +178,7 @@ def watched(
         for x in values if isinstance(values, (tuple, list)) else (values,):
             if isinstance(x, Tensor) and x.dim() and x.layout is torch.strided:
                 caller = callers[-1] if callers else ""
-                turned, ids = rows_on_top(x)
-                trace.values.append(Value(names[id(module)], caller, role, turned.detach().clone(), ids))
+                trace.values.append(Value(names[id(module)], caller, role, *rows_on_top(x)))
 
     def enter(module: nn.Module, args: Any) -> None:
         if concerns(module):

@@ -31,6 +31,9 @@ _COMPARED = (3, 2)
 _MOST_PARAMETERS = 50_000_000
 """Copies in float64 of a larger model may not fit beside everything else."""
 
+_MOST_SECONDS = 1.0
+"""Forward, of one sample, in float64: the comparison takes some fifty times as long."""
+
 
 class SampleTask:
     """A `nugnn.task.Task`; the arguments are those of `nugnn.fit`."""
@@ -116,19 +119,19 @@ class SampleTask:
         """
         if not self._check:
             return []
-        from nugnn.check_samples import compare_batch, first_batch
+        from nugnn.check_samples import compare_batch, first_batch, seconds_of_a_sample
         from nugnn.module_traces import ModelDiffers, ModelFails
 
+        not_done = "two parts of a batch were not compared with one before training"
         num_parameters = sum(p.numel() for p in self.model.parameters())
         if num_parameters > _MOST_PARAMETERS:
-            return [
-                f"the model has {num_parameters:,} parameters, too many to compare two parts of a batch with one "
-                "before training; nugnn.check(model, data) does it"
-            ]
+            return [f"{not_done}: the model has {num_parameters:,} parameters; nugnn.check(model, data) does it"]
         if num_samples(self._part.train) < sum(_COMPARED):
             return []
         stage("check")
         batch = first_batch(self._part.train, sum(_COMPARED), self.options.collate_fn)
+        if (seconds := seconds_of_a_sample(self.model, batch)) > _MOST_SECONDS:
+            return [f"{not_done}: a sample takes {seconds:.1f} s on the CPU; nugnn.check(model, data) does it"]
         try:
             return list(compare_batch(self.model, batch, _COMPARED, loss=self.options.loss).notes)
         except ModelDiffers as error:
@@ -139,7 +142,7 @@ class SampleTask:
                 "without this comparison."
             ) from error
         except ModelFails as error:  # if it fails in training too, that says why
-            return [f"two parts of a batch were not compared with one before training: {error}"]
+            return [f"{not_done}: {error}"]
 
 
 def _check_batches(model: nn.Module, options: SampleOptions, num_samples: int, sizes: tuple[int, ...]) -> None:

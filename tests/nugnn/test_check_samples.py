@@ -227,6 +227,30 @@ def test_what_nugnn_check_refuses() -> None:
         nugnn.check(nn.Sequential(nn.Flatten(), nn.Linear(3, 5)), data)
 
 
+def test_long_rows_are_compared_by_sums_that_show_every_difference() -> None:
+    """One value of many thousands, in one sample, and rows of several shapes; of empty parts too."""
+
+    class Wide(nn.Module):
+        def __init__(self, change: float) -> None:
+            super().__init__()
+            self.wide, self.last, self.change = nn.Linear(72, 9000), nn.Linear(9000, NUM_CLASSES), change
+            self.block = _Block(self.changed)
+
+        def changed(self, x: Tensor) -> Tensor:
+            x = x.view(-1, 3, 3000)
+            mark = torch.zeros_like(x[:1])
+            mark[:, 1, 77] = self.change * (len(x) < 12)
+            return torch.cat([x[:1] + mark, x[1:]]) if len(x) else x
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.block(self.wide(x.flatten(1))).flatten(1))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    assert check_samples(Wide(0.0), _data("mlp")).largest_difference <= ROUNDING
+    with pytest.raises(ModelDiffers, match=r"^block \(_Block\) gives another result"):
+        check_samples(Wide(1e-3), _data("mlp"))
+
+
 # -- before training ------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +283,11 @@ def test_fit_says_why_it_did_not_compare(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "were not compared with one before training: the model fails on one part already: ZeroDiv" in notes[-1]
     monkeypatch.setattr("nugnn.sample_task._MOST_PARAMETERS", 100)
     _, notes = _task(_Net()).stored(Path(), lambda _: None)
-    assert "the model has 645 parameters, too many to compare" in notes[-1]
+    assert "the model has 645 parameters; nugnn.check(model, data) does it" in notes[-1]
+    monkeypatch.undo()
+    monkeypatch.setattr("nugnn.sample_task._MOST_SECONDS", 0.0)
+    _, notes = _task(_Net()).stored(Path(), lambda _: None)
+    assert "a sample takes 0.0 s on the CPU" in notes[-1]
 
 
 def test_comparing_takes_no_more_samples_than_a_usual_step(monkeypatch: pytest.MonkeyPatch) -> None:
