@@ -5,10 +5,13 @@
     python benchmarks/kill_trials.py --samples --kills 20 --interrupts 4    # images in batches: also in mid-epoch
 
 Each trial is ``nugnn train`` as a user runs it, ended with SIGKILL (a worker, every fifth time the launching process),
-then ``nugnn train --resume``. To know what a process does at that moment without any change to it, it is stopped with
-SIGSTOP, py-spy reads its Python stack from its memory, and it is killed there, or goes on when the stack is not in the
-phase that the trial is for. Needs ``pip install py-spy`` and the right to trace own processes. Prints a line for each
-trial and a summary; exit code 1 when a run ended with other bits.
+then ``nugnn train --resume``. With ``--samples`` trials take turns between two perceptrons: one with batch norm over
+ranks, under the interceptor's mode, and one whose steps run without it (``nugnn/known_rows.py``).
+
+To know what a process does at that moment without any change to it, it is stopped with SIGSTOP, py-spy reads its
+Python stack from its memory, and it is killed there, or goes on when the stack is not in the phase that the trial is
+for. Needs ``pip install py-spy`` and the right to trace own processes. Prints a line for each trial and a summary; exit
+code 1 when a run ended with other bits.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Subject:
     """What is trained, over how many workers, and how often it writes a checkpoint.
 
     Args:
+        name: For the rows of the trials.
         model: Options of the run; the batch, if there is one, has the same size on every split.
         split: Number of workers and what each gets.
         every: Option for the time between checkpoints.
@@ -49,6 +53,7 @@ class Subject:
         probes: Looks at a process, at most, before it is killed wherever it is.
     """
 
+    name: str
     model: tuple[str, ...]
     split: tuple[str, ...]
     every: tuple[str, str]
@@ -58,6 +63,7 @@ class Subject:
 
 
 GRAPH = Subject(
+    name="graph",
     model=("--dataset", "digits", "--hidden", "16", "--lr", "0.01", "--seed", "3"),
     split=("--workers", "3", "--shares", "0.5,0.3,0.2"),
     every=("--checkpoint-every", "4"),
@@ -65,17 +71,17 @@ GRAPH = Subject(
     aims=("checkpoint write", "halo exchange", "optimizer step", "any"),
     probes=300,
 )
-SAMPLES = Subject(
-    model=(
-        *("--dataset", "digits-images", "--model", "mlp", "--hidden", "32", "--norm", "batch", "--dropout", "0.2"),
-        *("--batch-size", "64", "--seed", "3"),
-    ),
-    split=("--workers", "3", "--shares", "0.5,0.3,0.2"),
-    every=("--checkpoint-steps", "7"),  # prime to the 20 steps of an epoch
-    epochs=30,
-    aims=("checkpoint write", "gradient sum", "optimizer step", "any"),
-    probes=40,
-)
+_IMAGES = ("--dataset", "digits-images", "--model", "mlp", "--hidden", "32", "--batch-size", "64", "--seed", "3")
+_STEPS: dict[str, Any] = {
+    "split": ("--workers", "3", "--shares", "0.5,0.3,0.2"),
+    "every": ("--checkpoint-steps", "7"),  # prime to the 20 steps of an epoch
+    "epochs": 30,
+    "aims": ("checkpoint write", "gradient sum", "optimizer step", "any"),
+    "probes": 40,
+}
+# batch norm over ranks needs the interceptor's mode; without it the built-in network's steps run without the mode
+WITH_NORM = Subject(name="batch norm", model=(*_IMAGES, "--norm", "batch", "--dropout", "0.2"), **_STEPS)
+WITHOUT_MODE = Subject(name="known rows", model=(*_IMAGES, "--layers", "3", "--dropout", "0.3"), **_STEPS)
 PHASES = (
     # the innermost frame decides; the first pattern it contains
     ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),
@@ -102,6 +108,11 @@ def phase_of(pid: int) -> str:
             if any(pattern in frame for pattern in patterns):
                 return phase
     return "start or end"
+
+
+def turn_of(trial: int, num_subjects: int) -> tuple[int, int]:
+    """Which subject a trial is of, and which of that one's aims, counted on and on."""
+    return trial % num_subjects, trial // num_subjects
 
 
 def num_epochs_done(out: Path) -> int:
@@ -221,7 +232,9 @@ def resume_on_others(folder: Path, subject: Subject, epochs: int) -> bool:
     The bound is what the order of float32 sums makes of a whole run: four times the largest difference between the
     uninterrupted run and uninterrupted runs on the other numbers of workers.
     """
-    reference, run = folder / "others-reference", folder / "others-run"
+    folder = folder / f"others {subject.name}"
+    folder.mkdir()
+    reference, run = folder / "reference", folder / "run"
     splits = {1: "1", 2: "0.8,0.2", 3: "0.2,0.2,0.6", 5: "0.3,0.1,0.2,0.2,0.2"}
     start(reference, subject, "--epochs", str(epochs)).communicate()
     interrupted = start(run, subject, "--epochs", str(epochs), "--checkpoint-every", "1")
@@ -255,15 +268,18 @@ def main() -> None:
     parser.add_argument(
         "--others", action=argparse.BooleanOptionalAction, default=True, help="other numbers of workers"
     )
-    parser.add_argument("--samples", action="store_true", help="batches of images instead of a graph")
+    parser.add_argument(
+        "--samples", action="store_true", help="batches of images instead of a graph: of two models in turn"
+    )
     parser.add_argument("--epochs", type=int, help="default: 300, of samples 30")
     parser.add_argument("--every", type=int, help="epochs (default 4), of samples steps (7), between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="append a line for each trial")
     options = parser.parse_args()
-    subject = SAMPLES if options.samples else GRAPH
-    epochs = options.epochs or subject.epochs
-    every = subject.every if options.every is None else (subject.every[0], str(options.every))
+    subjects = (WITH_NORM, WITHOUT_MODE) if options.samples else (GRAPH,)
+    epochs = options.epochs or subjects[0].epochs
+    usual = subjects[0].every
+    every = usual if options.every is None else (usual[0], str(options.every))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not (BIN / "py-spy").exists():
         sys.exit("py-spy is missing: pip install py-spy")
@@ -271,14 +287,17 @@ def main() -> None:
     good, bad = collections.Counter[str](), 0
     with tempfile.TemporaryDirectory(prefix="nugnn-kill-") as name:
         folder = Path(name)
-        reference = folder / "reference"
-        start(reference, subject, "--epochs", str(epochs)).communicate()
+        references = [folder / f"reference {subject.name}" for subject in subjects]
+        for reference, subject in zip(references, subjects, strict=True):
+            start(reference, subject, "--epochs", str(epochs)).communicate()
         trials = ["kill"] * options.kills + ["interrupt"] * options.interrupts
         for number, kind in enumerate(trials, 1):
             out, begin = folder / "run", time.monotonic()
+            turn, aimed = turn_of(number, len(subjects))
+            subject, reference = subjects[turn], references[turn]
             if kind == "kill":
                 victim = "launcher" if number % 5 == 0 else "worker"
-                aim = subject.aims[number % len(subject.aims)]
+                aim = subject.aims[aimed % len(subject.aims)]
                 facts = kill_trial(out, subject, aim, victim, epochs, every, rng)
             else:
                 facts = interrupt_trial(out, subject, epochs, rng)
@@ -288,7 +307,7 @@ def main() -> None:
             facts["same_bits"] = same_as(reference, out)
             promised_code = 130 if kind == "interrupt" else 3 if facts["victim"] != "launcher" else facts["exit_code"]
             as_promised = facts["went_on"] and facts["exit_code"] == promised_code and not facts.get("left_alive", 0)
-            facts |= {"trial": number, "trial_seconds": round(time.monotonic() - begin, 1)}
+            facts |= {"trial": number, "trial_seconds": round(time.monotonic() - begin, 1), "subject": subject.name}
             if facts["same_bits"] and as_promised:
                 good[facts.get("phase", "Ctrl-C")] += 1
             else:
@@ -301,7 +320,7 @@ def main() -> None:
         for phase, count in good.most_common():
             print(f"{phase}: {count} resumed to the bits of the uninterrupted run")
         print(f"{sum(good.values())} of {len(trials)} trials")
-        is_bounded = resume_on_others(folder, subject, epochs) if options.others else True
+        is_bounded = not options.others or all([resume_on_others(folder, each, epochs) for each in subjects])
     sys.exit(0 if bad == 0 and is_bounded else 1)
 
 

@@ -285,8 +285,24 @@ def _existing_path(text: str) -> Path | None:
     if is_folder(path):
         return path if looks_like_path else None
     if problem is not None and (looks_like_path or not problem.startswith("no such file")):
-        raise ValueError(f"{shown(Path(text))}: {problem}")
+        raise ValueError(f"{shown(Path(text))}: {problem}{_meant_kind(text)}")
     return None
+
+
+def _meant_kind(text: str) -> str:
+    """What ``imagefold:PATH`` may have meant."""
+    kind, colon, rest = text.partition(":")
+    close = difflib.get_close_matches(normalised(kind), _sample_names()[1], n=1, cutoff=0.6) if colon else []
+    return f"; did you mean {close[0]}:{rest:.100}?" if close else ""
+
+
+def _sample_names() -> tuple[list[str], list[str]]:
+    """Data sets of samples, and kinds of paths to such, which a graph's name may be mistaken for."""
+    # they are read by a module that needs this one
+    from nugnn.datasets.samples.image_sources import IMAGE_SETS
+    from nugnn.datasets.samples.registry import BUILT_IN, PATH_KINDS
+
+    return [BUILT_IN, *IMAGE_SETS], list(PATH_KINDS)
 
 
 def _look(folder: Path | None, name: str) -> Path | None:
@@ -466,8 +482,11 @@ def _unknown(text: str, name: str, folder: Path | None) -> str:
     looked = "no data folder was given (--data-dir)"
     if folder is not None:
         looked = f"it is not in {folder}"
-    close = difflib.get_close_matches(name, {*_BUILT_IN, *PUBLISHED, *in_folder}, n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(close)}? " if close else ""
+    samples, kinds = _sample_names()
+    close = difflib.get_close_matches(name, {*_BUILT_IN, *PUBLISHED, *in_folder, *samples, *kinds}, n=3, cutoff=0.6)
+    hint = f"did you mean {', '.join(f'{each}:PATH' if each in kinds else each for each in close)}? " if close else ""
+    if name in samples:
+        hint = f"{name} names samples, which nugnn.datasets.samples.load_samples reads, and takes no path; "
     if is_folder(Path(text)):
         hint += f"the folder of that name here is written ./{text}; "
     available = ", ".join([*_BUILT_IN, *in_folder])

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.random_draws import calling_line
 from nugnn.kernels.rows import Rows, rows_of, tag_turned, turned_rows_of
 
 Proceed = Callable[[OperatorCall], Any]
@@ -68,13 +69,16 @@ class AttentionHandler:
         bound.apply_defaults()
         a = bound.arguments
         rows = turned_rows_of(a["query"])
+        unusual = [name for name in ("bias_k", "bias_v", "static_k", "static_v") if a[name] is not None]
+        unusual += ["add_zero_attn"] if a["add_zero_attn"] else []
         if not (a["training"] and a["dropout_p"] > 0):
-            out, weights = proceed(call)
+            if rows is not None and rows.num_rows == 0 and not unusual:  # torch fails on a mask of no samples
+                out, weights = _multi_head(a, lambda x: x)
+            else:
+                out, weights = proceed(call)
             return tag_turned(out, rows), weights
         if rows is None:
             return self._by_position(call, proceed)
-        unusual = [name for name in ("bias_k", "bias_v", "static_k", "static_v") if a[name] is not None]
-        unusual += ["add_zero_attn"] if a["add_zero_attn"] else []
         if unusual or (a["is_causal"] and a["attn_mask"] is None):  # torch refuses the latter
             return self._by_position(call, proceed, f" with {', '.join(unusual)}")
         ids = _checked(call.name, rows, a["query"].shape[1]).to(a["query"].device).row_ids(a["query"].shape[1])
@@ -93,8 +97,8 @@ class AttentionHandler:
         function = getattr(call.run, "__name__", "")
         raise NotImplementedError(
             f"{call.name}: {function}{how} draws random numbers by position, so they would depend on the split: it is "
-            f"not known whose rows its query of shape {tuple(query.shape)} holds. Give torch.nn.MultiheadAttention "
-            "batch_first=True and rows of the batch on axis 0, or dropout=0."
+            f"not known whose rows its query of shape {tuple(query.shape)} holds{calling_line()}. Give "
+            "torch.nn.MultiheadAttention batch_first=True and rows of the batch on axis 0, or dropout=0."
         )
 
 

@@ -12,10 +12,16 @@ from torch import Tensor
 from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall, current_interceptor
+from nugnn.kernels.random_draws import calling_line, draws_now
 from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
 
 Proceed = Callable[[OperatorCall], Any]
+_DRAW_BEFORE = "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
+_MARK = (
+    "Mark the tensor with nugnn.as_node_rows(x, graph), nugnn.as_edge_rows(x, graph) or nugnn.as_replicated(x) where "
+    "it is made."
+)
 
 
 class DropoutHandler:
@@ -24,10 +30,11 @@ class DropoutHandler:
     Args:
         is_split: Whether other ranks hold further rows; rows of unknown identity are then an error, and numbered from
             0 otherwise.
+        instead: What to do about rows of unknown identity, for the error.
     """
 
-    def __init__(self, *, is_split: bool) -> None:
-        self._is_split = is_split
+    def __init__(self, *, is_split: bool, instead: str = _MARK) -> None:
+        self._is_split, self._instead = is_split, instead
         # on one rank torch draws where there are no masks by row
         self.kinds = frozenset({"dropout", "structured_dropout", "recurrent"} if is_split else {"dropout"})
 
@@ -43,8 +50,9 @@ class DropoutHandler:
         x: Tensor = arguments["input"] if "input" in arguments else arguments["x"]
         if call.kind == "structured_dropout":
             raise NotImplementedError(
-                f"{call.name}: this kind of dropout would draw different masks for different numbers of parts. "
-                "Use torch.nn.Dropout, or apply the mask to nodes before nugnn.fit."
+                f"{call.name}: this kind of dropout would draw different masks for different numbers of parts"
+                f"{calling_line()}. Use torch.nn.Dropout; for whole channels "
+                "x * F.dropout(torch.ones_like(x[:, :, :1]), p, self.training), with :1 for each axis behind channels."
             )
         if not 0 <= p <= 1:
             raise ValueError(f"{call.name}: dropout probability has to be between 0 and 1, but got {p}")
@@ -52,8 +60,7 @@ class DropoutHandler:
         if rows is None and self._is_split:
             raise ValueError(
                 f"{call.name}: dropout on rows whose identity is not known (shape {tuple(x.shape)}), so its mask would "
-                "depend on how the graph is split. Mark the tensor with nugnn.as_node_rows(x, graph), "
-                "nugnn.as_edge_rows(x, graph) or nugnn.as_replicated(x) where it is made."
+                f"depend on the split{calling_line()}. {self._instead}"
             )
         key = interceptor.random_key(call.name)
         ids = _row_ids(call.name, x, rows)
@@ -74,7 +81,8 @@ class DropoutHandler:
         if training and p > 0 and num_layers > 1:
             raise NotImplementedError(
                 f"{call.name}: dropout between the layers of a recurrent network would draw different masks for "
-                "different numbers of parts. Give it dropout=0, or stack one-layer networks with torch.nn.Dropout."
+                f"different numbers of parts{calling_line()}. Give it dropout=0, or stack one-layer networks with "
+                "torch.nn.Dropout."
             )
         return proceed(call)
 
@@ -110,34 +118,31 @@ def _plain_epilogue(x: Tensor, p: float, training: bool, *, epilogue: dict[str, 
 
 
 class RandomDrawHandler:
-    """Refuses draws by position on rows of a split graph: they would depend on the parts.
+    """Refuses draws by position where rows are split: they would depend on the parts.
 
     Args:
         is_split: Whether other ranks hold further rows; on one rank torch draws as ever.
+        refuses_all: Refuse every draw, also one that has nothing to do with rows: ranks draw from generators of their
+            own, whose states part as soon as one of them draws another number of values. Otherwise those alone that
+            read or write rows known to be split.
+        instead: What to do, for the error.
     """
 
-    def __init__(self, *, is_split: bool) -> None:
-        self._is_split = is_split
+    def __init__(self, *, is_split: bool, refuses_all: bool = False, instead: str = _DRAW_BEFORE) -> None:
+        self._refuses_all, self._instead = refuses_all, instead
         self.kinds = frozenset({"random"} if is_split else ())
 
     def __call__(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
-        function = getattr(call.run, "__name__", "")
-        if not _draws(function, call.inputs, call.attrs):
+        if not draws_now(call.run, call.inputs, call.attrs):
             return proceed(call)
         tensors = [x for x in (*call.inputs, *call.attrs.values()) if isinstance(x, Tensor)]
-        if not any((rows := rows_of(x)) is not None and rows.split for x in tensors):
+        if not self._refuses_all and not any((rows := rows_of(x)) is not None and rows.split for x in tensors):
             return proceed(call)
+        function = getattr(call.run, "__name__", "")
         raise NotImplementedError(
-            f"{call.name}: {function} draws random numbers by position, so they would depend on the split. "
-            "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
+            f"{call.name}: {function} draws random numbers by position, so they would depend on the split"
+            f"{calling_line()}. {self._instead}"
         )
-
-
-def _draws(function: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
-    """Whether a call really draws: some functions do in training only."""
-    if function in ("rrelu", "rrelu_"):
-        return bool(inputs[3] if len(inputs) > 3 else attrs.get("training", False))
-    return True
 
 
 def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor | range:

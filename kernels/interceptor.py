@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
+from nugnn.kernels.random_draws import draws
 from nugnn.kernels.row_rules import follower
 from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.structure import Structure
@@ -87,19 +88,15 @@ def _kinds() -> dict[Any, str]:
         "conv": (F.conv1d, F.conv2d, F.conv3d),
         "layer_norm": (F.layer_norm, torch.layer_norm),
         "batch_norm": (F.batch_norm, torch.batch_norm),
+        "instance_norm": (F.instance_norm, torch.instance_norm),
         "softmax": (F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax),
         "dropout": (F.dropout, torch.dropout, torch.dropout_),
         "structured_dropout": (
             *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
             *(torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+            *(torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
         ),
         "recurrent": (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
-        "random": (
-            *(torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, torch.poisson, torch.multinomial),
-            *(Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_),
-            *(Tensor.log_normal_, Tensor.cauchy_, Tensor.geometric_, Tensor.random_, Tensor.multinomial),
-            *(F.gumbel_softmax, F.rrelu, torch.rrelu),
-        ),
         "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
         "loss": (F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss),
     }
@@ -468,7 +465,7 @@ class Interceptor(TorchFunctionMode):
             return lambda mode, args, kwargs: func(*args, **kwargs)
         if func in BACKWARD_FUNCTIONS:
             return lambda mode, args, kwargs: run_backward(mode, func, args, kwargs)
-        kind, follow = _KIND_OF.get(func), follower(func)
+        kind, follow = _KIND_OF.get(func) or ("random" if draws(func) else None), follower(func)
         is_named = kind is not None and bool(self._chain(kind))
         finished = () if kind is None else self._finished(kind)
         densifies = kind is None and bool(self._chain("other"))

@@ -118,7 +118,10 @@ class Batch:
         """Its samples in ``num_parts`` parts of about the same size: one of them."""
         if num_parts == 1:
             return self
-        first, end = (len(self.ids) * (part + more) // num_parts for more in (0, 1))
+        return self.rows(*(len(self.ids) * (part + more) // num_parts for more in (0, 1)))
+
+    def rows(self, first: int, end: int) -> Batch:
+        """Its samples from number ``first`` up to, but not including, ``end``."""
         return Batch(self.ids[first:end], _cut(self.data, slice(first, end), len(self.ids)))
 
 

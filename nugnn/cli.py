@@ -245,40 +245,78 @@ def _percent(value: float | None) -> str:
 @app.command(short_help="Name the first module whose result depends on the split.")
 def check(
     model: str = typer.Argument(metavar="FILE.py:Class", help="Your model: file and name of the class."),
-    dataset: str | None = typer.Option(None, help="Check on a piece of this data set; a random graph otherwise."),
+    dataset: str | None = typer.Option(
+        None, help="Check on a piece of this graph, or a batch of these samples; a random graph otherwise."
+    ),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
     num_nodes: int | None = typer.Option(None, help="Number of nodes, for --dataset as a path to a list of edges."),
+    image_size: int | None = typer.Option(None, help="As for train, for --dataset imagefolder:PATH."),
 ) -> None:
-    """Name the first module whose result depends on how the graph is split.
+    """Name the first module whose result depends on how the graph, or a batch of samples, is split.
 
-    Compares the model on one part with the same model on three unequal parts, in float64, on a small graph.
+    Compares the model on one part with the same model on three unequal parts, in float64, on a small graph or a batch
+    of samples: outputs of each module, gradients and buffers, in training and in evaluation.
     """
     with errors_reported():
-        if ":" not in model and model not in BUILT_IN_MODELS:
-            raise ConfigError(
-                f"{model} is not allowed; allowed: FILE.py:Class, or a built-in model ({', '.join(BUILT_IN_MODELS)})"
-            )
-        config = TrainConfig(
-            model=model,
-            dataset=dataset,
-            data_dir=data_dir or os.environ.get("NUGNN_DATA") or None,
-            num_nodes=num_nodes,
+        data_dir = data_dir or os.environ.get("NUGNN_DATA") or None
+        given: dict[str, Any] = {"model": model, "dataset": dataset, "data_dir": data_dir}
+        if config_kind(dataset) is SampleConfig:
+            if num_nodes is not None:
+                raise ConfigError(f"--num-nodes belongs to graphs, and --dataset {dataset} names samples; leave it out")
+            _check_on_samples(SampleConfig(**given, image_size=image_size))
+        else:
+            if image_size is not None:
+                raise ConfigError("--image-size belongs to samples, as --dataset imagefolder:PATH names them")
+            _check_on_graph(given, num_nodes)
+
+
+def _check_on_samples(config: SampleConfig) -> None:
+    _check_model_file(config.model_file)
+    import torch
+
+    from nugnn.check_samples import check_samples
+    from nugnn.sample_run import build_model, prepare
+
+    data = prepare(config)
+    torch.manual_seed(0)
+    report = check_samples(build_model(config, data), data)  # raises where they differ
+    print(
+        f"{config.model}: {report.num_parts} unequal parts equal one part on a batch of {report.num_samples} samples "
+        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
+    )
+    for note in report.notes:
+        print(f"note: {note}")
+
+
+def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
+    model, dataset = given["model"], given["dataset"]
+    if ":" not in model and model not in BUILT_IN_MODELS:
+        raise ConfigError(
+            f"{model} is not allowed; allowed: FILE.py:Class, or a built-in model ({', '.join(BUILT_IN_MODELS)})"
         )
-        if num_nodes is not None and dataset is None:
-            raise ConfigError(f"--num-nodes {num_nodes} has no effect without --dataset")
-        _check_model_file(config.model_file)
-        from nugnn.check import run_check
+    config = TrainConfig(**given, num_nodes=num_nodes)
+    if num_nodes is not None and dataset is None:
+        raise ConfigError(f"--num-nodes {num_nodes} has no effect without --dataset")
+    _check_model_file(config.model_file)
+    from nugnn.check import run_check
+    from nugnn.module_traces import ModelFails
 
-        data = None
-        if dataset is not None:
-            from nugnn.graph_run import prepare
+    data = None
+    if dataset is not None:
+        from nugnn.graph_run import prepare
 
-            data = prepare(config)
+        data = prepare(config)
+    try:
         report = run_check(model, data)  # raises where they differ
-        print(
-            f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
-            f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
-        )
+    except ModelFails as error:
+        if dataset is not None or "positional argument" not in str(error):
+            raise
+        hint = "it was called as model(graph, x); a model of samples is checked with --dataset, such as digits-images"
+        raise ModelFails(f"{error}; {hint}") from error
+    print(
+        f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
+        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
+    )
 
 
 def _train_parameters() -> list[inspect.Parameter]:

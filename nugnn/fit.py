@@ -78,13 +78,14 @@ def fit(
         shares: Part of the nodes, or of each batch, that each worker gets, any positive numbers; equal when None.
         val: For a data set of samples, those that choose the best epoch.
         test: Likewise those to measure on.
-        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``; for graphs alone, as are ``order``, ``check``,
+        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``; for graphs alone, as are ``order``,
             ``cache_folder`` and ``inductive``.
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such
             as ``cuda:0,cpu``.
         check: Compare 1 and 3 parts of a small piece of the graph before training over several workers, and also before
-            one worker's nodes are reordered, which are left alone where they differ.
+            one worker's nodes are reordered, which are left alone where they differ. Of samples: compare five in one
+            part with three and two before a model of the user's own trains over several workers.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
         on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``, and
@@ -109,7 +110,7 @@ def fit(
     Raises:
         ValueError: Options or data do not fit, or torchrun started this process beside others.
         TypeError: ``model`` or ``data`` is something else, or there is no option of a name; says what was meant.
-        nugnn.check.ModelDiffers: The check found a module that depends on how the graph is split.
+        nugnn.check.ModelDiffers: The check found a module that depends on how the graph or batch is split.
         nugnn.launch.WorkerFailed: A worker died, timed out, or found the user's input wrong.
         nugnn.checkpoint.CheckpointError: There is a checkpoint, but it is damaged or of another run.
         nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.

@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +20,8 @@ from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.handlers import epilogue
 from nugnn.kernels.interceptor import current_interceptor
 from nugnn.options import ConfigError, closest
+from nugnn.user_code import describe_error
 
-_LIBRARIES = (
-    *(
-        Path(str(importlib.import_module(name).__file__)).resolve().parent
-        for name in ("nugnn", "nugnn.comm", "nugnn.datasets", "nugnn.kernels", "nugnn.partition", "nugnn.precision")
-    ),
-    Path(sysconfig.get_path("stdlib")).resolve(),
-)
-"""Folders whose lines say nothing about a user's mistake."""
 ModelName = Literal["gcn", "sage", "gat", "gatv2", "gin"]
 MODEL_NAMES: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "gin")
 SAGE_AGGREGATORS = ("mean", "gcn", "pool", "lstm")
@@ -210,25 +201,6 @@ class WithNodeEmbedding(nn.Module):
 
     def forward(self, graph: Any) -> Tensor:
         return self.model(graph, self.embedding(graph))  # type: ignore[no-any-return]
-
-
-def describe_error(error: BaseException) -> str:
-    """Kind and text of an error, and the innermost place in code that is not a library's."""
-    kind = type(error).__name__
-    return (f"{kind}: {error}" if str(error) else kind) + place_of_error(error)
-
-
-def place_of_error(error: BaseException) -> str:
-    """`` (FILE, line N)``: the innermost place in code that is neither nuGNN's nor a library's; empty without one."""
-    for place in reversed(traceback.extract_tb(error.__traceback__)):
-        if not place.filename.startswith("<") and not _is_library(Path(place.filename).resolve()):
-            return f" ({place.filename}, line {place.lineno})"
-    return ""
-
-
-def _is_library(path: Path) -> bool:
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return installed or any(path.is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def load_user_class(spec: str) -> type[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from nugnn.loss import RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.modes import evaluating
 from nugnn.precision.storage import Storage, at_least_float32, model_dtype
-from nugnn.samples import BatchMean, as_samples, intercept_samples
+from nugnn.samples import BatchMean, as_samples, called, intercept_samples
 from nugnn.user_code import UserCodeError, described, is_of_users_code, whose
 
 
@@ -284,10 +284,7 @@ class SampleFamily:
 
     def _logits(self, x: Any) -> Tensor:
         try:
-            if isinstance(x, Mapping):
-                out = self.model(**x)
-            else:
-                out = self.model(*x) if isinstance(x, (tuple, list)) else self.model(x)
+            out = called(self.model, x)
         except Exception as error:
             if isinstance(error, UserCodeError) or not is_of_users_code(error):
                 raise

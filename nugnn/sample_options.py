@@ -18,7 +18,7 @@ from nugnn.train_options import TrainOptions, named_options
 OPTIMIZERS = ("adamw", "adam", "sgd")
 
 GRAPHS_ONLY = (
-    *("partitioner", "order", "check", "cache_folder", "inductive"),
+    *("partitioner", "order", "cache_folder", "inductive"),
     *("weight_decay_first_layer_only", "recompute_inputs", "overlap", "activations"),
     *("halo_wire", "halo_feedback", "halo_mode", "halo_target"),
 )

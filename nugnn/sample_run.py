@@ -22,6 +22,7 @@ from nugnn.options import ConfigError
 from nugnn.sample_config import TORCHVISION_MODELS, SampleConfig
 
 STAGES = {
+    "check": "comparing a few samples in one part and in two",
     "start": "starting {workers} workers",
     "train": "training",
     "stop": "finishing this step and writing a checkpoint; Ctrl-C again ends at once",

@@ -18,12 +18,21 @@ from nugnn.comm.groups import Ranks
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.datasets.samples.sample_data import SampleData, num_samples
 from nugnn.fingerprint import run_identity
+from nugnn.known_models import is_known
 from nugnn.local_statistics import LocalStatistics, check_local_batches
 from nugnn.sample_options import SampleOptions, sample_options
 from nugnn.sample_part import SamplePart
 from nugnn.task import Stage
 from nugnn.train_options import check_options
 from nugnn.user_code import whose
+
+_COMPARED = (3, 2)
+"""Samples of the parts that are compared before training; a single one might be less than training ever has."""
+_MOST_PARAMETERS = 50_000_000
+"""Copies in float64 of a larger model may not fit beside everything else."""
+
+_MOST_SECONDS = 1.0
+"""Forward, of one sample, in float64: the comparison takes some fifty times as long."""
 
 
 class SampleTask:
@@ -40,6 +49,7 @@ class SampleTask:
         shares: Sequence[float] | None,
         options: Mapping[str, Any],
         others: Sequence[str],
+        check: bool,
         val: Any,
         test: Any,
     ) -> None:
@@ -79,6 +89,7 @@ class SampleTask:
         self.model = model
         self.options = replace(chosen, batch_size=sum(sizes))
         self.said = [said] if said else []
+        self._check = check and workers > 1 and not is_known(model)
         self._part = SamplePart(train, val, test, sizes, metric)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,13 +103,46 @@ class SampleTask:
         pass
 
     def stored(self, folder: Path, stage: Stage) -> tuple[SamplePart, list[str]]:
-        return self._part, list(self.said)
+        return self._part, [*self.said, *self._compare_parts(stage)]
 
     def here(self, stage: Stage) -> tuple[SamplePart, list[str]]:
         return self._part, list(self.said)
 
     def joined(self, ranks: Ranks, stage: Stage) -> tuple[SamplePart, list[str]]:
-        return self._part, list(self.said)
+        return self._part, [*self.said, *(self._compare_parts(stage) if ranks.rank == 0 else ())]
+
+    def _compare_parts(self, stage: Stage) -> list[str]:
+        """Few samples in one process and in two: less work than a usual step, and notes where it could not be done.
+
+        Raises:
+            ModelDiffers: See `nugnn.check_samples.check_samples`.
+        """
+        if not self._check:
+            return []
+        from nugnn.check_samples import compare_batch, first_batch, seconds_of_a_sample
+        from nugnn.module_traces import ModelDiffers, ModelFails
+
+        not_done = "two parts of a batch were not compared with one before training"
+        num_parameters = sum(p.numel() for p in self.model.parameters())
+        if num_parameters > _MOST_PARAMETERS:
+            return [f"{not_done}: the model has {num_parameters:,} parameters; nugnn.check(model, data) does it"]
+        if num_samples(self._part.train) < sum(_COMPARED):
+            return []
+        stage("check")
+        batch = first_batch(self._part.train, sum(_COMPARED), self.options.collate_fn)
+        if (seconds := seconds_of_a_sample(self.model, batch)) > _MOST_SECONDS:
+            return [f"{not_done}: a sample takes {seconds:.1f} s on the CPU; nugnn.check(model, data) does it"]
+        try:
+            return list(compare_batch(self.model, batch, _COMPARED, loss=self.options.loss).notes)
+        except ModelDiffers as error:
+            if error.__cause__ is not None:  # what a part raised, training would raise as well
+                raise
+            raise ModelDiffers(
+                f"{error} With workers=1 it trains as it is; nugnn.fit(check=False) trains over several workers "
+                "without this comparison."
+            ) from error
+        except ModelFails as error:  # if it fails in training too, that says why
+            return [f"{not_done}: {error}"]
 
 
 def _check_batches(model: nn.Module, options: SampleOptions, num_samples: int, sizes: tuple[int, ...]) -> None:

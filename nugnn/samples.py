@@ -17,7 +17,8 @@ optimizer.step()
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,24 @@ from torch import Tensor, nn
 from nugnn.batches import Batch, map_tensors
 from nugnn.comm.batch_norm import BatchNormHandler, BatchNormRows, LocalBatchNormHandler
 from nugnn.comm.groups import Ranks
+from nugnn.comm.instance_norm import InstanceNormHandler
 from nugnn.comm.pulse import ProgressHandler
 from nugnn.kernels.attention_handler import AttentionHandler
 from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.rows import Rows, tag
 from nugnn.loss import RowLoss, share_of_mean, weighted_rows
+
+_DRAW_BY_SAMPLE = (
+    "Dropout is drawn by sample, the same on any number of workers: to drop whole samples (DropPath), write "
+    "x * F.dropout(torch.ones_like(x[:, :1]), p, self.training), with :1 for each axis behind the first; to draw once "
+    "for all samples, F.dropout(nugnn.as_replicated(torch.ones(1)), p, self.training). Other numbers have to come with "
+    "the data (nugnn.fit(augment=...) draws by sample), or the model trains with workers=1."
+)
+_KEEP_SAMPLES = (
+    "Keep samples on axis 0 from the model's input to the dropout, or give nugnn.as_replicated(x) if x is the same "
+    "for all samples."
+)
 
 
 def as_samples(batch: Batch, ranks: Ranks) -> Batch:
@@ -53,12 +66,20 @@ def as_samples(batch: Batch, ranks: Ranks) -> Batch:
     return batch
 
 
+def called(model: nn.Module, x: Any) -> Any:
+    """``model(x)``, or ``model(*x)`` for a tuple or list, or ``model(**x)`` for a mapping."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, (tuple, list)) else model(x)
+
+
 def intercept_samples(
     model: nn.Module, ranks: Ranks, *, seed: int = 0, batch_norm: BatchNormRows = "all"
 ) -> Interceptor:
     """The interceptor that makes ``model`` on divided batches do what it does on whole ones.
 
-    Dropout masks belong to the sample and the step; batch norm sees all ranks' rows. Run forward and backward inside
+    Dropout masks belong to the sample and the step; batch norm, and instance norm where it keeps statistics, see all
+    ranks' rows. Any other random draw inside is refused over several ranks. Run forward and backward inside
     ``with interceptor.step(number):``, with a number for each optimizer step; micro-batches of one step share it.
 
     Args:
@@ -75,9 +96,10 @@ def intercept_samples(
         raise ValueError(f"batch_norm is {batch_norm!r}, must be all or local")
     handlers = (
         ProgressHandler(ranks.pulse),
-        DropoutHandler(is_split=ranks.is_split),
+        DropoutHandler(is_split=ranks.is_split, instead=_KEEP_SAMPLES),
         AttentionHandler(is_split=ranks.is_split),
-        RandomDrawHandler(is_split=ranks.is_split),
+        RandomDrawHandler(is_split=ranks.is_split, refuses_all=True, instead=_DRAW_BY_SAMPLE),
+        InstanceNormHandler(ranks),
         BatchNormHandler(ranks) if batch_norm == "all" else LocalBatchNormHandler(),
     )
     return Interceptor(handlers, model, seed=seed)

@@ -21,7 +21,7 @@ OF_ONE_FAMILY: Mapping[str, Any] = {
     **{"partitioner": "metis", "order": "auto", "check": True, "cache_folder": None, "inductive": False},
     **{"val": None, "test": None},
 }
-"""Arguments of `nugnn.fit` that only graphs, or only samples, have a use for; with their defaults."""
+"""Arguments of `nugnn.fit` that not every family has a use for; with their defaults."""
 
 Stage = Callable[[str], Any]
 
@@ -90,7 +90,7 @@ def task_of(
     if is_samples(data):
         from nugnn.sample_task import SampleTask
 
-        own = given_to("samples", ("val", "test"), given)
+        own = given_to("samples", ("check", "val", "test"), given)
         return SampleTask(model, data, workers=workers, shares=shares, options=options, others=others, **own)
     from nugnn.graph_task import GraphTask
 

@@ -167,7 +167,7 @@ def _part_folders(path: Path) -> dict[str, Path]:
     if others:
         raise ValueError(
             f"{path}: beside {', '.join(place.name for place in found.values())} there is the folder {others[0]!r}; "
-            "is it a class, or a part? Move it away"
+            "is it a class, or a part? A class belongs into each part, and anything else beside this folder"
         )
     return found
 
@@ -190,7 +190,8 @@ def _listed(place: Path, class_names: Sequence[str]) -> _Listed:
         ]
         if not inside:
             raise ValueError(
-                f"{folder}: there is no image in it (looked for {', '.join(_SUFFIXES)}); remove the folder"
+                f"{folder}: there is no image in it (looked for {', '.join(_SUFFIXES)}), and each folder in {place} "
+                "stands for a class; name the folder in which each class has a folder of its images"
             )
         files += inside
         labels += [number[folder.name]] * len(inside)
@@ -255,7 +256,9 @@ def _sides(size: tuple[int, int]) -> str:
 
 
 def _unreadable(path: Path, error: BaseException) -> ValueError:
-    return ValueError(f"{path} cannot be read as an image ({str(error)[:200]}); get the file again, or remove it")
+    return ValueError(
+        f"{path} cannot be read as an image ({str(error)[:200]}); get the file again, or keep it elsewhere"
+    )
 
 
 def _pillow():  # type: ignore[no-untyped-def]  # the module PIL.Image

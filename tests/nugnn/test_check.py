@@ -64,9 +64,9 @@ def test_user_models_that_are_exact_pass(name: str) -> None:
         ("Nested", r"^block\.norm \(PairNorm\) gives another result"),
         ("CenteredInline", r"^the model itself gives .* in its own code, before it calls layers\.1 \(GraphConv\)"),
         ("SoftmaxOverNodes", r"^the model itself gives another result .* although its input is the same"),
-        ("WithNoise", "runs on one part but not on 3: norm/random: rand_like draws random numbers by position"),
+        ("WithNoise", "runs on one part but not on 3 parts: norm/random: rand_like draws random numbers by position"),
         ("WithForeignNoise", r"^norm \(_AddForeignNoise\) draws random numbers that nothing keeps equal"),
-        ("ReadsEdges", "runs on one part but not on 3: .*all_edges"),
+        ("ReadsEdges", "runs on one part but not on 3 parts: .*all_edges"),
     ],
 )
 def test_the_first_module_that_differs_is_named(name: str, words: str) -> None:
@@ -268,8 +268,8 @@ class NoCopy(Net):
     [
         ("InInit", "InInit cannot be made for 8 features and 4 classes: KeyError: 'gone'", 20),
         ("InLibrary", "fails on one part already: JSONDecodeError: Expecting property name", 24),
-        ("Refused", "runs on one part but not on 3: DGLGraph.all_edges has no exact meaning", 29),
-        ("Silent", "runs on one part but not on 3: AssertionError", 33),
+        ("Refused", "runs on one part but not on 3 parts: DGLGraph.all_edges has no exact meaning", 29),
+        ("Silent", "runs on one part but not on 3 parts: AssertionError", 33),
         ("NoCopy", "the model cannot be copied, so it cannot be checked: RuntimeError: one only", 37),
     ],
 )
@@ -288,11 +288,11 @@ def test_errors_point_at_the_users_last_line(
 
 
 def test_a_folder_beside_nugnn_with_a_name_that_begins_alike_is_the_users() -> None:
-    from nugnn import models
+    from nugnn import user_code
 
-    package = Path(models.__file__).resolve().parent
-    assert models._is_library(package / "check.py")
-    assert not models._is_library(package.with_name(package.name + "_of_mine") / "net.py")
+    package = Path(user_code.__file__).resolve().parent
+    assert user_code._is_library(package / "check.py")
+    assert not user_code._is_library(package.with_name(package.name + "_of_mine") / "net.py")
 
 
 def test_a_model_file_without_the_class_suggests_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

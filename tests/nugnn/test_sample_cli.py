@@ -55,6 +55,25 @@ def test_names_of_samples_are_those_that_can_be_loaded() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("digits-image", "did you mean digits-images, digits?"),
+        ("mnsit", "did you mean mnist?"),
+        ("fashion-minst", "did you mean fashion-mnist?"),
+        ("imagefolders", "did you mean imagefolder:PATH?"),
+        ("imagefolders:/nowhere", "no such file; did you mean imagefolder:/nowhere?"),
+        ("digits-images:64", "digits-images names samples, which nugnn.datasets.samples.load_samples reads, and takes"),
+    ],
+)
+def test_a_name_of_samples_with_a_slip_is_told_from_a_graph(
+    name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["train", "--dataset", name])
+    assert left.value.code == 2 and meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("model=gcn",), "--model gcn is not allowed; allowed: auto, mlp, cnn, transformer"),

@@ -30,7 +30,7 @@ def train(
     micro_batches: int = 1,
 ) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, the first step's gradients and the final state, of a loop such as a user writes."""
-    dataset = make_data("images" if name in ("mlp", "cnn") else "tokens", num_samples, dtype)
+    dataset = make_data("images" if name in ("mlp", "cnn", "instance-norm") else "tokens", num_samples, dtype)
     model = make_model(name).to(dtype)
     # eps: see test_exactness.py
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5)
@@ -86,8 +86,8 @@ def test_uneven_batches_equal_one_process(ranks: Any, name: str, sizes: tuple[in
 
 
 @pytest.mark.parametrize("sizes", [(5, 0), (7, 5, 3, 1)], ids=["5-0", "7-5-3-1"])
-@pytest.mark.parametrize("name", ["torch-attention", "transformer-max"])
-def test_attention_of_torch_and_what_a_transformer_may_have(ranks: Any, name: str, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", ["torch-attention", "transformer-max", "instance-norm"])
+def test_attention_of_torch_and_what_else_a_network_may_have(ranks: Any, name: str, sizes: tuple[int, ...]) -> None:
     alone = train(Ranks(), name, (sum(sizes),), 40)
     for run in ranks.run(len(sizes), train, name, sizes, 40):
         assert largest_difference(alone, run) <= FLOAT64_BOUND

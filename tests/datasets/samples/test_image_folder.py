@@ -109,6 +109,21 @@ def test_broken_folders_are_refused(tmp_path, spoil, problem):
         load_samples(f"imagefolder:{tmp_path}")
 
 
+def test_no_error_advises_to_remove_what_is_the_users(tmp_path):
+    """A path that holds no set of images may be a slip: ``imagefolder:/tmp``."""
+    for spoil in (
+        lambda root: (root / "empty").mkdir(parents=True),
+        lambda root: (root / "a" / "deep").mkdir(parents=True),
+        lambda root: (save_all(root / "train"), (root / "mouse").mkdir()),
+        lambda root: cut(save_all(root) / "dog" / "003.png"),
+    ):
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        spoil(root)
+        with pytest.raises(ValueError, match=str(root)) as caught:
+            load_samples(f"imagefolder:{root}")
+        assert not {"remove", "delete", "away"} & set(str(caught.value).lower().replace(",", " ").split())
+
+
 def test_folders_without_classes_or_with_one_are_refused(tmp_path):
     with pytest.raises(ValueError, match="make one for each class"):
         load_samples(f"imagefolder:{tmp_path}")
