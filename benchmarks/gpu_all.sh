@@ -30,7 +30,7 @@ part 110 gpu_kernels.py --families products-like
 part 210 gpu_epoch.py
 part 120 gpu_peers.py
 part 40 gpu_kernels.py --families mixed-like --without-bounds --orders given planted \
-  --systems nugnn torch.sparse "cusparse alg2 pre"
+  --systems nugnn torch.sparse "cusparse alg2 pre" "cusparse alg3 pre"
 part 40 gpu_epoch.py --curves --models sage --systems cusparse nugnn
 
 "$python" benchmarks/report_performance.py "$rows" --page "$rows/performance.md" || status=1
