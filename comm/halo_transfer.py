@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -76,38 +76,44 @@ class HaloExchangeError(RuntimeError):
     """An exchange of halo rows failed or did not finish in time; says where and who was waited for."""
 
 
+@dataclass(frozen=True)
+class Route:
+    """Between whom rows travel.
+
+    Args:
+        out_splits: Rows, or bytes, received from each rank.
+        splits: Those sent to each rank.
+        ranks: Who takes part, in the same order of exchanges.
+        label: What travels, for error messages.
+    """
+
+    out_splits: tuple[int, ...]
+    splits: tuple[int, ...]
+    ranks: Ranks
+    label: str
+
+
 class Exchange:
     """Rows on their way: ``splits[r]`` of them go to each rank r, and ``out`` fills; any dtype, as bytes.
 
     Args:
         out: ``(sum of out_splits, ...)`` contiguous; neither read nor written before `finish`.
         rows: ``(sum of splits, ...)``, in the dtype of ``out``.
-        out_splits: Rows received from each rank.
-        splits: Rows sent to each rank.
-        plan: Its ranks take part, in the same order of exchanges.
-        label: What travels, for error messages.
+        route: Its splits are of ``out`` and ``rows``.
         travel: Counts the bytes; nobody does when None.
     """
 
-    def __init__(
-        self,
-        out: Tensor,
-        rows: Tensor,
-        out_splits: tuple[int, ...],
-        splits: tuple[int, ...],
-        plan: HaloPlan,
-        label: str,
-        travel: Travel | None = None,
-    ) -> None:
-        self._out, self._ranks = out, plan.ranks
+    def __init__(self, out: Tensor, rows: Tensor, route: Route, travel: Travel | None = None) -> None:
+        self._out, self._ranks = out, route.ranks
         self._work: Work | None = None
         row_bytes = out.element_size() * out.shape[1:].numel()
         if row_bytes == 0:
             return
         self._begin = time.perf_counter()
         self._ranks.clock.halo_rounds += 1
-        self._number, self._label = self._ranks.clock.halo_rounds, label
-        self._peers = [str(rank) for rank, counts in enumerate(zip(out_splits, splits, strict=True)) if any(counts)]
+        self._number, self._label = self._ranks.clock.halo_rounds, route.label
+        counts = zip(route.out_splits, route.splits, strict=True)
+        self._peers = [str(rank) for rank, both in enumerate(counts) if any(both)]
         with self._failing(), self._ranks.clock.measure("halo", out.device):
             self._sent: Tensor | None = self._ranks.on_wire(rows).contiguous()
             if travel is not None:
@@ -119,8 +125,8 @@ class Exchange:
                 self._ranks.halo,
                 _bytes_of(self._received),
                 _bytes_of(self._sent),
-                [n * row_bytes for n in out_splits],
-                [n * row_bytes for n in splits],
+                [n * row_bytes for n in route.out_splits],
+                [n * row_bytes for n in route.splits],
             )
 
     def finish(self) -> Tensor:
@@ -156,103 +162,98 @@ def _bytes_of(rows: Tensor) -> Tensor:
     return rows.view(torch.uint8).view(-1) if rows.numel() else rows.new_empty(0, dtype=torch.uint8)
 
 
-class _Coded(Exchange):
-    """Rows on their way in the form that ``travel`` says.
+class _InFewBits(Exchange):
+    """Rows on their way as bytes, which `finish` decodes.
 
     Args:
         out: ``(sum of out_splits, ...)``, contiguous; a matrix may have more columns than travel.
-        rows: ``(sum of splits, ...)`` likewise.
+        coded_out: Takes the bytes.
+        coded: The bytes of the rows.
+        route: Its splits are of ``coded_out`` and ``coded``.
+        travel: What rows travel in.
+        width: Columns of matrices that travel; zeros stand behind them.
+    """
+
+    def __init__(self, out: Tensor, coded_out: Tensor, coded: Tensor, route: Route, travel: Travel, width: int) -> None:
+        self._whole, self._width, self._is_decoded = out, width, False
+        super().__init__(coded_out, coded, route, travel)
+
+    def finish(self) -> Tensor:
+        coded = super().finish()
+        if not self._is_decoded:
+            rows = _as_matrix(self._whole)  # a view: the rows of `out` are contiguous
+            self._decode(coded, rows[:, : self._width])
+            rows[:, self._width :] = 0
+            self._is_decoded = True
+        return self._whole
+
+    def _decode(self, coded: Tensor, rows: Tensor) -> None:
+        raise NotImplementedError
+
+
+class _Coded(_InFewBits):
+    """All rows in the form of one wire.
+
+    Args:
+        out: As above.
+        rows: ``(sum of splits, ...)``, of which ``width`` columns travel.
+        route: Its splits are of ``out`` and ``rows``.
         travel: Its wire compresses these rows.
         row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
         feedback: Encodes them in place of the wire alone.
-        width: Columns of matrices that travel; zeros stand behind them.
+        width: As above.
     """
 
     def __init__(
         self,
         out: Tensor,
         rows: Tensor,
-        out_splits: tuple[int, ...],
-        splits: tuple[int, ...],
-        plan: HaloPlan,
-        label: str,
+        route: Route,
         travel: Travel,
         row_ids: Tensor | None,
         feedback: HaloFeedback | None,
         width: int,
     ) -> None:
-        self._whole, self._is_decoded = out, False
-        self._wire, self._width = travel.wire, width
+        self._wire = travel.wire
         rows = _as_matrix(rows)[:, :width]
         if feedback is None:
             coded = self._wire.encode(rows, travel.key, row_ids)
         else:
             coded = feedback.encode(travel.name, rows, self._wire)
         coded_out = coded.new_empty((len(out), coded.shape[1]))
-        super().__init__(coded_out, coded, out_splits, splits, plan, label, travel)
+        super().__init__(out, coded_out, coded, route, travel, width)
 
-    def finish(self) -> Tensor:
-        coded = super().finish()
-        if not self._is_decoded:
-            rows = _as_matrix(self._whole)  # a view: the rows of `out` are contiguous
-            self._wire.decode(coded, rows[:, : self._width])
-            rows[:, self._width :] = 0
-            self._is_decoded = True
-        return self._whole
+    def _decode(self, coded: Tensor, rows: Tensor) -> None:
+        self._wire.decode(coded, rows)
 
 
-class _CodedByPeer(Exchange):
-    """Rows on their way, for each peer in the form that ``travel`` says.
-
-    Args:
-        out: ``(sum of out_splits, ...)``, contiguous; a matrix may have more columns than travel.
-        rows: ``(sum of splits, ...)`` likewise.
-        travel: Has wires by peer.
-        row_ids: Who ``rows`` are to the rounding; None where nothing is drawn.
-        width: Columns of matrices that travel; zeros stand behind them.
-    """
+class _CodedByPeer(_InFewBits):
+    """For each peer in the form that ``travel`` says; the arguments are those of `_Coded`."""
 
     def __init__(
-        self,
-        out: Tensor,
-        rows: Tensor,
-        out_splits: tuple[int, ...],
-        splits: tuple[int, ...],
-        plan: HaloPlan,
-        label: str,
-        travel: Travel,
-        row_ids: Tensor | None,
-        width: int,
+        self, out: Tensor, rows: Tensor, route: Route, travel: Travel, row_ids: Tensor | None, width: int
     ) -> None:
-        self._whole, self._is_decoded, self._width, self._counts = out, False, width, out_splits
-        here, peers = plan.ranks.rank, range(len(splits))
+        self._counts = route.out_splits
+        here, peers = route.ranks.rank, range(len(route.splits))
         wires = [travel.wire_of(here, peer) for peer in peers]
         self._wires = [travel.wire_of(peer, here) for peer in peers]
-        parts = _as_matrix(rows)[:, :width].split(splits)
-        ids = [None] * len(splits) if row_ids is None else row_ids.split(splits)
+        parts = _as_matrix(rows)[:, :width].split(route.splits)
+        ids = [None] * len(parts) if row_ids is None else row_ids.split(route.splits)
         coded = [_coded(x, wire, travel, of_x) for x, wire, of_x in zip(parts, wires, ids, strict=True)]
-        sizes = [n * wire.row_bytes(width, out.dtype) for n, wire in zip(out_splits, self._wires, strict=True)]
-        received = coded[0].new_empty(sum(sizes))
-        sent_sizes = tuple(map(len, coded))
-        super().__init__(received, torch.cat(coded), tuple(sizes), sent_sizes, plan, label, travel)
-        self._sizes = sizes
+        sizes = (n * wire.row_bytes(width, out.dtype) for n, wire in zip(self._counts, self._wires, strict=True))
+        self._sizes = tuple(sizes)
+        in_bytes = replace(route, out_splits=self._sizes, splits=tuple(map(len, coded)))
+        super().__init__(out, coded[0].new_empty(sum(self._sizes)), torch.cat(coded), in_bytes, travel, width)
 
-    def finish(self) -> Tensor:
-        received = super().finish()
-        if not self._is_decoded:
-            rows, width = _as_matrix(self._whole), self._width
-            parts = zip(received.split(self._sizes), rows.split(self._counts), self._wires, strict=True)
-            for coded, part, wire in parts:
-                if not len(part):
-                    continue
-                coded = coded.clone().view(len(part), -1)  # whose values lie at multiples of their sizes
-                if wire.compresses(width, part.dtype):
-                    wire.decode(coded, part[:, :width])
-                else:
-                    part[:, :width] = coded.view(part.dtype)
-            rows[:, width:] = 0
-            self._is_decoded = True
-        return self._whole
+    def _decode(self, coded: Tensor, rows: Tensor) -> None:
+        for some, part, wire in zip(coded.split(self._sizes), rows.split(self._counts), self._wires, strict=True):
+            if not len(part):
+                continue
+            aligned = some.clone().view(len(part), -1)  # whose values lie at multiples of their sizes
+            if wire.compresses(rows.shape[1], part.dtype):
+                wire.decode(aligned, part)
+            else:
+                part[:] = aligned.view(part.dtype)
 
 
 def _coded(x: Tensor, wire: HaloWire, travel: Travel, row_ids: Tensor | None) -> Tensor:
@@ -303,7 +304,7 @@ def _begin_now(
     if travel is None or travel.sample is None:
         rows = x if goes_home else take_rows(x, plan.send_rows)
         splits = (plan.send_splits, plan.recv_splits) if goes_home else (plan.recv_splits, plan.send_splits)
-        return _send(rows, out, *splits, plan, label, travel, width, None, goes_home=goes_home)
+        return _send(rows, out, Route(*splits, plan.ranks, label), plan, travel, width, None, goes_home=goes_home)
     sample = travel.sample
     if goes_home:
         going, coming, splits = sample.read, sample.sent, (sample.send_splits, sample.recv_splits)
@@ -312,17 +313,16 @@ def _begin_now(
         going, coming, splits = sample.sent, sample.read, (sample.recv_splits, sample.send_splits)
         rows = take_rows(x, plan.send_rows.index_select(0, going))
     part = out.new_empty((len(coming), *out.shape[1:]))
-    exchange = _send(rows, part, *splits, plan, label, travel, width, going, goes_home=goes_home)
+    route = Route(*splits, plan.ranks, label)
+    exchange = _send(rows, part, route, plan, travel, width, going, goes_home=goes_home)
     return _Spread(out, coming, sample.scale, exchange)
 
 
 def _send(
     rows: Tensor,
     out: Tensor,
-    out_splits: tuple[int, ...],
-    splits: tuple[int, ...],
+    route: Route,
     plan: HaloPlan,
-    label: str,
     travel: Travel | None,
     width: int | None,
     places: Tensor | None,
@@ -334,17 +334,17 @@ def _send(
     ids: Tensor | None = None
     if travel is not None and travel.bits is not None:
         if travel.watch is not None:
-            travel.watch.see(travel.name, _as_matrix(rows)[:, :num_values], splits)
+            travel.watch.see(travel.name, _as_matrix(rows)[:, :num_values], route.splits)
         if travel.bits.is_plain(travel.name):  # between all ranks: as they are, with what pads them
-            return Exchange(out, rows, out_splits, splits, plan, label, travel)
-        ids = _row_ids(plan, label, places, goes_home=goes_home)
-        return _CodedByPeer(out, rows, out_splits, splits, plan, label, travel, ids, num_values)
+            return Exchange(out, rows, route, travel)
+        ids = _row_ids(plan, route.label, places, goes_home=goes_home)
+        return _CodedByPeer(out, rows, route, travel, ids, num_values)
     if travel is None or not travel.wire.compresses(num_values, out.dtype):
-        return Exchange(out, rows, out_splits, splits, plan, label, travel)
+        return Exchange(out, rows, route, travel)
     feedback = None if goes_home else travel.feedback
     if travel.wire.is_random and feedback is None:
-        ids = _row_ids(plan, label, places, goes_home=goes_home)
-    return _Coded(out, rows, out_splits, splits, plan, label, travel, ids, feedback, num_values)
+        ids = _row_ids(plan, route.label, places, goes_home=goes_home)
+    return _Coded(out, rows, route, travel, ids, feedback, num_values)
 
 
 def _row_ids(plan: HaloPlan, label: str, places: Tensor | None, *, goes_home: bool) -> Tensor:
