@@ -55,7 +55,9 @@ def cusparse(algorithm: str, preprocess: bool) -> Callable[[Csr, Tensor], Produc
 
     def make(csr: Csr, x: Tensor) -> Product:
         ones = torch.ones(csr.num_edges, dtype=x.dtype, device=x.device)
-        return CuSparseProduct(csr.indptr, csr.indices, ones, x, algorithm, preprocess)
+        product = CuSparseProduct(csr.indptr, csr.indices, ones, x, algorithm, preprocess)
+        y = torch.empty(csr.num_nodes, x.shape[1], dtype=x.dtype, device=x.device)
+        return lambda: product(x, y)
 
     return make
 

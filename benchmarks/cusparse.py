@@ -41,13 +41,13 @@ def library() -> ctypes.CDLL:
 
 
 class CuSparseProduct:
-    """``y = A @ x`` for one CSR matrix and one shape of ``x``, everything but the product done beforehand.
+    """``y = A @ x`` for one CSR matrix and one shape and type of ``x``, everything but the product done beforehand.
 
     Args:
         indptr: ``(N + 1,)`` int32.
         indices: ``(E,)`` int32.
         values: ``(E,)`` of the dtype of ``x``.
-        x: ``(L, F)`` float32, float16 or bfloat16, contiguous. Accumulation is float32. Kept for calls without another.
+        x: ``(L, F)`` float32, float16 or bfloat16, contiguous. Accumulation is float32. Not kept.
         algorithm: One of `ALGORITHMS`.
         preprocess: Call ``cusparseSpMM_preprocess`` once.
 
@@ -59,10 +59,9 @@ class CuSparseProduct:
         self, indptr: Tensor, indices: Tensor, values: Tensor, x: Tensor, algorithm: str, preprocess: bool
     ) -> None:
         self._library = library()
-        num_rows = len(indptr) - 1
-        self.algorithm, self.preprocess = algorithm, preprocess
-        self.y = torch.empty(num_rows, x.shape[1], dtype=x.dtype, device=x.device)
-        self._kept = (indptr, indices, values, x)  # the descriptors hold their addresses
+        self._num_rows = num_rows = len(indptr) - 1
+        y = torch.empty(num_rows, x.shape[1], dtype=x.dtype, device=x.device)
+        self._kept = (indptr, indices, values)  # the descriptor holds their addresses
         kind = _TYPES[x.dtype]
         self._handle, self._matrix, self._x, self._y = (c_void_p() for _ in range(4))
         self._call("cusparseCreate", byref(self._handle))
@@ -72,7 +71,7 @@ class CuSparseProduct:
             c_void_p(indptr.data_ptr()), c_void_p(indices.data_ptr()), c_void_p(values.data_ptr()),
             c_int(_INDEX_32), c_int(_INDEX_32), c_int(0), c_int(kind),
         )  # fmt: skip
-        for descriptor, dense in ((self._x, x), (self._y, self.y)):
+        for descriptor, dense in ((self._x, x), (self._y, y)):
             self._call(
                 "cusparseCreateDnMat", byref(descriptor), c_int64(len(dense)), c_int64(dense.shape[1]),
                 c_int64(dense.shape[1]), c_void_p(dense.data_ptr()), c_int(kind), c_int(_ROW_MAJOR),
@@ -89,14 +88,10 @@ class CuSparseProduct:
         if preprocess:
             self._call("cusparseSpMM_preprocess", *self._arguments)
 
-    def __call__(self) -> Tensor:
-        """The product, in a buffer that the next call overwrites."""
-        self._call("cusparseSpMM", *self._arguments)
-        return self.y
-
-    def of(self, x: Tensor) -> Tensor:
-        """The product with another ``x`` of the same shape and type, in new memory."""
-        x, y = x.contiguous(), torch.empty_like(self.y)
+    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """The product, in ``y`` or in new memory; both contiguous."""
+        if y is None:
+            y = torch.empty(self._num_rows, x.shape[1], dtype=x.dtype, device=x.device)
         for descriptor, dense in ((self._x, x), (self._y, y)):
             self._call("cusparseDnMatSetValues", descriptor, c_void_p(dense.data_ptr()))
         self._call("cusparseSpMM", *self._arguments)

@@ -274,15 +274,15 @@ def other_tiles(chosen: Tile, row_bytes: int) -> Iterator[Tile]:
         return
     for factor in (0.5, 2):
         yield replace(chosen, unroll=max(1, int(chosen.unroll * factor)))
-    if chosen.rows == 1:
+    if row_bytes > 128:
         lanes = max(1, 512 // row_bytes)
         shapes = ((2, 4, 4), (4, 8, 8), (8, 4, 8), (8, 8, 4), (8, 8, 8), (16, 4, 8), (16, 8, 8), (16, 16, 8))
         for rows, sets, unroll in shapes:
             unroll = min(unroll, max(1, 8 * 512 // row_bytes))
             yield Tile(rows, lanes, unroll, 1, chosen.columns, sets, rows)
         return
-    for rows in (4, 8, 16, 32):
-        for edges in (1, 2, 4, 8):
+    for rows in (1, 2, 4, 8, 16, 32):
+        for edges in (1, 2, 4, 8, 16):
             for unroll in (2, 4, 8):
                 if 1024 <= rows * edges * unroll * max(4, row_bytes) <= 8192:
                     yield Tile(rows, edges, unroll, 1, chosen.columns)

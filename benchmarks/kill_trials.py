@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,17 @@ GRAPH = Subject(
     probes=300,
 )
 _IMAGES = ("--dataset", "digits-images", "--model", "mlp", "--hidden", "32", "--batch-size", "64", "--seed", "3")
-_STEPS: dict[str, Any] = {
-    "split": ("--workers", "3", "--shares", "0.5,0.3,0.2"),
-    "every": ("--checkpoint-steps", "7"),  # prime to the 20 steps of an epoch
-    "epochs": 30,
-    "aims": ("checkpoint write", "gradient sum", "optimizer step", "any"),
-    "probes": 40,
-}
 # batch norm over ranks needs the interceptor's mode; without it the built-in network's steps run without the mode
-WITH_NORM = Subject(name="batch norm", model=(*_IMAGES, "--norm", "batch", "--dropout", "0.2"), **_STEPS)
-WITHOUT_MODE = Subject(name="known rows", model=(*_IMAGES, "--layers", "3", "--dropout", "0.3"), **_STEPS)
+WITH_NORM = Subject(
+    name="batch norm",
+    model=(*_IMAGES, "--norm", "batch", "--dropout", "0.2"),
+    split=("--workers", "3", "--shares", "0.5,0.3,0.2"),
+    every=("--checkpoint-steps", "7"),  # prime to the 20 steps of an epoch
+    epochs=30,
+    aims=("checkpoint write", "gradient sum", "optimizer step", "any"),
+    probes=40,
+)
+WITHOUT_MODE = replace(WITH_NORM, name="known rows", model=(*_IMAGES, "--layers", "3", "--dropout", "0.3"))
 PHASES = (
     # the innermost frame decides; the first pattern it contains
     ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),

@@ -109,7 +109,7 @@ def fastest_product(matrix: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
     ways: list[Callable[[Tensor], Tensor]] = [lambda x: matrix @ x]
     for algorithm in ("alg2", "alg3"):
         with contextlib.suppress(CuSparseError):  # not for this type
-            ways.append(CuSparseProduct(*parts, x, algorithm, preprocess=True).of)
+            ways.append(CuSparseProduct(*parts, x, algorithm, preprocess=True))
     times = [time_ms(lambda way=way: way(x), x.device, budget_seconds=0.1).median_ms for way in ways]
     return ways[times.index(min(times))]
 

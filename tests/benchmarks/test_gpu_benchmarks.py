@@ -97,8 +97,8 @@ def test_cusparse_gets_the_matrix_once_and_preprocesses_only_when_asked(csr, fak
     assert [indptr.value, indices.value] == [csr.indptr.data_ptr(), csr.indices.data_ptr()]
     assert [each.value for each in rest[1:]] == [2, 2, 0, 14]  # int32 twice, base 0, bfloat16
     assert "cusparseSpMM_preprocess" not in fake_library.calls
-    assert product() is product.y
-    assert product.y.shape == x.shape
+    assert product() is product()  # a buffer that is kept
+    assert product().shape == x.shape
     arguments = fake_library.calls["cusparseSpMM"]
     assert [each.value for each in arguments[8:10]] == [0, cusparse.ALGORITHMS["alg2"]]  # float32 accumulation
     baselines.cusparse("alg1", preprocess=True)(csr, x)
@@ -108,11 +108,10 @@ def test_cusparse_gets_the_matrix_once_and_preprocesses_only_when_asked(csr, fak
 def test_a_product_takes_other_rows_and_gives_new_memory(csr, fake_library):
     x = torch.ones(csr.num_nodes, 6)
     product = cusparse.CuSparseProduct(csr.indptr, csr.indices, torch.ones(csr.num_edges), x, "alg3", preprocess=True)
-    other = torch.zeros(6, csr.num_nodes).t()
-    result = product.of(other)
-    assert result.shape == x.shape
-    assert result.data_ptr() != product.y.data_ptr()
-    assert fake_library.calls["cusparseDnMatSetValues"][1].value == result.data_ptr()
+    results = [product(torch.zeros(csr.num_nodes, 6)) for _ in range(2)]
+    assert all(result.shape == x.shape for result in results)
+    assert results[0].data_ptr() != results[1].data_ptr()
+    assert fake_library.calls["cusparseDnMatSetValues"][1].value == results[1].data_ptr()
 
 
 def test_the_widths_that_a_plain_model_sums_are_known_before(graph, csr):
