@@ -71,7 +71,7 @@ def _update(x_nC: Tensor, running: tuple[Tensor | None, Tensor | None], momentum
     n, channels = x_nC.shape[:2]
     wide = x_nC.detach().to(torch.promote_types(x_nC.dtype, torch.float32)).flatten(2)
     mean, variance = (wide.mean(2), wide.var(2)) if n else (wide.new_zeros(0, channels),) * 2
-    packed = ranks.sum_(torch.cat([mean.sum(0), variance.sum(0), wide.new_tensor([n])]))
+    packed = ranks.sum_(torch.cat([mean.sum(0), variance.sum(0), wide.new_full((1,), n)]))
     count = packed[-1].clamp(min=1)
     for value, total in zip(running, packed[:-1].split(channels), strict=True):
         if value is not None:

@@ -17,7 +17,7 @@ from nugnn.kernels.rows import Rows, rows_of, tag
 from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
 
 Proceed = Callable[[OperatorCall], Any]
-_DRAW_BEFORE = "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
+DRAW_BEFORE = "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
 _MARK = (
     "Mark the tensor with nugnn.as_node_rows(x, graph), nugnn.as_edge_rows(x, graph) or nugnn.as_replicated(x) where "
     "it is made."
@@ -128,7 +128,7 @@ class RandomDrawHandler:
         instead: What to do, for the error.
     """
 
-    def __init__(self, *, is_split: bool, refuses_all: bool = False, instead: str = _DRAW_BEFORE) -> None:
+    def __init__(self, *, is_split: bool, refuses_all: bool = False, instead: str = DRAW_BEFORE) -> None:
         self._refuses_all, self._instead = refuses_all, instead
         self.kinds = frozenset({"random"} if is_split else ())
 

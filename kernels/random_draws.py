@@ -25,7 +25,6 @@ _LIBRARIES = frozenset({"torch", "nugnn", "dgl"})
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
-@functools.lru_cache(maxsize=4096)
 def draws(function: Callable[..., Any]) -> bool:
     """Whether a torch function may draw: an operator of its name takes a generator, or torch marks it as seeded."""
     return function in _COMPOSED or bool(_seeded(function))
@@ -35,27 +34,25 @@ def draws_now(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
     """Whether this call does: some functions draw in training only, or with a rate above zero, or nothing is given."""
     if function in _COMPOSED:
         return kwargs.get("_random_samples") is None
-    for operator in _seeded(function)[:1]:
-        names = [argument.name for argument in operator._schema.arguments]
-        given = {argument.name: argument.default_value for argument in operator._schema.arguments}
-        given |= dict(zip(names, args, strict=False)) | kwargs
-        rates = () if "generator" in names else _RATES
-        if any(given.get(name) in (False, 0) for name in (*(set(_SWITCHES) & set(names)), *(set(rates) & set(names)))):
-            return False
-    return True
+    arguments = _seeded(function)[0]._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip(list(given), args, strict=False)) | kwargs
+    off = _SWITCHES if "generator" in given else (*_SWITCHES, *_RATES)
+    return not any(given.get(name, True) in (False, 0) for name in off)
 
 
-def _seeded(function: Any) -> list[Any]:
+@functools.lru_cache(maxsize=4096)
+def _seeded(function: Any) -> tuple[Any, ...]:
     """Torch's operators of this function's name that draw."""
     if isinstance(function, torch._ops.OpOverload):
-        return [function] if _is_seeded(function) else []
+        return (function,) if _is_seeded(function) else ()
     packet = function
     if not isinstance(function, torch._ops.OpOverloadPacket):
         name = getattr(function, "__name__", "__")
         packet = None if name.startswith("__") or name in _NO_DRAW else getattr(torch.ops.aten, name, None)
     if packet is None or not hasattr(packet, "overloads"):
-        return []
-    return [operator for overload in packet.overloads() if _is_seeded(operator := getattr(packet, overload))]
+        return ()
+    return tuple(operator for overload in packet.overloads() if _is_seeded(operator := getattr(packet, overload)))
 
 
 def _is_seeded(operator: Any) -> bool:

@@ -16,6 +16,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding, shard_embeddings
+from nugnn.kernels.handlers import DRAW_BEFORE
 from nugnn.kernels.rows import rows_of
 from nugnn.loss import GlobalMean, RowLoss, binary_cross_entropy, cross_entropy
 from nugnn.model_on_shard import refuse_empty_features
@@ -103,7 +104,7 @@ def check_model(
     loss: RowLoss | None = None,
     regularizer: Callable[[nn.Module], Tensor] | None = None,
     num_parts: int = 3,
-    max_nodes: int = 240,
+    max_nodes: int = _MAX_NODES,
 ) -> CheckReport:
     """Compare one part with several on a small piece of a graph, in float64.
 
@@ -150,7 +151,7 @@ def _wording(num_parts: int) -> Wording:
         parts=f"{num_parts} parts",
         instead="Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes, "
         "torch.nn.Dropout for random masks.",
-        draw="Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data.",
+        draw=DRAW_BEFORE,
     )
 
 
