@@ -1,6 +1,7 @@
 """Writes docs/performance.md from the JSON rows of the GPU benchmarks, and from nothing else.
 
-    python benchmarks/report_performance.py ROWS [ROWS ...] --page docs/performance.md
+    python benchmarks/report_performance.py                     # from benchmarks/rows, which the repository keeps
+    python benchmarks/report_performance.py ROWS [ROWS ...] --page PAGE
 
 Each ROWS is a folder that `gpu_all.sh` has filled. Of rows that measure the same on the same card the last one counts.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from harness import ROOT, read_rows
 
 Row = dict[str, Any]
+KEPT = ROOT / "benchmarks" / "rows"
 IDENTITY = ("kind", "system", "graph", "order", "dtype", "shape", "model", "seed")
 EXPECTED_ON_H100 = {
     ("given", "fp32", 128): 23.2,
@@ -398,7 +400,7 @@ def titled(title: str, head: list[str], lines: list[list[str]]) -> str:
 def main(given: list[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="+", type=Path, metavar="ROWS")
+    parser.add_argument("rows", nargs="*", type=Path, metavar="ROWS", default=[KEPT])
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
     arguments = parser.parse_args(given)
     rows = [row for folder in arguments.rows for row in read_rows(folder)]

@@ -10,35 +10,19 @@ import heapq
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from nugnn.comm.compression.axis import rounding_error
 from nugnn.comm.compression.wire import Wire
 
 BITS = tuple(range(1, 9))
 _UNIFORM = 4
 _MOST_STATES = 1 << 11
-_MOST_BUCKETS = 256
 
 
 def quantization_errors(x: Tensor, bucket: int) -> list[float]:
-    """Squared error of ``x (n,)`` float32 for each of `BITS`; infinite where it is not finite.
-
-    Of a long vector some buckets stand for all.
-    """
-    num_buckets = len(x) // bucket
-    if num_buckets > _MOST_BUCKETS:
-        stride = -(-num_buckets // _MOST_BUCKETS)
-        some = x[: num_buckets * bucket].view(num_buckets, bucket)[::stride].flatten()
-        return [error * (len(x) / len(some)) for error in quantization_errors(some, bucket)]
-    errors = []
-    for bits in BITS:
-        wire = Wire(f"{bits}bit", bucket)
-        back = torch.empty_like(x)
-        wire.decode(wire.encode(x), back)
-        error = float((back - x).double().square().sum())
-        errors.append(error if math.isfinite(error) else math.inf)
-    return errors
+    """Squared error of ``x (n,)`` float32 for each of `BITS`, see `nugnn.comm.compression.axis.rounding_error`."""
+    return [rounding_error(x, Wire(f"{bits}bit", bucket)) for bits in BITS]
 
 
 def bits_for(sizes: Sequence[int], errors: Sequence[Sequence[float]], bucket: int) -> list[int]:

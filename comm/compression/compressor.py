@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nugnn.comm.buckets import flat, shaped
 from nugnn.comm.compression.adaptive import BITS, bits_for, quantization_errors
+from nugnn.comm.compression.axis import across, goes_across, rounding_error
 from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.reduction import Rounding, sum_encoded
@@ -19,7 +20,8 @@ from nugnn.comm.compression.settings import ADAPTIVE, Compression, check_types
 from nugnn.comm.compression.wire import Wire
 
 FIRST_PLAN, STEPS_BETWEEN_PLANS = 8, 200
-"""``adaptive``: after so many steps, and again and again after that, bits are chosen anew."""
+"""``adaptive``: after so many steps, and again and again after that, bits are chosen anew; from the first step on, and
+as often, the axis along which buckets lie."""
 STEPS_BETWEEN_LOOKS = 100
 """Steps whose rounding error is measured."""
 
@@ -86,10 +88,12 @@ class Compressor:
         self._compressed = [name for name, p in self._named.items() if settings.takes(p)]
         self._plain = Wire("fp32")
         self._wires = dict.fromkeys(self._compressed, settings.first_wire)
+        self._across: set[str] = set()
         self._kept: dict[str, Tensor] = {}
         self._orders: dict[str, Order] = {}
         self.step = 0
         self.traffic: dict[str, Traffic] = {}
+        self._plans = Traffic()
         self._layouts: dict[tuple[tuple[str, ...], int], Layout] = {}
         self._scale: float | Tensor = 1.0
         self._pending = _Pending()
@@ -126,6 +130,8 @@ class Compressor:
         for name, order in zip(names, orders, strict=True):
             self._pack_as(name, order)
         held = self._add_residuals(values, names) if feeds_back else {}
+        if self.settings.is_quantized and self.step % STEPS_BETWEEN_PLANS == 0:
+            self._choose_axes(self._parts(values, names), link)
         out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
         least, most = torch.aminmax(out) if out.numel() else (out.new_zeros(()),) * 2
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
@@ -134,8 +140,8 @@ class Compressor:
             traffic.error = float(rest.norm() / values.norm().clamp(min=torch.finfo(values.dtype).tiny))
         if rest is not None and feeds_back:
             self._keep(rest, names, held)
-        if self._is_measured:
-            for name, part in self._parts(values, names):  # the sums have been rounded already
+        if self._bits_are_measured:
+            for name, part in self._parts(values, names):  # as it travels; the sums have been rounded already
                 self._pending.errors[name] = quantization_errors(part, self.settings.bucket)
         traffic.num_values, traffic.steps = len(values) - num_plain, traffic.steps + 1
         traffic.sent_bytes += link.sent.num_bytes - before.num_bytes
@@ -154,17 +160,37 @@ class Compressor:
         """
         if is_good and self._pending.is_finite:
             self._commit_all(torch.stack(self._pending.is_finite).all())
-        if self._is_measured:
+        if self._bits_are_measured:
+            before = replace(link.sent)
             self._choose_bits(self._pending.errors, link)
+            self._plans.sent_bytes += link.sent.num_bytes - before.num_bytes
+            self._plans.across_bytes += link.sent.across_bytes - before.across_bytes
         self._pending = _Pending()
         self.step += 1
 
     def _reduce(
         self, values: Tensor, names: Sequence[str], num_plain: int, link: Link, *, keep_rest: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The sum and what this rank has not sent; see `sum_encoded`."""
+        """The sum and what this rank has not sent; see `sum_encoded`. ``values`` are left as they travel."""
         rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
-        return sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
+        self._turn(values, names, lambda rows, columns: rows)
+        out, rest = sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
+        for x in (out, rest):
+            if x is not None:
+                self._turn(x, names, lambda rows, columns: columns)
+        return out, rest
+
+    def _turn(self, values: Tensor, names: Sequence[str], rows_of: Callable[[int, int], int]) -> None:
+        """Lay those whose buckets lie across column by column, or back."""
+        for name, part in self._parts(values, names):
+            if name in self._across:
+                part.copy_(across(part, rows_of(*self._shape(name))))
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        """Rows and columns, as values are packed."""
+        shape, order = self._named[name].shape, self._orders.get(name)
+        rows = shape[0 if order is None else order[0]]
+        return rows, self._named[name].numel() // max(rows, 1)
 
     # -- error feedback ------------------------------------------------------------------------------------------------
 
@@ -229,30 +255,54 @@ class Compressor:
         """What this rank has kept, by name and in the shape of the parameter, float32."""
         return {name: shaped(kept, self._named[name].shape, self._orders[name]) for name, kept in self._kept.items()}
 
-    # -- bits by tensor ------------------------------------------------------------------------------------------------
+    # -- plans, the same on every rank ---------------------------------------------------------------------------------
 
     @property
-    def _is_measured(self) -> bool:
+    def _bits_are_measured(self) -> bool:
         """Whether bits are chosen anew after this step."""
         if self.settings.wire != ADAPTIVE or not self._compressed:
             return False
         return self.step + 1 == FIRST_PLAN or (self.step + 1) % STEPS_BETWEEN_PLANS == 0
 
     def _choose_bits(self, errors: dict[str, list[float]], link: Link) -> None:
-        """Rank 0 chooses by what all have measured of what they had to send."""
-        nothing = [0.0] * len(BITS)
-        device = self._named[self._compressed[0]].device  # where the process group may be at home alone
-        rows = torch.tensor(
-            [errors.get(name, nothing) for name in self._compressed], dtype=torch.float64, device=device
-        )
+        sizes, nothing = [self._named[name].numel() for name in self._compressed], [0.0] * len(BITS)
+        of_each = [errors.get(name, nothing) for name in self._compressed]  # nothing: it did not travel
+        device = self._named[self._compressed[0]].device
+        self._set_bits(self._agreed(of_each, lambda total: bits_for(sizes, total, self.settings.bucket), link, device))
+
+    def _choose_axes(self, parts: Sequence[tuple[str, Tensor]], link: Link) -> None:
+        """Whether buckets of gradients that are to be summed now lie with their memory or across."""
+        if not parts:
+            return
+        of_each = [
+            [rounding_error(way, self._wires[name]) for way in (part, across(part, self._shape(name)[0]))]
+            for name, part in parts
+        ]
+
+        def choose(total: list[list[float]]) -> list[int]:
+            pairs = zip(parts, total, strict=True)
+            return [goes_across(*both, now=name in self._across) for (name, _), both in pairs]
+
+        plan = self._agreed(of_each, choose, link, parts[0][1].device)
+        for (name, _), is_across in zip(parts, plan, strict=True):
+            (self._across.add if is_across else self._across.discard)(name)
+
+    def _agreed(
+        self,
+        errors: Sequence[Sequence[float]],
+        choose: Callable[[list[list[float]]], Sequence[int]],
+        link: Link,
+        device: torch.device,
+    ) -> list[int]:
+        """What rank 0 chooses for each tensor by what all have measured; ``device`` is the process group's home."""
+        rows = torch.tensor(errors, dtype=torch.float64, device=device)
         gathered = link.gather(rows.view(torch.uint8).flatten()).clone().view(torch.float64)
-        total = gathered.view(self._world_size, len(self._compressed), len(BITS)).sum(0)
-        plan = torch.zeros(len(self._compressed), dtype=torch.uint8, device=device)
+        plan = torch.zeros(len(errors), dtype=torch.uint8, device=device)
         if link.rank == 0:
-            sizes = [self._named[name].numel() for name in self._compressed]
-            chosen = bits_for(sizes, total.tolist(), self.settings.bucket)
-            plan = torch.tensor(chosen, dtype=torch.uint8, device=device)
-        self._set_bits(link.gather(plan)[0].tolist())
+            total = gathered.view(self._world_size, *rows.shape).sum(0)
+            plan = torch.tensor(choose(total.tolist()), dtype=torch.uint8, device=device)
+        chosen: list[int] = link.gather(plan)[0].tolist()
+        return chosen
 
     def _set_bits(self, bits: Sequence[int]) -> None:
         wires = {b: Wire(f"{b}bit", self.settings.bucket) for b in set(bits)}
@@ -275,7 +325,7 @@ class Compressor:
     def shared_state(self) -> dict[str, Any]:
         """Plain values that are the same on every rank."""
         is_planned = self.settings.wire == ADAPTIVE
-        return {"step": self.step, "bits": self.bits if is_planned else None}
+        return {"step": self.step, "bits": self.bits if is_planned else None, "across": sorted(self._across)}
 
     def load(self, shared: Mapping[str, Any], residuals: Mapping[str, Tensor]) -> None:
         """Go on where `shared_state` and `residuals` were taken.
@@ -287,6 +337,8 @@ class Compressor:
         if shared["bits"] is not None:
             self._check_names(shared["bits"])
             self._set_bits([shared["bits"][name] for name in self._compressed])
+        self._check_names(shared["across"])
+        self._across = set(shared["across"])
         self._check_names(residuals)
         self._kept.clear()
         for name, kept in residuals.items():
@@ -295,7 +347,7 @@ class Compressor:
             self._orders[name] = None
             self._flat_residual(name).copy_(kept.reshape(-1))
 
-    def _check_names(self, given: Mapping[str, Any]) -> None:
+    def _check_names(self, given: Iterable[str]) -> None:
         if unknown := sorted(set(given) - set(self._compressed)):
             raise ValueError(f"the state is of other parameters: {unknown[0]} is not compressed here")
 
@@ -306,11 +358,12 @@ class Compressor:
             "error_feedback": self.settings.feeds_back,
             "steps": self.step,
             "compressed_values": sum(self._named[name].numel() for name in self._compressed),
-            "sent_bytes": sum(t.sent_bytes for t in self.traffic.values()),
-            "sent_bytes_across_hosts": sum(t.across_bytes for t in self.traffic.values()),
+            "sent_bytes": sum(t.sent_bytes for t in (*self.traffic.values(), self._plans)),
+            "sent_bytes_across_hosts": sum(t.across_bytes for t in (*self.traffic.values(), self._plans)),
             "exchange_seconds": sum(t.exchange_seconds for t in self.traffic.values()),
             "codec_seconds": sum(t.seconds - t.exchange_seconds for t in self.traffic.values()),
             **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),
+            **({"across": sorted(self._across)} if self.settings.is_quantized else {}),
             "buckets": {
                 name: {
                     "values": t.num_values,

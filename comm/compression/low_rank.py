@@ -95,12 +95,6 @@ class LowRank(Compressor):
         out[start:] = plain_sum[at:]
         return out, rest
 
-    def _shape(self, name: str) -> tuple[int, int]:
-        """Rows and columns, as values are packed."""
-        shape, order = self._named[name].shape, self._orders.get(name)
-        rows = shape[0 if order is None else order[0]]
-        return rows, self._named[name].numel() // max(rows, 1)
-
     def _right_of(self, name: str) -> Tensor:
         """``(m, r)``: that of the step before; random at first, the same on every rank."""
         _, columns = self._shape(name)

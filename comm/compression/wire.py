@@ -15,8 +15,8 @@ from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.quantize import OVERFLOW, bucket_bytes, decode_rows, encode_rows, row_bytes
 
 WIRES = ("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)))
-BUCKET = 1024
-"""Values of a bucket: 64 bits beside them add 1/64 bit to each."""
+BUCKET = 512
+"""Values of a bucket: 64 bits beside them add an eighth of a bit to each."""
 
 _TOP_EXPONENT = 15
 """``fp16``: the largest value of a bucket is scaled to below 2**15, half of what the type holds."""

@@ -109,7 +109,7 @@ def test_a_piece_is_what_hosts_alone_would_sum() -> None:
 def test_the_error_is_that_of_as_many_ranks_as_there_are_hosts(hosts: str, expected: float) -> None:
     size = 1 << 17
     summands = _summands(len(hosts), size)
-    layout = Layout([size], [Wire("4bit")], [0], len(hosts))
+    layout = Layout([size], [Wire("4bit", 1024)], [0], len(hosts))
     out, exact = _sums(hosts, summands, layout, Rounding())[0][0], summands.sum(0)
     assert float((out - exact).norm() / exact.norm()) == pytest.approx(expected, rel=0.02)
 

@@ -22,7 +22,7 @@ SHAPES = {"a.weight": (40, 30), "a.bias": (30,), "b.weight": (9, 5, 5, 5), "c.we
 
 def _gradients(rank: int, step: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(100 * step + rank)
-    size = {"a": 1.0, "b": 1 / 8, "c": 1 / 64}
+    size = {"a": torch.ones(30), "b": torch.tensor(1 / 8), "c": 2.0 ** -torch.arange(32)}  # c: seldom input features
     return {name: torch.randn(shape, generator=draw) * size[name[0]] for name, shape in SHAPES.items()}
 
 
@@ -177,9 +177,9 @@ def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> No
         assert all(run_local_ranks(len(hosts) or 2, run, hosts=hosts))
     one = Compressor(_parameters(), Compression(), 2)
     with pytest.raises(ValueError, match="state is of other parameters: d is not compressed here"):
-        one.load({"step": 1, "bits": None}, {"d": torch.zeros(3)})
+        one.load({"step": 1, "bits": None, "across": []}, {"d": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"a\.weight has shape \(3,\)"):
-        one.load({"step": 1, "bits": None}, {"a.weight": torch.zeros(3)})
+        one.load({"step": 1, "bits": None, "across": []}, {"a.weight": torch.zeros(3)})
 
 
 def test_what_is_kept_follows_the_order_in_which_values_come() -> None:
@@ -200,18 +200,56 @@ def test_what_is_kept_follows_the_order_in_which_values_come() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["", "aab", "aabb"])
-def test_the_report_counts_what_was_handed_over(hosts: str) -> None:
+@pytest.mark.parametrize("wire", ["4bit", "adaptive"])
+def test_the_report_counts_what_was_handed_over(monkeypatch: pytest.MonkeyPatch, wire: str, hosts: str) -> None:
+    monkeypatch.setattr(module, "FIRST_PLAN", 2)
+
     def run(ranks: Ranks) -> tuple[dict[str, Any], int]:
-        run = _Run(ranks, wire="4bit")
+        run = _Run(ranks, wire=wire)
         for step in range(2):
             run.step(_gradients(ranks.rank, step))
         return run.compressor.report(), run.link.sent_bytes
 
     for report, sent in run_local_ranks(len(hosts) or 2, run, hosts=hosts):
-        assert report["sent_bytes"] == sent == sum(b["sent_bytes"] for b in report["buckets"].values())
+        # choosing bits: eight errors in float64 and an answer for each matrix, to each other rank
+        plans = (len(SHAPES) - 1) * (8 * 8 + 1) * ((len(hosts) or 2) - 1) if wire == "adaptive" else 0
+        assert report["sent_bytes"] == sent == plans + sum(b["sent_bytes"] for b in report["buckets"].values())
         assert (0 < report["sent_bytes_across_hosts"] <= sent) if hosts else (report["sent_bytes_across_hosts"] == 0)
         assert report["steps"] == 2 and set(report["buckets"]) == {"c.weight", "b.weight"}
         assert report["compressed_values"] == 40 * 30 + 9 * 125 + 33 * 32
         least = 0.0 if hosts else 0.001  # a rank's piece may be what travels as it is
-        assert all(least <= b["error"] < 0.2 for b in report["buckets"].values())
+        assert all(least <= b["error"] < 1 for b in report["buckets"].values())
         assert report["exchange_seconds"] > 0 and report["codec_seconds"] > 0
+
+
+def test_buckets_lie_along_the_axis_whose_values_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns of ten sizes: within one bucket each value is off by at most half a level of its own size."""
+    sizes = 10.0 ** -torch.arange(10).repeat_interleave(32).float()
+    shapes = {"rows": (320, 64), "columns": (64, 320), "conv": (64, 320, 1), "no gradient": (64, 32), "vector": (20,)}
+    monkeypatch.setattr(module, "STEPS_BETWEEN_PLANS", 3)
+
+    def run(ranks: Ranks) -> tuple[list[list[str]], list[float]]:
+        named = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        compressor, link = Compressor(named, Compression(bucket=64, error_feedback=False), 2), Link.of(ranks)
+        draw = torch.Generator().manual_seed(ranks.rank)
+        plans, worst = [], []
+        for step in range(5):
+            row = torch.rand(320, 64, generator=draw) + 1
+            like_rows = row * sizes[:, None]
+            of_each = {"rows": like_rows, "columns": like_rows.t(), "conv": like_rows.t()[..., None]}
+            if step == 3:  # measured again: what overflows changes nothing
+                of_each["columns"] = like_rows.t() * math.nan
+            given = {name: of_each.get(name, named[name]).float() for name in shapes}
+            compressor.open()
+            values = torch.cat([x.flatten() for x in given.values()])
+            exact = values.clone()
+            sums = compressor.sum(values, list(shapes), [None] * len(shapes), 0, link)
+            total = link.gather(exact.view(torch.uint8)).clone().view(torch.float32).view(2, -1).sum(0)
+            compressor.settle(link)
+            plans.append(compressor.report()["across"])
+            worst.append(float(((sums - total) / total).nan_to_num().abs().max()))
+        return plans, worst
+
+    for plans, worst in run_local_ranks(2, run):
+        assert plans == [["columns", "conv"]] * 5
+        assert max(worst[:3]) < 0.1  # from 1 to 2 in 15 steps, twice; beside others ten times as large it is above 0.5

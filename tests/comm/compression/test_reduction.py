@@ -41,7 +41,7 @@ def test_error_of_two_roundings_whatever_the_number_of_ranks(num_ranks: int, nea
     for rounding, expected in ((_NEAREST, nearest), (_STOCHASTIC, stochastic)):
 
         def run(ranks: Ranks, rounding: Rounding = rounding) -> Tensor:
-            layout = Layout([size], [Wire("4bit")], [0], num_ranks)
+            layout = Layout([size], [Wire("4bit", 1024)], [0], num_ranks)
             return sum_encoded(summands[ranks.rank], layout, Link.of(ranks), rounding, keep_rest=False)[0]
 
         out = run_local_ranks(num_ranks, run)[0]
