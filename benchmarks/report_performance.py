@@ -50,7 +50,8 @@ def page(rows: list[Row]) -> str:
         "`scaling.py --out` and `partition_order.py --json`. "
         "Times are milliseconds, the median with the 20th and 80th percentile; CUDA events around each call, L2 "
         "written over before it. A result is checked before it is timed; what could not run says why. What was "
-        "expected of each step, and what came of it: `performance-notes.md`.",
+        "expected of each step, and what came of it: `performance-notes.md`. The rows are kept in `benchmarks/rows`; "
+        "those with `restored` were lost but for the figures of an earlier version of this page.",
     ]
     partitions = [row for row in rows if row["kind"] == "partition"]
     rows = latest(row for row in rows if row["kind"] != "partition")

@@ -501,3 +501,8 @@ def test_partitioners_stand_beside_metis_on_the_page() -> None:
     assert "| partition: metis | 1 | 60.0 | 0.2000 | 1.00 | 100.0 (1.00) |" in text
     assert "| partition: clusters | 1 | 22.0 | 0.1000 | 1.00 | 25.0 (0.25) |" in text
     assert "| partition: kaminpar | 1 | 30.0 | 0.1000 | 1.00 | 35.0 (0.35) |" in text
+
+
+def test_the_page_is_what_the_kept_rows_say():
+    rows = harness.read_rows(report_performance.KEPT)
+    assert (harness.ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == report_performance.page(rows)
