@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nugnn.comm.compression.axis import rounding_error
+from nugnn.comm.compression.arrangement import rounding_error
 from nugnn.comm.compression.wire import Wire
 
 BITS = tuple(range(1, 9))
@@ -21,27 +21,27 @@ _MOST_STATES = 1 << 11
 
 
 def quantization_errors(x: Tensor, bucket: int) -> list[float]:
-    """Squared error of ``x (n,)`` float32 for each of `BITS`, see `nugnn.comm.compression.axis.rounding_error`."""
+    """Squared error of ``x (n,)`` float32 for each of `BITS`, infinite where it is not finite."""
     return [rounding_error(x, Wire(f"{bits}bit", bucket)) for bits in BITS]
 
 
-def bits_for(sizes: Sequence[int], errors: Sequence[Sequence[float]], bucket: int) -> list[int]:
+def bits_for(sizes: Sequence[int], errors: Sequence[Sequence[float]], buckets: Sequence[int]) -> list[int]:
     """Bits of each tensor.
 
     Args:
         sizes: Values of each.
         errors: Of each, for each of `BITS`.
-        bucket: Values that share their ends.
+        buckets: Of each, values that share their ends.
 
-    >>> bits_for([4096, 4096], [[64, 16, 4, 1, 0.2, 0.06, 0.02, 0], [0.8, 0.16, 0.04, 0.01, 0, 0, 0, 0]], 1024)
+    >>> bits_for([4096, 4096], [[64, 16, 4, 1, 0.2, 0.06, 0.02, 0], [0.8, 0.16, 0.04, 0.01, 0, 0, 0, 0]], [1024] * 2)
     [5, 1]
-    >>> bits_for([4096, 4096], [[64, 16, 4, 1, 0.2, 0.06, 0.02, 0]] * 2, 1024)
+    >>> bits_for([4096, 4096], [[64, 16, 4, 1, 0.2, 0.06, 0.02, 0]] * 2, [1024] * 2)
     [4, 4]
     """
     uniform = [_UNIFORM] * len(sizes)
     choices = [
         [(Wire(f"{b}bit", bucket).num_bytes(size), error) for b, error in zip(BITS, of_tensor, strict=True)]
-        for size, of_tensor in zip(sizes, errors, strict=True)
+        for size, of_tensor, bucket in zip(sizes, errors, buckets, strict=True)
     ]
     at_uniform = [of_tensor[_UNIFORM - 1] for of_tensor in choices]
     budget = math.fsum(error for _, error in at_uniform)

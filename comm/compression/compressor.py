@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nugnn.comm.buckets import flat, shaped
 from nugnn.comm.compression.adaptive import BITS, bits_for, quantization_errors
-from nugnn.comm.compression.axis import across, goes_across, rounding_error
+from nugnn.comm.compression.arrangement import Arrangement, across, best, errors_of
 from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.reduction import Rounding, sum_encoded
@@ -21,7 +21,7 @@ from nugnn.comm.compression.wire import Wire
 
 FIRST_PLAN, STEPS_BETWEEN_PLANS = 8, 200
 """``adaptive``: after so many steps, and again and again after that, bits are chosen anew; from the first step on, and
-as often, the axis along which buckets lie."""
+as often, how tensors are arranged in buckets."""
 STEPS_BETWEEN_LOOKS = 100
 """Steps whose rounding error is measured."""
 
@@ -88,7 +88,8 @@ class Compressor:
         self._compressed = [name for name, p in self._named.items() if settings.takes(p)]
         self._plain = Wire("fp32")
         self._wires = dict.fromkeys(self._compressed, settings.first_wire)
-        self._across: set[str] = set()
+        self._choices = Arrangement.choices(settings.bucket)
+        self._arranged = dict.fromkeys(self._compressed, self._choices[0])
         self._kept: dict[str, Tensor] = {}
         self._orders: dict[str, Order] = {}
         self.step = 0
@@ -131,7 +132,7 @@ class Compressor:
             self._pack_as(name, order)
         held = self._add_residuals(values, names) if feeds_back else {}
         if self.settings.is_quantized and self.step % STEPS_BETWEEN_PLANS == 0:
-            self._choose_axes(self._parts(values, names), link)
+            self._arrange(self._parts(values, names), link)
         out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
         least, most = torch.aminmax(out) if out.numel() else (out.new_zeros(()),) * 2
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
@@ -142,7 +143,7 @@ class Compressor:
             self._keep(rest, names, held)
         if self._bits_are_measured:
             for name, part in self._parts(values, names):  # as it travels; the sums have been rounded already
-                self._pending.errors[name] = quantization_errors(part, self.settings.bucket)
+                self._pending.errors[name] = quantization_errors(part, self._arranged[name].bucket)
         traffic.num_values, traffic.steps = len(values) - num_plain, traffic.steps + 1
         traffic.sent_bytes += link.sent.num_bytes - before.num_bytes
         traffic.across_bytes += link.sent.across_bytes - before.across_bytes
@@ -181,9 +182,9 @@ class Compressor:
         return out, rest
 
     def _turn(self, values: Tensor, names: Sequence[str], rows_of: Callable[[int, int], int]) -> None:
-        """Lay those whose buckets lie across column by column, or back."""
+        """Pack those that are arranged across column by column, or back."""
         for name, part in self._parts(values, names):
-            if name in self._across:
+            if self._arranged[name].is_across:
                 part.copy_(across(part, rows_of(*self._shape(name))))
 
     def _shape(self, name: str) -> tuple[int, int]:
@@ -266,26 +267,28 @@ class Compressor:
 
     def _choose_bits(self, errors: dict[str, list[float]], link: Link) -> None:
         sizes, nothing = [self._named[name].numel() for name in self._compressed], [0.0] * len(BITS)
+        buckets = [self._arranged[name].bucket for name in self._compressed]
         of_each = [errors.get(name, nothing) for name in self._compressed]  # nothing: it did not travel
         device = self._named[self._compressed[0]].device
-        self._set_bits(self._agreed(of_each, lambda total: bits_for(sizes, total, self.settings.bucket), link, device))
+        bits = self._agreed(of_each, lambda total: bits_for(sizes, total, buckets), link, device)
+        self._set_wires({name: f"{b}bit" for name, b in zip(self._compressed, bits, strict=True)})
 
-    def _choose_axes(self, parts: Sequence[tuple[str, Tensor]], link: Link) -> None:
-        """Whether buckets of gradients that are to be summed now lie with their memory or across."""
+    def _arrange(self, parts: Sequence[tuple[str, Tensor]], link: Link) -> None:
+        """Choose how gradients that are to be summed now lie in buckets."""
         if not parts:
             return
-        of_each = [
-            [rounding_error(way, self._wires[name]) for way in (part, across(part, self._shape(name)[0]))]
-            for name, part in parts
-        ]
+        wires = {name: self._wires[name].name for name, _ in parts}
+        of_each = [errors_of(part, self._shape(name)[0], wires[name], self._choices) for name, part in parts]
 
         def choose(total: list[list[float]]) -> list[int]:
-            pairs = zip(parts, total, strict=True)
-            return [goes_across(*both, now=name in self._across) for (name, _), both in pairs]
+            return [
+                best(errors, len(part), wires[name], self._choices, self._choices.index(self._arranged[name]))
+                for (name, part), errors in zip(parts, total, strict=True)
+            ]
 
         plan = self._agreed(of_each, choose, link, parts[0][1].device)
-        for (name, _), is_across in zip(parts, plan, strict=True):
-            (self._across.add if is_across else self._across.discard)(name)
+        self._arranged |= {name: self._choices[number] for (name, _), number in zip(parts, plan, strict=True)}
+        self._set_wires(wires)
 
     def _agreed(
         self,
@@ -304,9 +307,8 @@ class Compressor:
         chosen: list[int] = link.gather(plan)[0].tolist()
         return chosen
 
-    def _set_bits(self, bits: Sequence[int]) -> None:
-        wires = {b: Wire(f"{b}bit", self.settings.bucket) for b in set(bits)}
-        self._wires = {name: wires[b] for name, b in zip(self._compressed, bits, strict=True)}
+    def _set_wires(self, wires: Mapping[str, str]) -> None:
+        self._wires |= {name: Wire(wire, self._arranged[name].bucket) for name, wire in wires.items()}
         self._layouts.clear()
 
     def _layout(self, names: tuple[str, ...], num_plain: int) -> Layout:
@@ -325,7 +327,8 @@ class Compressor:
     def shared_state(self) -> dict[str, Any]:
         """Plain values that are the same on every rank."""
         is_planned = self.settings.wire == ADAPTIVE
-        return {"step": self.step, "bits": self.bits if is_planned else None, "across": sorted(self._across)}
+        arranged = {name: [self._arranged[name].is_across, self._arranged[name].bucket] for name in self._compressed}
+        return {"step": self.step, "bits": self.bits if is_planned else None, "arranged": arranged}
 
     def load(self, shared: Mapping[str, Any], residuals: Mapping[str, Tensor]) -> None:
         """Go on where `shared_state` and `residuals` were taken.
@@ -334,11 +337,16 @@ class Compressor:
             ValueError: They are of other parameters.
         """
         self.step = int(shared["step"])
+        self._check_names(shared["arranged"])
+        arranged = {name: Arrangement(*each) for name, each in shared["arranged"].items()}
+        if unknown := [str(each) for each in arranged.values() if each not in self._choices]:
+            raise ValueError(f"the state is of other buckets: {unknown[0]} is none of these settings")
+        self._arranged |= arranged
+        wires = {name: wire.name for name, wire in self._wires.items()}
         if shared["bits"] is not None:
             self._check_names(shared["bits"])
-            self._set_bits([shared["bits"][name] for name in self._compressed])
-        self._check_names(shared["across"])
-        self._across = set(shared["across"])
+            wires |= {name: f"{bits}bit" for name, bits in shared["bits"].items()}
+        self._set_wires(wires)
         self._check_names(residuals)
         self._kept.clear()
         for name, kept in residuals.items():
@@ -363,7 +371,7 @@ class Compressor:
             "exchange_seconds": sum(t.exchange_seconds for t in self.traffic.values()),
             "codec_seconds": sum(t.seconds - t.exchange_seconds for t in self.traffic.values()),
             **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),
-            **({"across": sorted(self._across)} if self.settings.is_quantized else {}),
+            **({"arranged": self.shared_state()["arranged"]} if self.settings.is_quantized else {}),
             "buckets": {
                 name: {
                     "values": t.num_values,

@@ -195,7 +195,8 @@ def compress(
         model: On the CPU (gloo) or GPUs (NCCL, or gloo through the host's memory). What else travels between ranks
             (buffers, collectives of a forward pass) is left alone.
         bits: 1 to 8, ``bf16``, ``fp16``, ``adaptive``: bits by tensor, or ``powersgd``: products of thin matrices.
-        bucket: Values that share their smallest and largest one.
+        bucket: Values that share their smallest and largest one, or a quarter as many where that pays, see
+            `nugnn.comm.compression.arrangement`.
         rounding: ``nearest`` or ``stochastic``.
         error_feedback: Add in the next step what rounding left out; with rounding to nearest when None.
         least_size: Tensors with fewer values, and those with fewer than two axes, travel as float32.

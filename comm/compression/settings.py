@@ -22,7 +22,8 @@ class Compression:
         wire: One of `nugnn.comm.compression.wire.WIRES`, or ``adaptive``: bits by tensor, chosen from time to time so
             that the squared error of all together is at most that of 4 bits for each; or ``powersgd``, see
             `nugnn.comm.compression.low_rank`.
-        bucket: Values that share their ends.
+        bucket: Values that share their ends, or a quarter as many where levels then pay for the ends, see
+            `nugnn.comm.compression.arrangement`.
         rounding: ``nearest``, or ``stochastic``: the mean of many roundings is the value, and none is fed back.
         error_feedback: Whether what rounding left out is added in the next step; with levels that are rounded to
             nearest when None. It takes a copy of the gradients, and a second one within a step.

@@ -35,7 +35,7 @@ def test_few_tensors_get_the_best_of_all_choices() -> None:
     for seed in range(6):
         sizes, errors = _drawn(4, seed)
         budget = _bytes_and_error([4] * 4, sizes, errors)[1]
-        found = _bytes_and_error(bits_for(sizes, errors, 1024), sizes, errors)
+        found = _bytes_and_error(bits_for(sizes, errors, [1024] * len(sizes)), sizes, errors)
         every = (_bytes_and_error(bits, sizes, errors) for bits in itertools.product(BITS, repeat=4))
         assert found[1] <= budget and found[0] == min(n for n, error in every if error <= budget)
 
@@ -43,7 +43,9 @@ def test_few_tensors_get_the_best_of_all_choices() -> None:
 def test_many_tensors_stay_within_the_error_and_save_bytes() -> None:
     for count in (1, 9, 60):
         sizes, errors = _drawn(count, count)
-        found, uniform = (_bytes_and_error(b, sizes, errors) for b in (bits_for(sizes, errors, 1024), [4] * count))
+        found, uniform = (
+            _bytes_and_error(b, sizes, errors) for b in (bits_for(sizes, errors, [1024] * len(sizes)), [4] * count)
+        )
         assert found[1] <= uniform[1] and found[0] <= uniform[0]
         assert count < 9 or found[0] < 0.9 * uniform[0]
 
@@ -63,9 +65,9 @@ def test_the_fast_way_is_at_most_a_bit_of_the_largest_tensor_from_the_best_one()
 
 
 def test_gradients_that_are_zero_or_not_finite() -> None:
-    assert bits_for([], [], 1024) == []
-    assert bits_for([2048, 4096], [[0.0] * 8, [0.0] * 8], 1024) == [1, 1]
-    assert bits_for([2048, 4096], [[math.inf] * 8, [1.0] * 8], 1024) == [4, 4]
+    assert bits_for([], [], []) == []
+    assert bits_for([2048, 4096], [[0.0] * 8, [0.0] * 8], [1024] * 2) == [1, 1]
+    assert bits_for([2048, 4096], [[math.inf] * 8, [1.0] * 8], [1024] * 2) == [4, 4]
     assert quantization_errors(torch.tensor([1.0, math.nan]), 64) == [math.inf] * 8
     errors = quantization_errors(torch.randn(5000, generator=torch.Generator().manual_seed(0)), 1024)
     # two bits between the ends are worse than one bit whose values are means

@@ -177,9 +177,11 @@ def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> No
         assert all(run_local_ranks(len(hosts) or 2, run, hosts=hosts))
     one = Compressor(_parameters(), Compression(), 2)
     with pytest.raises(ValueError, match="state is of other parameters: d is not compressed here"):
-        one.load({"step": 1, "bits": None, "across": []}, {"d": torch.zeros(3)})
+        one.load({"step": 1, "bits": None, "arranged": {}}, {"d": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"a\.weight has shape \(3,\)"):
-        one.load({"step": 1, "bits": None, "across": []}, {"a.weight": torch.zeros(3)})
+        one.load({"step": 1, "bits": None, "arranged": {}}, {"a.weight": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"is_across=True, bucket=7\) is none of these settings"):
+        one.load({"step": 1, "bits": None, "arranged": {"a.weight": [True, 7]}}, {})
 
 
 def test_what_is_kept_follows_the_order_in_which_values_come() -> None:
@@ -222,21 +224,24 @@ def test_the_report_counts_what_was_handed_over(monkeypatch: pytest.MonkeyPatch,
         assert report["exchange_seconds"] > 0 and report["codec_seconds"] > 0
 
 
-def test_buckets_lie_along_the_axis_whose_values_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_hold_values_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and columns of ten sizes: within one bucket each value is off by at most half a level of its own size."""
     sizes = 10.0 ** -torch.arange(10).repeat_interleave(32).float()
-    shapes = {"rows": (320, 64), "columns": (64, 320), "conv": (64, 320, 1), "no gradient": (64, 32), "vector": (20,)}
+    shapes = {"rows": (320, 64), "columns": (64, 320), "conv": (64, 320, 1), "pieces": (64, 512), "none": (64, 32)}
+    pieces = 10.0 ** -((torch.arange(64)[:, None] + torch.arange(512) // 128) % 4).float()
+    shapes |= {"vector": (20,)}
     monkeypatch.setattr(module, "STEPS_BETWEEN_PLANS", 3)
 
-    def run(ranks: Ranks) -> tuple[list[list[str]], list[float]]:
+    def run(ranks: Ranks) -> tuple[list[dict[str, list[int]]], list[float]]:
         named = {name: torch.zeros(shape) for name, shape in shapes.items()}
-        compressor, link = Compressor(named, Compression(bucket=64, error_feedback=False), 2), Link.of(ranks)
+        compressor, link = Compressor(named, Compression(error_feedback=False), 2), Link.of(ranks)
         draw = torch.Generator().manual_seed(ranks.rank)
         plans, worst = [], []
         for step in range(5):
             row = torch.rand(320, 64, generator=draw) + 1
             like_rows = row * sizes[:, None]
             of_each = {"rows": like_rows, "columns": like_rows.t(), "conv": like_rows.t()[..., None]}
+            of_each["pieces"] = (torch.rand(64, 512, generator=draw) + 1) * pieces
             if step == 3:  # measured again: what overflows changes nothing
                 of_each["columns"] = like_rows.t() * math.nan
             given = {name: of_each.get(name, named[name]).float() for name in shapes}
@@ -246,10 +251,11 @@ def test_buckets_lie_along_the_axis_whose_values_are_alike(monkeypatch: pytest.M
             sums = compressor.sum(values, list(shapes), [None] * len(shapes), 0, link)
             total = link.gather(exact.view(torch.uint8)).clone().view(torch.float32).view(2, -1).sum(0)
             compressor.settle(link)
-            plans.append(compressor.report()["across"])
+            plans.append(compressor.report()["arranged"])
             worst.append(float(((sums - total) / total).nan_to_num().abs().max()))
         return plans, worst
 
     for plans, worst in run_local_ranks(2, run):
-        assert plans == [["columns", "conv"]] * 5
+        usual = {"rows": [False, 512], "none": [False, 512]}
+        assert plans == [usual | {"columns": [True, 512], "conv": [True, 512], "pieces": [False, 128]}] * 5
         assert max(worst[:3]) < 0.1  # from 1 to 2 in 15 steps, twice; beside others ten times as large it is above 0.5
