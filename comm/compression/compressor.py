@@ -15,7 +15,7 @@ from nugnn.comm.compression.adaptive import BITS, bits_for, quantization_errors
 from nugnn.comm.compression.arrangement import Arrangement, across, best, errors_of
 from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import Link
-from nugnn.comm.compression.reduction import Rounding, sum_encoded
+from nugnn.comm.compression.reduction import Rounding, num_slices, sum_encoded
 from nugnn.comm.compression.settings import ADAPTIVE, Compression, check_types
 from nugnn.comm.compression.wire import Wire
 
@@ -318,7 +318,7 @@ class Compressor:
                 [*(self._named[name].numel() for name in names), num_plain],
                 [*(self._wires.get(name, self._plain) for name in names), self._plain],
                 [*(self._numbers[name] for name in names), len(self._named)],
-                self._world_size,
+                self._world_size * num_slices(sum(self._named[name].numel() for name in names)),
             )
         return self._layouts[key]
 

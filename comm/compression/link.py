@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from nugnn.comm.byte_exchange import begin_exchange, begin_gathering
+from nugnn.comm.byte_exchange import Work, begin_exchange, begin_gathering
 from nugnn.comm.groups import Ranks
 from nugnn.comm.hosts import HostGroups
 from nugnn.comm.pulse import Pulse
@@ -23,7 +23,7 @@ class Sent:
         num_bytes: Of what was handed over, as many as leave this rank: all rows for others, and for a gathering its
             own row once for each of them.
         across_bytes: Those of them that are for ranks of other hosts.
-        seconds: In exchanges, waiting for peers included; of the host, on a GPU without what is still queued.
+        seconds: Waiting for exchanges, and so for peers; of the host, on a GPU without what is still queued.
     """
 
     num_bytes: int = 0
@@ -89,32 +89,50 @@ class Link:
         """How many hosts there are, and whether sums are made inside them first, for reports."""
         return {"hosts": len(set(self.hosts)) or 1, "sums_inside_hosts_first": self.by_host is not None}
 
-    def exchange(self, rows: Tensor, sizes: Sequence[int], own_sizes: Sequence[int]) -> Tensor:
-        """Send ``sizes[r]`` bytes of ``rows`` to each rank ``r``.
+    def begin_exchange(self, rows: Tensor, sizes: Sequence[int], own_sizes: Sequence[int]) -> Callable[[], Tensor]:
+        """Begin to send ``sizes[r]`` bytes of ``rows`` to each rank ``r``; a collective call.
 
         Returns:
-            ``own_sizes[r]`` bytes from each rank ``r``, one after the other.
+            What waits for ``own_sizes[r]`` bytes from each rank ``r`` and returns them one after the other.
         """
         wire = self._on_wire(rows)
         received = wire.new_empty(sum(own_sizes))
         self._count(sizes)
-        begin = time.perf_counter()
-        with self.pulse.waiting("gradients of all workers"):
-            begin_exchange(self.group, received, wire, own_sizes, sizes).wait()
-        self.sent.seconds += time.perf_counter() - begin
-        return received.to(rows.device)
+        work = begin_exchange(self.group, received, wire, own_sizes, sizes)
 
-    def gather(self, row: Tensor) -> Tensor:
-        """``(P, n)``: every rank's ``row (n,)``, on every rank."""
+        def wait() -> Tensor:
+            self._wait(work, "gradients of all workers")
+            return received.to(rows.device)
+
+        return wait
+
+    def exchange(self, rows: Tensor, sizes: Sequence[int], own_sizes: Sequence[int]) -> Tensor:
+        """`begin_exchange`, waited for."""
+        return self.begin_exchange(rows, sizes, own_sizes)()
+
+    def begin_gathering(self, row: Tensor) -> Callable[[], Tensor]:
+        """Begin to send ``row (n,)`` to every rank; what waits for ``(P, n)``, the rows of all. A collective call."""
         wire = self._on_wire(row)
         received = wire.new_empty(self.world_size * len(row))
         self._count([row.numel() * row.element_size()] * self.world_size)
+        work = begin_gathering(self.group, received, wire) if len(row) else None
+
+        def wait() -> Tensor:
+            if work is not None:
+                self._wait(work, "sums of all workers")
+            return received.view(self.world_size, -1).to(row.device)
+
+        return wait
+
+    def gather(self, row: Tensor) -> Tensor:
+        """`begin_gathering`, waited for."""
+        return self.begin_gathering(row)()
+
+    def _wait(self, work: Work, what: str) -> None:
         begin = time.perf_counter()
-        if len(row):
-            with self.pulse.waiting("sums of all workers"):
-                begin_gathering(self.group, received, wire).wait()
+        with self.pulse.waiting(what):
+            work.wait()
         self.sent.seconds += time.perf_counter() - begin
-        return received.view(self.world_size, -1).to(row.device)
 
     def _count(self, sizes: Sequence[int]) -> None:
         self.sent.num_bytes += sum(sizes) - sizes[self.rank]

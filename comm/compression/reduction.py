@@ -8,10 +8,14 @@ Learning", Middleware 2022, which calls the scheme SRA.
 Where a link knows groups by host (`nugnn.comm.hosts`), each of the L ranks of a host adds a piece of the vector over
 its host in float32, sums this piece encoded with the ranks of its place in other hosts, and the host's ranks gather the
 pieces in float32. A value is still rounded twice, and an L-th of the vector leaves a host through each of its ranks.
+
+A long vector is summed in slices: while bytes of one travel, the next one is encoded and the one before is added.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +25,8 @@ from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import HostLinks, Link
 from nugnn.kernels.philox import RandomKey
 
+_SLICE_VALUES, _MOST_SLICES = 1 << 20, 4
+"""Slices of fewer values would wait for answers rather than for bytes; with more there is little left to overlap."""
 _STREAM = 0x67_00_00_00
 """Of gradient rounding; two numbers from here on for each rank, one for each of its two roundings."""
 
@@ -44,6 +50,15 @@ class Rounding:
         return RandomKey(self.seed, self.step, _STREAM + 2 * rank + is_sum)
 
 
+def num_slices(num_values: int) -> int:
+    """In how many slices a vector is summed: of how many chunks for each rank its `Layout` has to be.
+
+    >>> [num_slices(1 << n) for n in (0, 20, 21, 30)]
+    [1, 1, 2, 4]
+    """
+    return min(max(num_values // _SLICE_VALUES, 1), _MOST_SLICES)
+
+
 def sum_encoded(
     values: Tensor, layout: Layout, link: Link, rounding: Rounding, *, keep_rest: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -53,7 +68,7 @@ def sum_encoded(
         values: ``(layout.size,)`` float32, this rank's summand. Given up where ``link`` goes by host: it is then what
             this rank had to send to other hosts, the sum of its host in its own piece and zeros elsewhere. Not modified
             otherwise.
-        layout: The same on every rank.
+        layout: The same on every rank, with as many chunks for each rank as there shall be slices.
         link: To the other ranks.
         rounding: To levels.
         keep_rest: Whether to return what rounding left out.
@@ -64,6 +79,24 @@ def sum_encoded(
     """
     if link.by_host is not None:
         return _sum_by_host(values, layout, link.by_host, rounding, keep_rest=keep_rest)
+    out, rest, start = torch.empty_like(values), torch.empty_like(values) if keep_rest else None, 0
+    slices = []
+    for piece in layout.pieces(layout.num_ranks // link.world_size):
+        part = slice(start, start + piece.size)
+        given = None if rest is None else rest[part]
+        slices.append(_slice_sum(values[part], piece, link, rounding, out[part], given))
+        start += piece.size
+    for turn in range(len(slices) + 2):  # a slice begins to travel while the one before it is added
+        for each in reversed(slices[max(turn - 2, 0) : turn + 1]):
+            with suppress(StopIteration):
+                next(each)
+    return out, rest
+
+
+def _slice_sum(
+    values: Tensor, layout: Layout, link: Link, rounding: Rounding, out: Tensor, rest: Tensor | None
+) -> Generator[None]:
+    """Fill ``out`` with the sum and ``rest`` with what was not sent; pauses twice, while bytes travel."""
     rank, spans, own_bytes = link.rank, layout.spans, layout.chunk_bytes[link.rank]
     key = rounding.key(rank, is_sum=False)
     others = [chunk for chunk in range(link.world_size) if chunk != rank]
@@ -71,23 +104,23 @@ def sum_encoded(
     sizes = [0 if chunk == rank else layout.chunk_bytes[chunk] for chunk in range(link.world_size)]
     own_sizes = [0 if sender == rank else own_bytes for sender in range(link.world_size)]
     rows = torch.cat([encoded[chunk] for chunk in others]) if others else values.new_empty(0, dtype=torch.uint8)
-    received = link.exchange(rows, sizes, own_sizes).split(own_sizes)
-    total = _sum_in_order(values[spans[rank]], list(received), layout, rank)
+    exchanged = link.begin_exchange(rows, sizes, own_sizes)
+    yield
+    total = _sum_in_order(values[spans[rank]], list(exchanged().split(own_sizes)), layout, rank)
     row = values.new_zeros(max(layout.chunk_bytes), dtype=torch.uint8)  # chunks differ by a bucket or so
     row[:own_bytes] = layout.encode(rank, total, rounding.key(rank, is_sum=True))
-    gathered = link.gather(row)
-    out = torch.empty_like(values)
+    gathered = link.begin_gathering(row)
+    if rest is not None:
+        for chunk in others:
+            sent = rest[spans[chunk]]
+            layout.decode(chunk, encoded[chunk], sent)
+            torch.sub(values[spans[chunk]], sent, out=sent)
+    yield
+    found = gathered()
     for chunk, span in enumerate(spans):
-        layout.decode(chunk, gathered[chunk, : layout.chunk_bytes[chunk]], out[span])
-    if not keep_rest:
-        return out, None
-    rest = torch.empty_like(values)
-    for chunk in others:
-        sent = rest[spans[chunk]]
-        layout.decode(chunk, encoded[chunk], sent)
-        torch.sub(values[spans[chunk]], sent, out=sent)
-    torch.sub(total, out[spans[rank]], out=rest[spans[rank]])
-    return out, rest
+        layout.decode(chunk, found[chunk, : layout.chunk_bytes[chunk]], out[span])
+    if rest is not None:
+        torch.sub(total, out[spans[rank]], out=rest[spans[rank]])
 
 
 def _sum_by_host(
