@@ -20,8 +20,8 @@ from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.random_draws import draws
-from nugnn.kernels.row_rules import follower
-from nugnn.kernels.rows import Rows, rows_of, tag
+from nugnn.kernels.row_follower import follower
+from nugnn.kernels.rows import Rows, identity_of, tag
 from nugnn.kernels.structure import Structure
 
 
@@ -328,7 +328,7 @@ class Interceptor(TorchFunctionMode):
             first, identities = None, _NO_ROWS
             if tensors:
                 first = weakref.ref(tensors[0])
-                identities = tuple([None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors])
+                identities = tuple([None if (rows := identity_of(x)) is None else weakref.ref(rows) for x in tensors])
             counts = counters.counts
             starts.append(_Start(first, pointer, counts, counts.position, identities))
             return
@@ -463,6 +463,10 @@ class Interceptor(TorchFunctionMode):
     def _planned(self, func: Any) -> _Plan:
         if func in _QUESTIONS:
             return lambda mode, args, kwargs: func(*args, **kwargs)
+        if func is Tensor.__iter__:  # ``forward, backward = h``
+            return lambda mode, args, kwargs: (
+                iter(mode.__torch_function__(torch.unbind, (), args)) if args[0].dim() else func(*args)
+            )
         if func in BACKWARD_FUNCTIONS:
             return lambda mode, args, kwargs: run_backward(mode, func, args, kwargs)
         kind, follow = _KIND_OF.get(func) or ("random" if draws(func) else None), follower(func)
@@ -518,7 +522,7 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
 def _identify(path: str, tensors: list[Tensor], start: _Start) -> None:
     """Give the arguments of a repeated module call their identity: hooks on what autograd saves make new tensors."""
     for x, identity in zip(tensors, start.rows, strict=False):
-        if identity is None or rows_of(x) is not None:
+        if identity is None or identity_of(x) is not None:
             continue
         if (rows := identity()) is None:
             raise RuntimeError(

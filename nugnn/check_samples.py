@@ -22,7 +22,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.datasets.samples.sample_data import SampleData
-from nugnn.kernels.rows import rows_of, turned_rows_of
+from nugnn.kernels.rows import identity_of
 from nugnn.loss import RowLoss, choose_loss
 from nugnn.module_traces import (
     TOLERANCE,
@@ -211,11 +211,11 @@ def _alike(traces: list[Trace]) -> list[Trace]:
 
 def _rows_on_top(x: Tensor, ids: Tensor) -> Noted:
     """Samples on axis 0 and their ids, by provenance; where only the count speaks for it, all ranks have to agree."""
-    rows, turned = rows_of(x), turned_rows_of(x)
+    rows = identity_of(x)
     with torch._C.DisableTorchFunction():  # nobody's layer
         x = x.detach()
-        if turned is not None and x.dim() > 1 and turned.num_rows == x.shape[1]:
-            x, rows = x.transpose(0, 1), turned
+        if rows is not None and rows.axis < x.dim():
+            x = x.movedim(rows.axis, 0)
         if rows is not None and rows.source is not None and rows.num_rows == len(x):
             return _condensed(x), rows.row_ids(len(x))
         if rows is None and len(x) == len(ids):

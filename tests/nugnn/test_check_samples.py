@@ -25,7 +25,7 @@ from nugnn.kernels.interceptor import Interceptor
 from nugnn.module_traces import ModelDiffers, ModelFails
 from nugnn.networks import MLP
 from nugnn.sample_task import SampleTask
-from sample_cases import NUM_CLASSES, make_data, make_model
+from sample_cases import NUM_CLASSES, RECURRENT, make_data, make_model
 
 # Twelve samples in float64: sums of a few hundred terms in another order, through a few layers and norms of a batch.
 # What depends on the division differs by percents.
@@ -41,6 +41,14 @@ def test_exact_models_pass_with_a_single_sample_and_with_none(name: str) -> None
     report = check_samples(make_model(name).float(), _data(name))
     assert (report.num_samples, report.num_parts, report.notes) == (12, 3, ())
     assert report.num_modules > 10 and report.largest_difference <= ROUNDING
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_of_recurrent_networks_belong_to_samples(name: str) -> None:
+    """Dropout of states, of every step, and of packed steps, on unequal parts that pad to lengths of their own."""
+    batch = first_batch(_data(name), 12)
+    report = compare_batch(make_model(name), batch, (7, 4, 1))
+    assert report.notes == () and report.num_modules > 5 and report.largest_difference <= ROUNDING
 
 
 class _Net(nn.Module):
