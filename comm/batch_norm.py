@@ -212,7 +212,8 @@ class BatchNormHandler:
         if rows is None:
             raise ValueError(
                 f"{call.name}: batch norm over rows whose identity is not known, so the count over all ranks is not "
-                "known either. Mark its input with nugnn.as_node_rows(x, graph) or nugnn.as_edge_rows(x, graph)."
+                "known either. Mark its input with nugnn.as_rows_of(x, like) if its rows are those of like, such as "
+                "the model's input, or with nugnn.as_node_rows(x, graph) or nugnn.as_edge_rows(x, graph)."
             )
         if rows.kind == "replicated" or not rows.split:
             return proceed(call)

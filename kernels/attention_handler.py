@@ -100,7 +100,8 @@ class AttentionHandler:
         raise NotImplementedError(
             f"{call.name}: {function}{how} draws random numbers by position, so they would depend on the split: it is "
             f"not known whose rows its query of shape {tuple(query.shape)} holds{calling_line()}. Give "
-            "torch.nn.MultiheadAttention batch_first=True and rows of the batch on axis 0, or dropout=0."
+            "torch.nn.MultiheadAttention batch_first=True and rows of the batch on axis 0, mark them with "
+            "nugnn.as_rows_of(x, like) where a function has lost them, or give dropout=0."
         )
 
 

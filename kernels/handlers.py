@@ -19,8 +19,8 @@ from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
 Proceed = Callable[[OperatorCall], Any]
 DRAW_BEFORE = "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
 _MARK = (
-    "Mark the tensor with nugnn.as_node_rows(x, graph), nugnn.as_edge_rows(x, graph) or nugnn.as_replicated(x) where "
-    "it is made."
+    "Mark the tensor where it is made, with nugnn.as_node_rows(x, graph), nugnn.as_edge_rows(x, graph), "
+    "nugnn.as_rows_of(x, like) if its rows are those of like, or nugnn.as_replicated(x)."
 )
 
 
@@ -155,7 +155,7 @@ def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor | range:
     if rows.num_rows != num_rows:
         raise ValueError(
             f"{name}: marked as {rows.num_rows} {rows.kind} rows but has {num_rows}. Mark the tensor where it is made, "
-            "with nugnn.as_node_rows or nugnn.as_edge_rows."
+            "with nugnn.as_node_rows, nugnn.as_edge_rows or nugnn.as_rows_of."
         )
     return rows.to(x.device).row_ids(num_rows)
 

@@ -527,7 +527,7 @@ def _identify(path: str, tensors: list[Tensor], start: _Start) -> None:
         if (rows := identity()) is None:
             raise RuntimeError(
                 f"{path or 'the model'} is recomputed in backward, and the identity of its input rows is lost. Mark "
-                "them inside the module, with nugnn.as_node_rows or nugnn.as_edge_rows."
+                "them inside the module, with nugnn.as_node_rows, nugnn.as_edge_rows or nugnn.as_rows_of."
             )
         tag(x, rows)
 
