@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import random
 import time
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
+from nugnn.augmentation import Augmentation, AugmentationKey, augmented
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
@@ -38,7 +41,7 @@ from nugnn.module_traces import (
 )
 from nugnn.precision.storage import model_dtype
 from nugnn.samples import BatchMean, as_samples, called, intercept_samples
-from nugnn.user_code import describe_error
+from nugnn.user_code import describe_error, whose
 
 LEAST_SAMPLES = 4
 _COARSE = 1e-3
@@ -133,6 +136,40 @@ def compare_batch(model: nn.Module, batch: Batch, sizes: Sequence[int], *, loss:
         report = job.compared(tuple(sizes), own_type)  # says what is wrong, where that is not the type
     note = f"compared in {own_type}, to {_COARSE:g}, since the model does not run in float64: {in_double.__cause__}"
     return replace(report, notes=(note,))
+
+
+def compare_augmentation(augment: Augmentation, batch: Batch, sizes: Sequence[int]) -> None:
+    """One batch changed whole, and in parts, which have to come to the same; what torch draws inside is refused.
+
+    Args:
+        augment: See `nugnn.augmentation.Augmentation`.
+        batch: ``(x, labels)``, on the CPU; not modified.
+        sizes: Samples of each part, whose sum is that of the batch.
+
+    Raises:
+        ModelDiffers: What becomes of a sample depends on the rest of the batch, or on draws that are nobody's.
+        NotImplementedError, ValueError: See `nugnn.augmentation.augmented`.
+    """
+    ends = list(itertools.accumulate(sizes, initial=0))
+    with _same_random_state(), whose("augment"):
+
+        def changed(part: Batch) -> list[Tensor]:
+            x = map_tensors(torch.clone, part.data[0])
+            x = augmented(augment, x, part.ids, AugmentationKey(seed=0, epoch=0), is_split=True)
+            return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+
+        whole, *parts = map(changed, (batch, *(batch.rows(a, b) for a, b in itertools.pairwise(ends))))
+    for (first, end), part in zip(itertools.pairwise(ends), parts, strict=True):
+        for x, mine in zip(whole, part, strict=True):
+            expected = x[first:end]
+            scale = float(expected.abs().max()) if x.is_floating_point() and expected.numel() else 0.0
+            same = expected.shape == mine.shape and expected.dtype == mine.dtype
+            if not same or not torch.allclose(mine, expected, rtol=0, atol=_COARSE * scale, equal_nan=True):
+                raise ModelDiffers(
+                    f"augment gives other samples on a batch in parts of {' and '.join(map(str, sizes))} than on the "
+                    "whole: it mixes samples of a batch, or draws numbers that do not belong to them, such as those of "
+                    "NumPy. Change each row of x by itself, and draw with key.uniform(ids, num, purpose)."
+                )
 
 
 def seconds_of_a_sample(model: nn.Module, batch: Batch) -> float:
