@@ -13,6 +13,7 @@ from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall, current_interceptor
 from nugnn.kernels.random_draws import calling_line, draws_now
+from nugnn.kernels.row_follower import where_lost
 from nugnn.kernels.rows import Rows, identity_of, tag
 from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
 
@@ -60,7 +61,7 @@ class DropoutHandler:
         if rows is None and self._is_split:
             raise ValueError(
                 f"{call.name}: dropout on rows whose identity is not known (shape {tuple(x.shape)}), so its mask would "
-                f"depend on the split{calling_line()}. {self._instead}"
+                f"depend on the split{calling_line()}.{where_lost(x)} {self._instead}"
             )
         key = interceptor.random_key(call.name)
         ids = _row_ids(call.name, x, rows)

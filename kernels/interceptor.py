@@ -20,7 +20,7 @@ from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.random_draws import draws
-from nugnn.kernels.row_follower import follower
+from nugnn.kernels.row_follower import follower, noting_losses
 from nugnn.kernels.rows import Rows, identity_of, tag
 from nugnn.kernels.structure import Structure
 
@@ -196,6 +196,10 @@ class Interceptor(TorchFunctionMode):
         handlers: Outermost first; `Observer` among them.
         model: Its module paths become operator names; not modified.
         seed: Of every random mask.
+
+    Attributes:
+        notes_losses: Set before the first step, makes refusals of rows without identity say which function lost it;
+            for checks, as each call takes longer.
     """
 
     def __init__(
@@ -204,6 +208,7 @@ class Interceptor(TorchFunctionMode):
         super().__init__()
         self.seed = seed
         self.step_number = 0
+        self.notes_losses = False
         self._handlers = tuple(handlers)
         self._chains: dict[str, tuple[Handler, ...]] = {}
         self._observers: dict[str, tuple[Callable[[], None], ...]] = {}
@@ -469,7 +474,8 @@ class Interceptor(TorchFunctionMode):
             )
         if func in BACKWARD_FUNCTIONS:
             return lambda mode, args, kwargs: run_backward(mode, func, args, kwargs)
-        kind, follow = _KIND_OF.get(func) or ("random" if draws(func) else None), follower(func)
+        kind = _KIND_OF.get(func) or ("random" if draws(func) else None)
+        follow = noting_losses(func) if self.notes_losses else follower(func)
         is_named = kind is not None and bool(self._chain(kind))
         finished = () if kind is None else self._finished(kind)
         densifies = kind is None and bool(self._chain("other"))

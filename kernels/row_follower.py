@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from nugnn.kernels.random_draws import calling_line
 from nugnn.kernels.row_rules import (
     RESHAPED_IN_PLACE,
     RULES,
@@ -94,6 +95,31 @@ def follower(func: Callable[..., Any]) -> Follow:
                 _inherit(x, rule(args, kwargs, x), inputs, keeps_given)
 
     return follow
+
+
+def noting_losses(func: Callable[..., Any]) -> Follow:
+    """`follower`, which also notes on results without rows which function lost them, for the error of a later one."""
+    follow, name = follower(func), getattr(func, "__name__", "a function")
+
+    def follow_and_note(args: Args, kwargs: Kwargs, out: Any) -> None:
+        follow(args, kwargs, out)
+        inputs = tensors_of(args, kwargs)
+        noted = next((note for x in inputs if (note := getattr(x, _LOSS, None)) is not None), None)
+        has_rows = any((rows := identity_of(x)) is not None and rows.kind != "replicated" for x in inputs)
+        for x in tensors((out,)):
+            if identity_of(x) is None and getattr(x, _LOSS, None) is None and (noted or has_rows):
+                setattr(x, _LOSS, noted or f"{name}{calling_line()}")
+
+    return follow_and_note
+
+
+def where_lost(x: Tensor) -> str:
+    """`` It was lost in FUNCTION (FILE, line N).`` where that was noted, else nothing."""
+    note = getattr(x, _LOSS, None)
+    return "" if note is None else f" It was lost in {note}."
+
+
+_LOSS = "_nugnn_loss_of_rows"
 
 
 def _quickly_agree(own: Rows, args: Args, kwargs: Kwargs, num_dims: int) -> bool:

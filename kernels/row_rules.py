@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from nugnn.kernels.per_sample import BATCH_AXES, SAMPLE_AXES, SAMPLE_AXES_OF_ALL
-from nugnn.kernels.rows import ATTRIBUTE, Rows, identity_of
+from nugnn.kernels.rows import ATTRIBUTE, Rows
 
 Args = Sequence[Any]
 Kwargs = dict[str, Any]
@@ -54,7 +54,7 @@ def _first(args: Args, kwargs: Kwargs) -> Any:
 
 def _own(x: Any) -> Rows | None:
     """The tag of ``x`` when it stands for nodes, edges or samples."""
-    rows = identity_of(x)
+    rows: Rows | None = getattr(x, ATTRIBUTE, None)
     return None if rows is None or rows.kind == "replicated" else rows
 
 
@@ -130,19 +130,17 @@ def _same(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 
 def _has_another(args: Args, kwargs: Kwargs) -> bool:
     """Whether an operand behind the first has rows: all of its rows would meet each of the first one's."""
-    for x in args[1:] if not kwargs else (*args[1:], *(x for name, x in kwargs.items() if name != "input")):
-        if type(x) is Tensor:
-            rows = getattr(x, ATTRIBUTE, None)
-            if rows is not None and rows.kind != "replicated":
-                return True
-    return False
+    for x in args[1:]:
+        if type(x) is Tensor and _own(x) is not None:
+            return True
+    return bool(kwargs) and any(name != "input" and _own(x) is not None for name, x in kwargs.items())
 
 
 def _leading(sample_axes: int) -> Rule:
     """Each index of the axes in front of the last ``sample_axes`` of the first argument by itself."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-        x = _first(args, kwargs)
+        x = args[0] if args else _first(args, kwargs)
         rows = _own(x)
         if rows is None or rows.axis >= x.dim() - sample_axes or _has_another(args, kwargs):
             return None
@@ -296,7 +294,7 @@ def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
         axis = max(likely[0] or likely[1] or places)
     new = out.shape[axis]
     if old == new:
-        return rows.at(axis)
+        return rows if axis == rows.axis else rows.at(axis)
     if old and new % old == 0:
         return rows.folded(rows.fold * (new // old)).at(axis)
     if new and old % new == 0 and rows.fold % (old // new) == 0:
@@ -402,7 +400,7 @@ def _getitem(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, index = args
     rows = _own(x)
     if type(index) is tuple and index and _is_all(index[0]) and all([type(part) in _BASIC for part in index]):
-        if rows is None or rows.axis == 0:
+        if rows is None or not rows.axis:  # the usual case
             return rows
     parts = list(index) if isinstance(index, tuple) else [index]
     used = sum(_axes_used(part) for part in parts)

@@ -217,6 +217,7 @@ class _Job:
         first = sum(sizes[: ranks.rank])
         part = self.batch.rows(first, first + sizes[ranks.rank])
         interceptor = intercept_samples(own, ranks)
+        interceptor.notes_losses = True
         mean = BatchMean(choose_loss(self.loss, part.data[1]), ranks)
 
         def fresh() -> Any:

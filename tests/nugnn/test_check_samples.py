@@ -143,6 +143,33 @@ def test_what_else_is_found(middle: nn.Module, words: str) -> None:
         check_samples(_Net(middle), _data("mlp"))
 
 
+def _dropped_mean(x: Tensor) -> Tensor:
+    mean = x.mean(0)  # the fault
+    return x + F.dropout(mean.tanh() * 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("middle", "words"),
+    [
+        (_dropped_mean, rf"line {_dropped_mean.__code__.co_firstlineno + 2}\)\. It was lost in mean \(\S+py, line "),
+        (
+            lambda x: nn.Dropout(0.5)(x.sort(0).values.relu()),
+            r"It was lost in sort \(\S+test_check_samples\.py, line \d",
+        ),
+        (
+            lambda x: F.dropout(torch.ones(len(x), 8), 0.5) * x,
+            r"line \d+\)\. Where the tensor is made, nugnn\.as_rows_of",
+        ),
+    ],
+    ids=["mean", "sort", "made here"],
+)
+def test_a_refused_dropout_says_which_function_lost_the_rows(middle: Callable[[Tensor], Tensor], words: str) -> None:
+    with pytest.raises(ModelDiffers, match=words) as caught:
+        check_samples(_Net(middle), _data("mlp"))
+    if middle is _dropped_mean:
+        assert f"line {_dropped_mean.__code__.co_firstlineno + 1})" in str(caught.value)
+
+
 class _Experts(nn.Module):
     """Each expert is called only if some sample is for it: ranks take other ways, and come to the same."""
 
