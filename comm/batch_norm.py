@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from nugnn.comm.groups import Ranks
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.kernels.operator import Operator
+from nugnn.kernels.row_follower import where_lost
 from nugnn.kernels.rows import rows_of
 
 BatchNormRows = Literal["all", "local"]
@@ -212,7 +213,8 @@ class BatchNormHandler:
         if rows is None:
             raise ValueError(
                 f"{call.name}: batch norm over rows whose identity is not known, so the count over all ranks is not "
-                "known either. Mark its input with nugnn.as_node_rows(x, graph) or nugnn.as_edge_rows(x, graph)."
+                f"known either.{where_lost(x)} Mark its input with nugnn.as_rows_of(x, like) if its rows are those of "
+                "like, such as the model's input, or with nugnn.as_node_rows(x, graph) or nugnn.as_edge_rows(x, graph)."
             )
         if rows.kind == "replicated" or not rows.split:
             return proceed(call)

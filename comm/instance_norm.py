@@ -46,7 +46,8 @@ class InstanceNormHandler:
                 raise ValueError(
                     f"{call.name}: instance norm with running statistics on rows whose identity is not known (shape "
                     f"{tuple(x.shape)}), so it is not known over which samples they are means. Keep samples on axis 0 "
-                    "from the model's input to this norm, or give it track_running_stats=False."
+                    "from the model's input to this norm, mark them with nugnn.as_rows_of(x, like) where a function "
+                    "has lost them, or give it track_running_stats=False."
                 )
             _update(x, running, a.get("momentum", 0.1), self._ranks)
             inputs, attrs = _without_statistics(names, call)

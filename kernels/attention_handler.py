@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from nugnn.kernels.dropout import dropout_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.kernels.random_draws import calling_line
-from nugnn.kernels.rows import Rows, rows_of, tag_turned, turned_rows_of
+from nugnn.kernels.rows import Rows, identity_of, rows_of, tag
 
 Proceed = Callable[[OperatorCall], Any]
 _PARAMETERS = inspect.signature(F.multi_head_attention_forward)
@@ -68,7 +68,9 @@ class AttentionHandler:
         bound = _PARAMETERS.bind(*call.inputs, **call.attrs)
         bound.apply_defaults()
         a = bound.arguments
-        rows = turned_rows_of(a["query"])
+        rows = identity_of(a["query"])
+        if rows is not None and (rows.axis != 1 or a["query"].dim() != 3):
+            rows = None
         unusual = [name for name in ("bias_k", "bias_v", "static_k", "static_v") if a[name] is not None]
         unusual += ["add_zero_attn"] if a["add_zero_attn"] else []
         if not (a["training"] and a["dropout_p"] > 0):
@@ -76,7 +78,7 @@ class AttentionHandler:
                 out, weights = _multi_head(a, lambda x: x)
             else:
                 out, weights = proceed(call)
-            return tag_turned(out, rows), weights
+            return tag(out, rows), weights
         if rows is None:
             return self._by_position(call, proceed)
         if unusual or (a["is_causal"] and a["attn_mask"] is None):  # torch refuses the latter
@@ -84,21 +86,22 @@ class AttentionHandler:
         ids = _checked(call.name, rows, a["query"].shape[1]).to(a["query"].device).row_ids(a["query"].shape[1])
         key = interceptor.random_key(call.name)
         out, weights = _multi_head(a, lambda x: dropout_rows(x, a["dropout_p"], key, ids))
-        return tag_turned(out, rows), weights
+        return tag(out, rows), weights
 
     def _by_position(self, call: OperatorCall, proceed: Proceed, how: str = "") -> Any:
         """Drawn by torch, on one rank; on several only where every rank has the same rows."""
         if not self._is_split:
             return proceed(call)
         query = call.inputs[0] if call.inputs else call.attrs["query"]
-        rows = rows_of(query)
+        rows = identity_of(query)
         if rows is not None and rows.kind == "replicated":
             return proceed(call)
         function = getattr(call.run, "__name__", "")
         raise NotImplementedError(
             f"{call.name}: {function}{how} draws random numbers by position, so they would depend on the split: it is "
             f"not known whose rows its query of shape {tuple(query.shape)} holds{calling_line()}. Give "
-            "torch.nn.MultiheadAttention batch_first=True and rows of the batch on axis 0, or dropout=0."
+            "torch.nn.MultiheadAttention batch_first=True and rows of the batch on axis 0, mark them with "
+            "nugnn.as_rows_of(x, like) where a function has lost them, or give dropout=0."
         )
 
 

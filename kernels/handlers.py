@@ -13,14 +13,15 @@ from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
 from nugnn.kernels.epilogue import epilogue_rows
 from nugnn.kernels.interceptor import Interceptor, OperatorCall, current_interceptor
 from nugnn.kernels.random_draws import calling_line, draws_now
-from nugnn.kernels.rows import Rows, rows_of, tag
+from nugnn.kernels.row_follower import where_lost
+from nugnn.kernels.rows import Rows, identity_of, tag
 from nugnn.kernels.sparse_rows import csr_matmul, densify, with_values
 
 Proceed = Callable[[OperatorCall], Any]
 DRAW_BEFORE = "Use torch.nn.Dropout for random masks, or draw the numbers before training and keep them as node data."
 _MARK = (
-    "Mark the tensor with nugnn.as_node_rows(x, graph), nugnn.as_edge_rows(x, graph) or nugnn.as_replicated(x) where "
-    "it is made."
+    "Mark the tensor where it is made, with nugnn.as_node_rows(x, graph), nugnn.as_edge_rows(x, graph), "
+    "nugnn.as_rows_of(x, like) if its rows are those of like, or nugnn.as_replicated(x)."
 )
 
 
@@ -56,11 +57,11 @@ class DropoutHandler:
             )
         if not 0 <= p <= 1:
             raise ValueError(f"{call.name}: dropout probability has to be between 0 and 1, but got {p}")
-        rows = rows_of(x)
+        rows = identity_of(x)
         if rows is None and self._is_split:
             raise ValueError(
                 f"{call.name}: dropout on rows whose identity is not known (shape {tuple(x.shape)}), so its mask would "
-                f"depend on the split{calling_line()}. {self._instead}"
+                f"depend on the split{calling_line()}.{where_lost(x)} {self._instead}"
             )
         key = interceptor.random_key(call.name)
         ids = _row_ids(call.name, x, rows)
@@ -69,7 +70,10 @@ class DropoutHandler:
             return tag(with_values(x, dropout_csr_values(x.values(), crow, col, p, key, ids)), rows)
         if (steps := arguments.get("epilogue")) is not None:
             return tag(epilogue_rows(x, **steps, p=p, key=key, row_ids=ids), rows)
-        out = dropout_rows(x, p, key, ids) if x.dim() else dropout_rows(x[None], p, key, ids)[0]
+        if rows is not None and rows.axis:
+            out = dropout_rows(x.movedim(rows.axis, 0), p, key, ids).movedim(0, rows.axis)
+        else:
+            out = dropout_rows(x, p, key, ids) if x.dim() else dropout_rows(x[None], p, key, ids)[0]
         if arguments.get("inplace", False):
             return x.copy_(out)
         return tag(out, rows)
@@ -106,7 +110,7 @@ def epilogue(x: Tensor, *, p: float = 0.0, training: bool = True, **steps: Any) 
     interceptor = current_interceptor()
     if interceptor is None:
         return _plain_epilogue(x, p, training, epilogue=steps)
-    rows = rows_of(x)
+    rows = identity_of(x)
     out: Tensor = interceptor.call("dropout", None, (x, p, training), {"epilogue": steps}, _plain_epilogue)
     return tag(out, rows)
 
@@ -136,7 +140,7 @@ class RandomDrawHandler:
         if not draws_now(call.run, call.inputs, call.attrs):
             return proceed(call)
         tensors = [x for x in (*call.inputs, *call.attrs.values()) if isinstance(x, Tensor)]
-        if not self._refuses_all and not any((rows := rows_of(x)) is not None and rows.split for x in tensors):
+        if not self._refuses_all and not any((rows := identity_of(x)) is not None and rows.split for x in tensors):
             return proceed(call)
         function = getattr(call.run, "__name__", "")
         raise NotImplementedError(
@@ -146,13 +150,13 @@ class RandomDrawHandler:
 
 
 def _row_ids(name: str, x: Tensor, rows: Rows | None) -> Tensor | range:
-    num_rows = x.shape[0] if x.dim() else 1
+    num_rows = x.shape[0 if rows is None else rows.axis] if x.dim() else 1
     if rows is None or rows.source is None:
         return range(num_rows)
     if rows.num_rows != num_rows:
         raise ValueError(
             f"{name}: marked as {rows.num_rows} {rows.kind} rows but has {num_rows}. Mark the tensor where it is made, "
-            "with nugnn.as_node_rows or nugnn.as_edge_rows."
+            "with nugnn.as_node_rows, nugnn.as_edge_rows or nugnn.as_rows_of."
         )
     return rows.to(x.device).row_ids(num_rows)
 
@@ -195,7 +199,7 @@ class SparseRowsHandler:
         def dense(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return type(x)(dense(y) for y in x)
-            return tag(densify(x), rows_of(x)) if _is_csr(x) else x
+            return tag(densify(x), identity_of(x)) if _is_csr(x) else x
 
         # only plain functions of tensors; attribute access keeps the sparse tensor
         if getattr(call.run, "__name__", "") in ("__get__", *_KEEPS_SPARSE):

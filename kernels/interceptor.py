@@ -20,8 +20,8 @@ from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.random_draws import draws
-from nugnn.kernels.row_rules import follower
-from nugnn.kernels.rows import Rows, rows_of, tag
+from nugnn.kernels.row_follower import follower, noting_losses
+from nugnn.kernels.rows import Rows, identity_of, tag
 from nugnn.kernels.structure import Structure
 
 
@@ -196,6 +196,10 @@ class Interceptor(TorchFunctionMode):
         handlers: Outermost first; `Observer` among them.
         model: Its module paths become operator names; not modified.
         seed: Of every random mask.
+
+    Attributes:
+        notes_losses: Set before the first step, makes refusals of rows without identity say which function lost it;
+            for checks, as each call takes longer.
     """
 
     def __init__(
@@ -204,6 +208,7 @@ class Interceptor(TorchFunctionMode):
         super().__init__()
         self.seed = seed
         self.step_number = 0
+        self.notes_losses = False
         self._handlers = tuple(handlers)
         self._chains: dict[str, tuple[Handler, ...]] = {}
         self._observers: dict[str, tuple[Callable[[], None], ...]] = {}
@@ -328,7 +333,7 @@ class Interceptor(TorchFunctionMode):
             first, identities = None, _NO_ROWS
             if tensors:
                 first = weakref.ref(tensors[0])
-                identities = tuple([None if (rows := rows_of(x)) is None else weakref.ref(rows) for x in tensors])
+                identities = tuple([None if (rows := identity_of(x)) is None else weakref.ref(rows) for x in tensors])
             counts = counters.counts
             starts.append(_Start(first, pointer, counts, counts.position, identities))
             return
@@ -463,9 +468,14 @@ class Interceptor(TorchFunctionMode):
     def _planned(self, func: Any) -> _Plan:
         if func in _QUESTIONS:
             return lambda mode, args, kwargs: func(*args, **kwargs)
+        if func is Tensor.__iter__:  # ``forward, backward = h``
+            return lambda mode, args, kwargs: (
+                iter(mode.__torch_function__(torch.unbind, (), args)) if args[0].dim() else func(*args)
+            )
         if func in BACKWARD_FUNCTIONS:
             return lambda mode, args, kwargs: run_backward(mode, func, args, kwargs)
-        kind, follow = _KIND_OF.get(func) or ("random" if draws(func) else None), follower(func)
+        kind = _KIND_OF.get(func) or ("random" if draws(func) else None)
+        follow = noting_losses(func) if self.notes_losses else follower(func)
         is_named = kind is not None and bool(self._chain(kind))
         finished = () if kind is None else self._finished(kind)
         densifies = kind is None and bool(self._chain("other"))
@@ -518,12 +528,12 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
 def _identify(path: str, tensors: list[Tensor], start: _Start) -> None:
     """Give the arguments of a repeated module call their identity: hooks on what autograd saves make new tensors."""
     for x, identity in zip(tensors, start.rows, strict=False):
-        if identity is None or rows_of(x) is not None:
+        if identity is None or identity_of(x) is not None:
             continue
         if (rows := identity()) is None:
             raise RuntimeError(
                 f"{path or 'the model'} is recomputed in backward, and the identity of its input rows is lost. Mark "
-                "them inside the module, with nugnn.as_node_rows or nugnn.as_edge_rows."
+                "them inside the module, with nugnn.as_node_rows, nugnn.as_edge_rows or nugnn.as_rows_of."
             )
         tag(x, rows)
 

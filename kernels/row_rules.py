@@ -1,26 +1,27 @@
 """How row identity follows a tensor: which argument a torch function's result inherits it from, function by function.
 
-A rule is about what the function does to axis 0; it looks at dimensions and indices given as arguments, and never
-concludes from equal sizes that two tensors are about the same nodes. Untagged operands (constants, or results whose
-identity was lost) count as values that belong to the rows they meet.
+A rule is about what the function does to the axis that rows lie along; it looks at dimensions and indices given as
+arguments, and never concludes from equal sizes that two tensors are about the same nodes. Untagged operands
+(constants, or results whose identity was lost) count as values that belong to the rows they meet.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import functional as F  # noqa: N812
 
-from nugnn.kernels.rows import ATTRIBUTE, REPLICATED, Rows, rows_of, tag, tag_turned, turned_rows_of, untag
+from nugnn.kernels.per_sample import BATCH_AXES, SAMPLE_AXES, SAMPLE_AXES_OF_ALL
+from nugnn.kernels.rows import ATTRIBUTE, Rows
 
 Args = Sequence[Any]
 Kwargs = dict[str, Any]
 Rule = Callable[[Args, Kwargs, Tensor], "Rows | None"]
-Follow = Callable[[Args, Kwargs, Any], None]
+RuleOfMany = Callable[[str, Args, Kwargs, Sequence[Tensor]], "list[Rows | None]"]
 
 
 def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -32,110 +33,7 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
-def propagate(func: Callable[..., Any], args: Args, kwargs: Kwargs, out: Any) -> None:
-    """Tag the result(s) of ``func(*args, **kwargs)`` with the identity their rows inherit."""
-    follower(func)(args, kwargs, out)
-
-
-def follower(func: Callable[..., Any]) -> Follow:
-    """What tags the results of ``func``, given arguments and results, as `propagate` does.
-
-    A model calls the same few functions again and again: what depends on the function alone is found out here, once.
-    """
-    full_name = getattr(func, "__name__", "")
-    is_in_place = not full_name.startswith("__") and full_name.endswith("_")
-    name = full_name.rstrip("_") if is_in_place else full_name
-    is_swap = full_name in _SWAPS
-    unshapes, keeps_given = is_in_place and name in _RESHAPED_IN_PLACE, name != "set"
-    rule, has_many = _RULES.get(name), name in _SPLIT or name in _RECURRENT
-    has_quick = rule is not None and not has_many and not unshapes
-    is_elementwise = rule is _elementwise
-
-    def follow(args: Args, kwargs: Kwargs, out: Any) -> None:
-        if is_swap:
-            _turn(args, kwargs, out)
-        if has_quick and args and type(out) is Tensor and type(args[0]) is Tensor:
-            # nearly all calls: a tensor whose own tag decides, or nothing that could have one
-            own: Rows | None = getattr(args[0], ATTRIBUTE, None)
-            if own is None:
-                if len(args) == 1 and not kwargs:
-                    return
-            elif own.kind != "replicated":
-                if not is_elementwise:
-                    rows = rule(args, kwargs, out)  # type: ignore[misc]
-                elif args[0].dim() == out.dim() and _quickly_agree(own, args, kwargs):
-                    rows = own
-                else:
-                    rows = _elementwise(args, kwargs, out)
-                if rows is None or not out.dim() or rows.num_rows != out.shape[0]:
-                    return
-                known = getattr(out, ATTRIBUTE, None)
-                if known is None:
-                    setattr(out, ATTRIBUTE, rows)
-                elif known is not rows:
-                    _inherit(out, rows, _tensors_of(args, kwargs), keeps_given)
-                return
-        follow_any(args, kwargs, out)
-
-    def follow_any(args: Args, kwargs: Kwargs, out: Any) -> None:
-        inputs = _tensors_of(args, kwargs)
-        has_tag = has_own = False
-        num_replicated = 0
-        for x in inputs:
-            if (rows := rows_of(x)) is not None:
-                has_tag = True
-                if rows.kind == "replicated":
-                    num_replicated += 1
-                else:
-                    has_own = True
-        if not has_tag:
-            return
-        if not has_own and num_replicated == len(inputs):
-            for x in tensors((out,)):
-                if not isinstance(x, Parameter):
-                    tag(x, REPLICATED)
-            return
-        if isinstance(out, Tensor) and not has_many:
-            if unshapes and any(out is given for given in inputs):
-                untag(out)
-            elif rule is not None and has_own:
-                _inherit(out, rule(args, kwargs, out), inputs, keeps_given)
-            return
-        outputs = list(tensors((out,)))
-        if unshapes and outputs and any(outputs[0] is given for given in inputs):
-            untag(outputs[0])
-        elif outputs and has_own:
-            for x, rows in zip(outputs, result_rows(name, args, kwargs, outputs), strict=True):
-                _inherit(x, rows, inputs, keeps_given)
-
-    return follow
-
-
-def _quickly_agree(own: Rows, args: Args, kwargs: Kwargs) -> bool:
-    """Whether no argument says anything else than ``own``, the first one's tag, as far as is seen at a glance."""
-    for x in args:
-        if type(x) is Tensor:
-            rows = getattr(x, ATTRIBUTE, None)
-            if rows is not own and rows is not None and rows.kind != "replicated":
-                return False
-        elif type(x) not in _NO_TENSORS:
-            return False
-    return not kwargs or all([type(x) in _NO_TENSORS for x in kwargs.values()])
-
-
-_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format})
-
-
-def _inherit(x: Tensor, rows: Rows | None, inputs: Sequence[Tensor], keeps_given: bool) -> None:
-    if rows is None or not x.dim() or rows.num_rows != x.shape[0]:
-        return
-    # in place, or nothing to do (x.to(its own dtype)): the function returned its argument
-    if keeps_given and any(x is given for given in inputs) and rows_of(x) is not None:
-        return
-    tag(x, rows)
-
-
-def _tensors_of(args: Args, kwargs: Kwargs) -> list[Tensor]:
+def tensors_of(args: Args, kwargs: Kwargs) -> list[Tensor]:
     """Tensors among the arguments of a call and inside their lists and tuples."""
     found: list[Tensor] = []
     for values in (args, kwargs.values()) if kwargs else (args,):
@@ -147,23 +45,6 @@ def _tensors_of(args: Args, kwargs: Kwargs) -> list[Tensor]:
     return found
 
 
-def result_rows(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
-    """Identity of each output of the torch function ``name`` (without the underscore of an in-place form).
-
-    Args:
-        name: As torch gives it to ``__torch_function__``.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        outputs: Tensors it returned.
-    """
-    if name in _SPLIT:
-        return _split(name, args, kwargs, outputs)
-    if name in _RECURRENT:
-        return [_recurrent(args, kwargs), *[None] * (len(outputs) - 1)]
-    rule = _RULES.get(name)
-    return [None if rule is None else rule(args, kwargs, x) for x in outputs]
-
-
 # -- reading arguments ---------------------------------------------------------------------------------------------
 
 
@@ -172,8 +53,8 @@ def _first(args: Args, kwargs: Kwargs) -> Any:
 
 
 def _own(x: Any) -> Rows | None:
-    """The tag of ``x`` when it stands for nodes or edges."""
-    rows = rows_of(x)
+    """The tag of ``x`` when it stands for nodes, edges or samples."""
+    rows: Rows | None = getattr(x, ATTRIBUTE, None)
     return None if rows is None or rows.kind == "replicated" else rows
 
 
@@ -192,61 +73,130 @@ def _sizes(args: Args, kwargs: Kwargs, name: str) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, (tuple, list)) else (given,)
 
 
-def _is_rows(dim: Any, num_dims: int) -> bool:
-    """Whether ``dim`` (int, tuple, or None for all) includes axis 0."""
-    if type(dim) is int:
-        return dim % max(num_dims, 1) == 0
-    dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-    return len(dims) == 0 or any(not isinstance(d, int) or d % max(num_dims, 1) == 0 for d in dims)
+def _axes(dims: Any, num_dims: int) -> list[int] | None:
+    """Axes that an argument names: one, a sequence of them, or, as None, where it names none or all of them."""
+    if type(dims) is int:
+        return [dims % max(num_dims, 1)]
+    if not isinstance(dims, (tuple, list)) or not dims or any(not isinstance(dim, int) for dim in dims):
+        return None
+    return [dim % max(num_dims, 1) for dim in dims]
+
+
+def _one_of(found: Iterable[Rows]) -> Rows | None:
+    """The one identity among those that were found; None when they differ or there is none."""
+    first: Rows | None = None
+    for rows in found:
+        if first is None:
+            first = rows
+        elif not first.same_as(rows):
+            return None
+    return first
 
 
 def _agreed(operands: Iterable[Any]) -> Rows | None:
-    """The one identity of all node or edge operands; None when they differ or none has one."""
-    found: Rows | None = None
-    for x in operands:
-        rows = _own(x)
-        if rows is None:
-            continue
-        if found is not None and not found.same_as(rows):
-            return None
-        found = rows
-    return found
+    """The one identity of all operands that have one."""
+    return _one_of(rows for x in operands if (rows := _own(x)) is not None)
+
+
+def _on_last_axes(operands: Iterable[Any], num_dims: int) -> list[Rows]:
+    """Identities of operands that are broadcast to ``num_dims`` axes: their last ones stand above each other."""
+    return [rows.at(rows.axis + num_dims - x.dim()) for x in operands if (rows := _own(x)) is not None]
+
+
+def _aligned(operands: Iterable[Any], num_dims: int) -> Rows | None:
+    """`_agreed`, of operands that are broadcast to ``num_dims`` axes."""
+    return _one_of(_on_last_axes(operands, num_dims))
+
+
+def _kept(rows: Rows | None, dims: list[int] | None, *, goes: bool) -> Rows | None:
+    """Where rows lie after something was done along the axes ``dims``, which are gone then or not; None among them."""
+    if rows is None or dims is None or rows.axis in dims:
+        return None
+    return rows.at(rows.axis - sum(dim < rows.axis for dim in dims)) if goes else rows
 
 
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 
-def _elementwise(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    tagged = [x for x in _tensors_of(args, kwargs) if _own(x) is not None]
-    # broadcasting aligns last axes: rows stay rows where a tagged operand has as many axes as the result
-    return _agreed(tagged) if any(x.dim() == out.dim() for x in tagged) else None
+def elementwise(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """Entries meet those in the same place, broadcasting considered."""
+    return _aligned(tensors_of(args, kwargs), out.dim())
 
 
-def _rowwise(min_dims: int) -> Rule:
-    """Row i of the result depends on row i of the first argument, which has at least ``min_dims`` axes."""
+def _same(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """The first argument in another type or place; what is named beside it is only read for that."""
+    return _own(_first(args, kwargs))
+
+
+def _has_another(args: Args, kwargs: Kwargs) -> bool:
+    """Whether an operand behind the first has rows: all of its rows would meet each of the first one's."""
+    for x in args[1:]:
+        if type(x) is Tensor and _own(x) is not None:
+            return True
+    return bool(kwargs) and any(name != "input" and _own(x) is not None for name, x in kwargs.items())
+
+
+def _leading(sample_axes: int) -> Rule:
+    """Each index of the axes in front of the last ``sample_axes`` of the first argument by itself."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-        x = _first(args, kwargs)
-        return _own(x) if isinstance(x, Tensor) and x.dim() >= min_dims and out.dim() else None
+        x = args[0] if args else _first(args, kwargs)
+        rows = _own(x)
+        if rows is None or rows.axis >= x.dim() - sample_axes or _has_another(args, kwargs):
+            return None
+        return rows
 
     return rule
 
 
+def _leading_of_all(sample_axes: int) -> Rule:
+    """`_leading`, with samples in any of the operands."""
+
+    def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+        operands = [x for x in tensors_of(args, kwargs) if _own(x) is not None]
+        if any(_own(x).axis >= x.dim() - sample_axes for x in operands):  # type: ignore[union-attr]
+            return None
+        return _aligned(operands, max((x.dim() for x in operands), default=0))
+
+    return rule
+
+
+def _batch(min_dims: int, axis: int = 0) -> Rule:
+    """Samples stand on one axis, of arguments that have ``min_dims`` at least."""
+
+    def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+        x = _first(args, kwargs)
+        rows = _agreed(tensors_of(args, kwargs)) if _has_another(args, kwargs) else _own(x)
+        return rows if rows is not None and rows.axis == axis and x.dim() >= min_dims else None
+
+    return rule
+
+
+def _written(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """What is written has other rows, the place it goes to stays."""
+    return _own(_first(args, kwargs))
+
+
 def _along(position: int, default: Any) -> Rule:
-    """Works along a dimension, at ``position`` among the arguments; keeps rows unless that is axis 0."""
+    """Works along dimensions, at ``position`` among the arguments, and keeps rows that lie along none of them."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
         x = _first(args, kwargs)
         dim = _get(args, kwargs, position, "dim", "axis", default=default)
         if isinstance(dim, Tensor):  # torch.max(x, y)
-            return _elementwise(args, kwargs, out)
-        return None if not isinstance(x, Tensor) or _is_rows(dim, x.dim()) else _own(x)
+            return elementwise(args, kwargs, out)
+        rows, num_dims = _own(x), x.dim() if isinstance(x, Tensor) else 0
+        if rows is None:
+            return None
+        if type(dim) is int and num_dims and rows.axis == 0:  # the usual case
+            return rows if dim % num_dims else None
+        return _kept(rows, _axes(dim, num_dims), goes=out.dim() < num_dims)
 
     return rule
 
 
 def _flip(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    return None if _is_rows(_sizes(args, kwargs, "dims"), out.dim()) else _own(_first(args, kwargs))
+    return _kept(_own(_first(args, kwargs)), _axes(_sizes(args, kwargs, "dims"), out.dim()), goes=False)
 
 
 def _set(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -254,42 +204,63 @@ def _set(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _own(_get(args, kwargs, 1, "source"))
 
 
-def _pairwise(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    """Compares row i with row i over an axis that is not rows."""
-    if _is_rows(_get(args, kwargs, 2, "dim", default=1), 2):
-        return None
-    pair = [_first(args, kwargs), _get(args, kwargs, 1, "x2")]
-    return _agreed(pair) if all(isinstance(x, Tensor) and x.dim() >= 2 for x in pair) else None
+def _cosine(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """Compares two tensors along an axis."""
+    pair = [x for x in (_first(args, kwargs), _get(args, kwargs, 1, "x2")) if isinstance(x, Tensor)]
+    num_dims = max(x.dim() for x in pair)
+    dim = _get(args, kwargs, 2, "dim", default=1)
+    return _kept(_aligned(pair, num_dims), _axes(dim, num_dims), goes=True)
 
 
 def _layer_norm(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    shape = _get(args, kwargs, 1, "normalized_shape", default=())
-    return _own(_first(args, kwargs)) if len(shape) < out.dim() else None
+    rows, num_normalized = _own(_first(args, kwargs)), len(_get(args, kwargs, 1, "normalized_shape"))
+    return None if rows is None or rows.axis >= out.dim() - num_normalized else rows
 
 
 def _pad(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    return _own(_first(args, kwargs)) if len(_get(args, kwargs, 1, "pad")) // 2 < out.dim() else None
+    rows = _own(_first(args, kwargs))
+    return rows if rows is not None and rows.axis < out.dim() - len(_get(args, kwargs, 1, "pad")) // 2 else None
+
+
+def _embedding_bag(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """Of ``(n, length)`` ids and the table; a flat list of ids has bags instead of rows."""
+    x = _first(args, kwargs)
+    return _batch(2)(args, kwargs, out) if x.dim() == 2 and not x.is_floating_point() else None
+
+
+def _windows(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """``x.unfold(dim, size, step)``."""
+    x = _first(args, kwargs)
+    return _kept(_own(x), _axes(_get(args, kwargs, 1, "dimension"), x.dim()), goes=False)
 
 
 def _product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    """Matrix product: rows of a left matrix, or the leading batch axis of either side."""
+    """Matrix product: rows along the last axis of ``x`` and the last but one of ``y`` are summed, others stay."""
     x, y = _first(args, kwargs), _get(args, kwargs, 1, "other", "mat2", "vec")
-    if x.dim() == y.dim() > 2:
-        return _agreed((x, y))
-    if x.dim() == 1 or (y.dim() <= 2 and x.dim() <= 2):  # what is left of x's last axis and y's last but one is summed
-        return _own(x) if x.dim() == 2 and _own(y) is None else _own(y) if y.dim() > 2 and _own(x) is None else None
-    if y.dim() == 1:
-        return _own(x) if _own(y) is None else None
-    shallow = [z for z in (x, y) if z.dim() < out.dim()]  # broadcast: every row meets all of it
-    return _agreed((x, y)) if all(_own(z) is None for z in shallow) else None
+    x_rows, y_rows = _own(x), _own(y)
+    if x_rows is not None and x_rows.axis == x.dim() - 1:
+        return None
+    if y_rows is None and x.dim() == out.dim():  # the usual case
+        return x_rows
+    if y_rows is not None and y_rows.axis == max(y.dim() - 2, 0):
+        return None
+    # a vector is a matrix of one row in front, of one column behind; the result lacks that axis
+    num_dims = max(x.dim(), y.dim(), 2)
+    found = [] if x_rows is None else [x_rows.at(x_rows.axis + num_dims - x.dim())]
+    if y_rows is not None:
+        axis = y_rows.axis + num_dims - y.dim()
+        found.append(y_rows.at(axis - 1 if x.dim() == 1 and axis == num_dims - 1 else axis))
+    return _one_of(found)
 
 
 def _add_product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    return _product((_get(args, kwargs, 1, "mat1", "batch1", "mat"), _get(args, kwargs, 2, "mat2", "batch2")), {}, out)
+    factors = (_get(args, kwargs, 1, "mat1", "batch1", "mat"), _get(args, kwargs, 2, "mat2", "batch2", "vec"))
+    rows, added = _product(factors, {}, out), _on_last_axes([_first(args, kwargs)], out.dim())
+    return rows if rows is None else _one_of([rows, *added])
 
 
 def _einsum(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    """Rows where the result's first letter is the first letter, and only that, of each operand it occurs in."""
+    """Rows where one letter stands for them in the result and in all operands that have rows."""
     if not isinstance(args[0], str):
         return None
     operands = list(tensors(args[1:]))
@@ -297,12 +268,14 @@ def _einsum(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     terms = inputs.split(",")
     if not arrow or not result or "." in inputs or len(terms) != len(operands):
         return None
-    letter = result[0]
-    if any(letter in term[1:] for term in terms):
-        return None
-    if any(not term.startswith(letter) and _own(x) is not None for term, x in zip(terms, operands, strict=True)):
-        return None
-    return _agreed(operands)
+    found: list[Rows] = []
+    for term, x in zip(terms, operands, strict=True):
+        if (rows := _own(x)) is not None:
+            letter = term[rows.axis]
+            if term.count(letter) > 1 or letter not in result:
+                return None
+            found.append(rows.at(result.index(letter)))
+    return _one_of(found)
 
 
 def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -311,77 +284,98 @@ def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows = _own(x)
     if rows is None or not x.dim() or not out.dim():
         return None
-    old, new = x.shape[0], out.shape[0]
+    old, axis = x.shape[rows.axis], 0
+    if rows.axis:  # behind as many entries as before; of several such axes all but the last have the size 1
+        before = math.prod(x.shape[: rows.axis])
+        places = [a for a in range(out.dim()) if math.prod(out.shape[:a]) == before]
+        if not places:
+            return None
+        likely = [[a for a in places if out.shape[a] == size] for size in (old // rows.fold, old)]
+        axis = max(likely[0] or likely[1] or places)
+    new = out.shape[axis]
     if old == new:
-        return rows
+        return rows if axis == rows.axis else rows.at(axis)
     if old and new % old == 0:
-        return rows.folded(rows.fold * (new // old))
+        return rows.folded(rows.fold * (new // old)).at(axis)
     if new and old % new == 0 and rows.fold % (old // new) == 0:
-        return rows.folded(rows.fold // (old // new))
+        return rows.folded(rows.fold // (old // new)).at(axis)
     return None
 
 
 def _unsqueeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    return None if _get(args, kwargs, 1, "dim") % out.dim() == 0 else _own(_first(args, kwargs))
+    rows, dim = _own(_first(args, kwargs)), _get(args, kwargs, 1, "dim") % out.dim()
+    return None if rows is None else rows.at(rows.axis + (dim <= rows.axis))
 
 
 def _squeeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x = _first(args, kwargs)
     dim = _get(args, kwargs, 1, "dim")
-    goes = x.shape[:1] == (1,) if dim is None else _is_rows(dim, x.dim())
-    return None if goes else _own(x)
+    dims = range(x.dim()) if dim is None else _axes(dim, x.dim()) or []
+    return _kept(_own(x), [d for d in dims if x.shape[d] == 1], goes=True) if x.dim() else None
 
 
 def _expand(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    x = _first(args, kwargs)
-    return _own(x) if x.dim() == out.dim() else None
+    return _aligned([_first(args, kwargs)], out.dim())
 
 
 def _repeat(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x = _first(args, kwargs)
+    rows = _own(x)
+    if rows is None:
+        return None
     times = _sizes(args, kwargs, "repeats" if "repeats" in kwargs else "dims")
-    return _own(x) if len(times) < x.dim() or (len(times) == x.dim() and times[0] == 1) else None
+    axis = rows.axis + out.dim() - x.dim()
+    place = axis - (out.dim() - len(times))  # `tile` may be given fewer numbers than there are axes
+    return rows.at(axis) if place < 0 or times[place] == 1 else None
 
 
 def _repeat_interleave(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, times = _first(args, kwargs), _get(args, kwargs, 1, "repeats")
     dim = _get(args, kwargs, 2, "dim", default=0 if x.dim() == 1 else None)
     rows = _own(x)
-    if rows is None or dim is None or not isinstance(times, int):
+    if rows is None or dim is None:
         return None
-    return rows.folded(rows.fold * times) if dim % x.dim() == 0 else rows
+    if dim % x.dim() != rows.axis:
+        return rows
+    return rows.folded(rows.fold * times) if isinstance(times, int) else None
+
+
+def _transpose(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    rows, num_dims = _own(_first(args, kwargs)), max(out.dim(), 1)
+    a, b = _get(args, kwargs, 1, "dim0", "axis0") % num_dims, _get(args, kwargs, 2, "dim1", "axis1") % num_dims
+    return None if rows is None else rows.at({a: b, b: a}.get(rows.axis, rows.axis))
+
+
+def _transpose_last(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    return _transpose((_first(args, kwargs), -2, -1), {}, out)
+
+
+def _reversed(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """``x.t()``, ``x.T``."""
+    rows = _own(_first(args, kwargs))
+    return None if rows is None else rows.at(out.dim() - 1 - rows.axis)
 
 
 def _move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    """``transpose``, ``swapaxes``, ``movedim``: keeps rows when axis 0 is neither source nor target."""
-    num_dims = out.dim()
-    for d in args[1:]:
-        if _is_rows(d, num_dims):
-            return None
-    for key, d in kwargs.items():
-        if key not in ("input", "self") and _is_rows(d, num_dims):
-            return None
-    return _own(_first(args, kwargs))
-
-
-def _turn(args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """Rows that go to axis 1 when axes 0 and 1 change places, and come back when they do so again."""
-    x, num_dims = _first(args, kwargs), max(out.dim(), 1)
-    a, b = _get(args, kwargs, 1, "dim0", "axis0") % num_dims, _get(args, kwargs, 2, "dim1", "axis1") % num_dims
-    if a + b == 1:  # axes 0 and 1, in either order
-        tag_turned(out, _own(x))
-        tag(out, turned_rows_of(x))
+    rows = _own(_first(args, kwargs))
+    source = _axes(_get(args, kwargs, 1, "source"), out.dim())
+    target = _axes(_get(args, kwargs, 2, "destination"), out.dim())
+    if rows is None or source is None or target is None:
+        return None
+    moved = dict(zip(target, source, strict=True))
+    others = iter(axis for axis in range(out.dim()) if axis not in source)
+    return rows.at([moved[a] if a in moved else next(others) for a in range(out.dim())].index(rows.axis))
 
 
 def _permute(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    order = _sizes(args, kwargs, "dims")
-    return _own(_first(args, kwargs)) if order and order[0] % len(order) == 0 else None
+    rows, order = _own(_first(args, kwargs)), _axes(_sizes(args, kwargs, "dims"), out.dim())
+    return None if rows is None or order is None else rows.at(order.index(rows.axis))
 
 
 def _narrow(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x = _first(args, kwargs)
     rows = _own(x)
-    if rows is None or not _is_rows(_get(args, kwargs, 1, "dim"), x.dim()):
+    if rows is None or _get(args, kwargs, 1, "dim") % x.dim() != rows.axis:
         return rows
     start = int(_get(args, kwargs, 2, "start"))
     return rows.picked(slice(start, start + int(_get(args, kwargs, 3, "length"))))
@@ -389,15 +383,11 @@ def _narrow(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 
 def _index_select(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, dim, index = (_get(args, kwargs, i, name) for i, name in enumerate(("input", "dim", "index")))
-    if not _is_rows(dim, x.dim()):
-        return _own(x)
-    return _lookup(x, index)
-
-
-def _lookup(x: Tensor, index: Tensor) -> Rows | None:
-    """Rows of ``x`` picked by ids; from a table without rows of its own, row i belongs to ``index[i]``."""
-    rows = _own(x)
-    return _own(index) if rows is None else rows.picked(index)
+    rows, dim = _own(x), dim % max(x.dim(), 1)
+    if rows is None:  # from a table without rows of its own, what is picked by ids belongs to the ids' rows
+        found = _own(index)
+        return None if found is None else found.at(dim)
+    return rows.picked(index) if rows.axis == dim else rows
 
 
 def _embedding(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -408,28 +398,40 @@ def _embedding(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 
 def _getitem(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, index = args
-    if type(index) is tuple and index and _is_all(index[0]) and all([type(part) in _BASIC for part in index]):
-        return _own(x)
-    parts = list(index) if isinstance(index, tuple) else [index]
-    advanced = [i for i, part in enumerate(parts) if isinstance(part, (Tensor, list))]
-    if advanced and advanced != list(range(advanced[0], advanced[-1] + 1)):
-        return None  # index tensors apart from each other move their axis to the front
-    if not parts:
-        return _own(x)
-    head = parts[0]
-    if head is Ellipsis:
-        used = sum(_axes_used(part) for part in parts[1:])
-        return _own(x) if used < x.dim() else None
     rows = _own(x)
-    if isinstance(head, slice):
-        if rows is None or head.indices(x.shape[0]) == (0, x.shape[0], 1):
+    if type(index) is tuple and index and _is_all(index[0]) and all([type(part) in _BASIC for part in index]):
+        if rows is None or not rows.axis:  # the usual case
             return rows
-        return rows.picked(head)
-    if len(advanced) == 1 and isinstance(head, list):
-        return None if rows is None else rows.picked(head)
-    if len(advanced) == 1 and isinstance(head, Tensor) and head.dim() == 1:
-        return _lookup(x, head) if head.dtype.itemsize > 1 else None if rows is None else rows.picked(head)
-    return None
+    parts = list(index) if isinstance(index, tuple) else [index]
+    used = sum(_axes_used(part) for part in parts)
+    ellipsis = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
+    parts[ellipsis : ellipsis + 1] = [slice(None)] * (x.dim() - used)
+    lists = [i for i, part in enumerate(parts) if isinstance(part, (Tensor, list))]
+    if lists and lists != list(range(lists[0], lists[-1] + 1)):
+        return None  # index tensors apart from each other move their axis to the front
+    list_dims = max([_axes_made(parts[i]) for i in lists], default=0)
+    places: list[tuple[int, Any]] = []  # for each axis of x, the axis of the result and what is picked along it
+    num_dims = 0
+    for i, part in enumerate(parts):
+        if type(part) not in _BASIC and i not in lists:
+            return None
+        place = num_dims - list_dims if i in lists[1:] else num_dims
+        places += [(place, part)] * _axes_used(part)
+        if i not in lists[1:]:
+            num_dims += list_dims if i in lists else type(part) is not int
+    axis, part = (0, None) if rows is None else places[rows.axis]
+    # rows picked by ids, from a table without rows of its own, belong to the ids' rows
+    others = [p for p in parts if isinstance(p, Tensor) and p is not part and not _is_mask(p)]
+    before = sum(type(p) is not int for p in parts[: lists[0]]) if lists else 0
+    found = [by.at(by.axis + before) for by in _on_last_axes(others, list_dims)]
+    if rows is None:
+        return _one_of(found)
+    if isinstance(part, slice):
+        is_whole = _is_all(part) or part.indices(x.shape[rows.axis]) == (0, x.shape[rows.axis], 1)
+        picked = rows if is_whole else rows.picked(part)
+    else:
+        picked = rows.picked(part) if _is_one_list(part) and list_dims == 1 else None
+    return None if picked is None else _one_of([picked.at(axis), *found])
 
 
 _BASIC = frozenset({slice, int, type(None)})
@@ -439,40 +441,85 @@ def _is_all(part: Any) -> bool:
     return type(part) is slice and part.start is None and part.stop is None and part.step is None
 
 
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype.itemsize == 1
+
+
 def _axes_used(part: Any) -> int:
-    if part is None:
+    """How many axes of a tensor a part of its index is about."""
+    if part is None or part is Ellipsis:
         return 0
-    return part.dim() if isinstance(part, Tensor) and part.dtype.itemsize == 1 else 1
+    return part.dim() if _is_mask(part) else 1
+
+
+def _axes_made(part: Tensor | list[Any]) -> int:
+    """How many axes of the result stand for an index of rows or flags."""
+    return part.dim() if isinstance(part, Tensor) and not _is_mask(part) else 1
+
+
+def _is_one_list(part: Any) -> bool:
+    """Whether it picks along one axis, a row for each entry."""
+    if isinstance(part, Tensor):
+        return part.dim() == 1
+    return isinstance(part, list) and not any(isinstance(entry, (list, tuple, Tensor)) for entry in part)
 
 
 def _join(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    parts = list(tensors([_get(args, kwargs, 0, "tensors")]))
-    dim = _get(args, kwargs, 1, "dim", "axis", default=0)
-    return None if _is_rows(dim, out.dim()) else _agreed(parts)
+    parts = tensors([_get(args, kwargs, 0, "tensors")])
+    return _kept(_agreed(parts), _axes(_get(args, kwargs, 1, "dim", "axis", default=0), out.dim()), goes=False)
+
+
+def _stack(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    rows, dim = _agreed(tensors([_get(args, kwargs, 0, "tensors")])), _get(args, kwargs, 1, "dim", default=0)
+    return None if rows is None else rows.at(rows.axis + (dim % out.dim() <= rows.axis))
 
 
 def _join_columns(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    return _agreed(tensors([_get(args, kwargs, 0, "tensors")])) if out.dim() > 1 else None
+    rows = _agreed(tensors([_get(args, kwargs, 0, "tensors")]))
+    return _kept(rows, [1], goes=False) if out.dim() > 1 else None
+
+
+# -- functions of several results ----------------------------------------------------------------------------------
 
 
 def _split(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
     x = _first(args, kwargs)
-    dim = _get(args, kwargs, 1 if name == "unbind" else 2, "dim", "axis", default=0)
+    dim = _get(args, kwargs, 1 if name == "unbind" else 2, "dim", "axis", default=0) % max(x.dim(), 1)
     rows = _own(x)
-    if rows is None or not _is_rows(dim, x.dim()):
-        return [rows] * len(outputs)
-    if name == "unbind":
+    if rows is None or rows.axis != dim or name == "unbind":
+        return [_kept(rows, [dim], goes=name == "unbind")] * len(outputs)
+    ends = list(itertools.accumulate((piece.shape[dim] for piece in outputs), initial=0))
+    return [rows.picked(slice(a, b)) for a, b in itertools.pairwise(ends)]
+
+
+def _recurrent(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+    """``torch.lstm`` and its kin, as `torch.nn` calls them: each sample is a sequence; states have them on axis 1."""
+    own = _own(args[0])
+    is_packed = isinstance(args[3], (list, tuple))  # a packed call has the sizes of its steps in front of the states
+    given = [args[2] if is_packed else args[1]]
+    states = [rows for x in tensors(given) if (rows := _own(x)) is not None]
+    if is_packed:
+        rows = None if own is None else own.sequences
+    else:
+        axis = 0 if args[8] else 1
+        rows = own if own is not None and own.axis == axis and args[0].dim() == 3 else None
+        own = rows
+    if rows is None or _one_of([rows.at(1), *states]) is None:
         return [None] * len(outputs)
-    starts = [0]
-    for piece in outputs:
-        starts.append(starts[-1] + len(piece))
-    return [rows.picked(slice(a, b)) for a, b in itertools.pairwise(starts)]
+    return [own, *[rows.at(1)] * (len(outputs) - 1)]
 
 
-def _recurrent(args: Args, kwargs: Kwargs) -> Rows | None:
-    """``torch.lstm`` and its kin, as `torch.nn` calls them: every row is a sequence of its own if batch_first."""
-    is_packed = len(args) != 9 or isinstance(args[3], (list, tuple))  # a packed call has one argument more in front
-    return _own(args[0]) if not is_packed and args[8] and args[0].dim() == 3 else None
+def _packed(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+    """What `torch.nn.utils.rnn.pack_padded_sequence` calls with ``(input, lengths, batch_first)``, longest first."""
+    rows = _own(args[0])
+    return [rows.steps(outputs[1]) if rows is not None and rows.axis == (0 if args[2] else 1) else None, None]
+
+
+def _padded(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+    """What `torch.nn.utils.rnn.pad_packed_sequence` calls with ``(data, batch_sizes, batch_first, ...)``."""
+    rows = _own(args[0])
+    sequences = None if rows is None else rows.sequences
+    return [None, None] if sequences is None else [sequences.at(0 if args[2] else 1), sequences]
 
 
 # -- which function follows which rule -----------------------------------------------------------------------------
@@ -482,11 +529,8 @@ def _names(*groups: str) -> list[str]:
     return [name for group in groups for name in group.split()]
 
 
-_SPLIT = frozenset(_names("chunk split tensor_split unbind split_with_sizes"))
-_SWAPS = frozenset(_names("transpose swapaxes swapdims"))
-_RECURRENT = frozenset(_names("lstm gru rnn_tanh rnn_relu"))
-_RESHAPED_IN_PLACE = frozenset(_names("t squeeze unsqueeze transpose swapaxes swapdims resize resize_as as_strided"))
-# the in-place forms of these give a tensor another shape: its identity ends
+RESHAPED_IN_PLACE = frozenset(_names("t squeeze unsqueeze transpose swapaxes swapdims resize resize_as as_strided"))
+"""The in-place forms of these give a tensor another shape: its identity ends."""
 
 _ELEMENTWISE = _names(
     "add sub rsub mul div true_divide floor_divide remainder fmod pow float_power square sqrt rsqrt exp exp2 expm1 log",
@@ -496,59 +540,67 @@ _ELEMENTWISE = _names(
     "prelu clamp clip clamp_min clamp_max maximum minimum fmax fmin where masked_fill lerp addcmul addcdiv nan_to_num",
     "round floor ceil trunc frac eq ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_not logical_xor",
     "bitwise_and bitwise_or bitwise_not bitwise_xor subtract multiply divide sinc digamma lgamma polygamma xlogy",
-    "heaviside hypot logaddexp logaddexp2 copysign isclose deg2rad rad2deg arctan2 copy",
+    "heaviside hypot logaddexp logaddexp2 copysign isclose deg2rad rad2deg arctan2 copy log_sigmoid _threshold",
+    "arccos arcsin arctan arccosh arcsinh arctanh fix greater greater_equal less less_equal not_equal signbit ldexp",
+    "nextafter isposinf isneginf i0 igamma igammac gcd lcm bitwise_left_shift bitwise_right_shift",
     "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits",
+    "poisson_nll_loss gaussian_nll_loss hinge_embedding_loss margin_ranking_loss soft_margin_loss",
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __pow__ __rpow__",
     "__neg__ __and__ __or__ __xor__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __floordiv__",
     "__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __rfloordiv__ __abs__ __pos__ __rand__ __ror__ __rxor__",
-    # the same values in another type, place or memory order
+    "__iand__ __ior__ __ixor__ __imod__ __ifloordiv__ __rmod__ __lshift__ __rshift__",
+)
+_SAME = _names(
     "to type type_as float double half bfloat16 int long short bool byte clone contiguous detach requires_grad",
-    "zeros_like ones_like full_like empty_like dropout alpha_dropout feature_alpha_dropout cpu cuda",
+    "zeros_like ones_like full_like empty_like cpu cuda char cfloat cdouble conj conj_physical resolve_conj angle",
+    "dropout alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d pin_memory",
 )
 _REDUCE = _names(
     "sum mean max min amax amin prod std var any all argmax argmin logsumexp cumsum cumprod softmax log_softmax",
-    "softmin median nanmedian nansum nanmean count_nonzero std_mean var_mean logcumsumexp cummax cummin select",
+    "softmin median nanmedian nansum nanmean count_nonzero std_mean var_mean logcumsumexp cummax cummin select aminmax",
 )
 _WRITTEN = _names("index_copy index_add index_fill index_put masked_scatter scatter scatter_add scatter_reduce")
 
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **dict.fromkeys(
-        _names("linear bilinear batch_norm rms_norm gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"), _rowwise(2)
-    ),
-    **dict.fromkeys(_names("cross_entropy nll_loss one_hot"), _rowwise(1)),
-    **dict.fromkeys(_names("group_norm instance_norm conv1d max_pool1d avg_pool1d local_response_norm"), _rowwise(3)),
-    **dict.fromkeys(_names("conv2d max_pool2d avg_pool2d pixel_shuffle pixel_unshuffle"), _rowwise(4)),
-    **dict.fromkeys(_names("conv3d max_pool3d avg_pool3d"), _rowwise(5)),
-    **dict.fromkeys(_names("adaptive_avg_pool1d adaptive_max_pool1d interpolate upsample"), _rowwise(3)),
-    **dict.fromkeys(_names("conv_transpose1d scaled_dot_product_attention"), _rowwise(3)),
-    **dict.fromkeys(_names("conv_transpose2d adaptive_avg_pool2d adaptive_max_pool2d"), _rowwise(4)),
-    **dict.fromkeys(_WRITTEN, _rowwise(1)),  # what is written has other rows, the place it goes to stays
-    **{"flip": _flip, "set": _set, "layer_norm": _layer_norm},
-    "embedding": _embedding,
-    "pad": _pad,
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, elementwise),
+    **dict.fromkeys(_SAME, _same),
+    **{name: _leading(axes) for name, axes in SAMPLE_AXES.items()},
+    **{name: _leading_of_all(axes) for name, axes in SAMPLE_AXES_OF_ALL.items()},
+    **{name: _batch(axes) for name, axes in BATCH_AXES.items()},
+    **dict.fromkeys(_WRITTEN, _written),
+    **{"flip": _flip, "set": _set, "pad": _pad, "embedding": _embedding, "embedding_bag": _embedding_bag},
+    **{"conv_tbc": _batch(3, axis=1), F.unfold: _leading(3), Tensor.unfold: _windows},
+    **dict.fromkeys(_names("layer_norm rms_norm"), _layer_norm),
     **dict.fromkeys(_REDUCE, _along(1, None)),
-    **dict.fromkeys(_names("sort argsort glu"), _along(1, -1)),
-    **dict.fromkeys(_names("norm linalg_norm linalg_vector_norm take_along_dim"), _along(2, None)),
+    **dict.fromkeys(_names("sort argsort glu mode"), _along(1, -1)),
+    **dict.fromkeys(_names("norm linalg_norm linalg_vector_norm take_along_dim roll"), _along(2, None)),
     **dict.fromkeys(_names("topk kthvalue diff"), _along(2, -1)),
     "gather": _along(1, None),
     "normalize": _along(2, 1),
-    "cosine_similarity": _pairwise,
-    "pairwise_distance": _rowwise(2),
+    "cosine_similarity": _cosine,
     **dict.fromkeys(_names("matmul mm mv bmm __matmul__"), _product),
     **dict.fromkeys(_names("addmm addmv baddbmm"), _add_product),
     "einsum": _einsum,
     **dict.fromkeys(_names("view reshape flatten unflatten view_as reshape_as ravel"), _reshape),
-    "unsqueeze": _unsqueeze,
-    "squeeze": _squeeze,
+    **{"unsqueeze": _unsqueeze, "squeeze": _squeeze, "permute": _permute},
     **dict.fromkeys(_names("expand expand_as broadcast_to"), _expand),
     **dict.fromkeys(_names("repeat tile"), _repeat),
     "repeat_interleave": _repeat_interleave,
-    **dict.fromkeys(_names("transpose swapaxes swapdims movedim moveaxis"), _move_axes),
-    "permute": _permute,
-    "narrow": _narrow,
-    "index_select": _index_select,
-    "__getitem__": _getitem,
-    **dict.fromkeys(_names("cat concat concatenate stack"), _join),
+    **dict.fromkeys(_names("transpose swapaxes swapdims"), _transpose),
+    **dict.fromkeys(_names("movedim moveaxis"), _move_axes),
+    **{"adjoint": _transpose_last, Tensor.mT.__get__: _transpose_last},  # type: ignore[attr-defined]
+    **{"t": _reversed, Tensor.T.__get__: _reversed, Tensor.data.__get__: _same},  # type: ignore[attr-defined]
+    **{"narrow": _narrow, "index_select": _index_select, "__getitem__": _getitem},
+    **dict.fromkeys(_names("cat concat concatenate"), _join),
+    "stack": _stack,
     **dict.fromkeys(_names("hstack column_stack"), _join_columns),
 }
+"""By name, as torch gives it to ``__torch_function__``, or by the function, where a name stands for two."""
+
+RULES_OF_MANY: dict[str, RuleOfMany] = {
+    **dict.fromkeys(_names("chunk split tensor_split unbind split_with_sizes"), _split),
+    **dict.fromkeys(_names("unsafe_chunk unsafe_split unsafe_split_with_sizes"), _split),
+    **dict.fromkeys(_names("lstm gru rnn_tanh rnn_relu"), _recurrent),
+    **{"_pack_padded_sequence": _packed, "_pad_packed_sequence": _padded},
+}
+"""Functions whose results have rows of different kinds, or lie on different axes."""

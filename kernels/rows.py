@@ -2,22 +2,24 @@
 
 A tag is attached where identity is known (graph frames, message-passing results, UDF batches) and follows the
 tensor through the functions that `nugnn.kernels.row_rules` lists, each of which keeps rows apart and in order. A
-function that is not listed there drops the tag; nothing is inferred from a shape alone.
+function that is not listed there drops the tag; nothing is inferred from a shape alone. Rows lie along axis 0, or
+along another axis that the tag names: 1 for sequences of ``(length, batch, width)``.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+_STEP_BITS = 24
+"""Of the id of a step, for its number in the sequence; an id has 63 in all."""
 ATTRIBUTE = "_nugnn_rows"
-"""Where a tensor has its tag; `rows_of` reads it, parameters considered."""
-_TURNED = "_nugnn_turned_rows"
+"""Where a tensor has its tag; `identity_of` reads it, parameters considered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +77,43 @@ class Rows:
         source: Global ids, ``(n,)`` int64 or `IdRuns`; None for ``replicated``.
         fold: Consecutive rows per id, for example heads after ``(N, heads, D) -> (N * heads, D)``.
         split: Whether other ranks hold further rows of the same kind.
+        axis: Of the tensor, along which the rows lie.
+        sequences: Whose steps the rows are, where sequences of different lengths are packed, see `steps`.
     """
 
     kind: Literal["node", "edge", "sample", "replicated"]
     source: Tensor | IdRuns | None = None
     fold: int = 1
     split: bool = False
+    axis: int = 0
+    sequences: Rows | None = None
     _copies: dict[torch.device, Rows] = field(default_factory=dict, init=False, repr=False)
+    _turned: dict[int, Rows] = field(default_factory=dict, init=False, repr=False)
+    _home: weakref.ref[Rows] | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[type[Rows], tuple[Any, ...]]:
+        return Rows, (self.kind, self.source, self.fold, self.split, self.axis, self.sequences)
 
     def to(self, device: torch.device) -> Rows:
         """The same identity with its ids on ``device``; copied once, on first use."""
         if self.source is None or self.source.device == device:
             return self
         if device not in self._copies:
-            self._copies[device] = Rows(self.kind, self.source.to(device), self.fold, self.split)
+            self._copies[device] = replace(self, source=self.source.to(device), _home=None)
         return self._copies[device]
+
+    def at(self, axis: int) -> Rows:
+        """The same identity along another axis: one object for each, so that axes which come back bring it back."""
+        if axis == self.axis:
+            return self
+        home = None if self._home is None else self._home()
+        if home is None:
+            home = self
+        if axis == home.axis:
+            return home
+        if axis not in home._turned:
+            home._turned[axis] = replace(self, axis=axis, _home=weakref.ref(home))
+        return home._turned[axis]
 
     @property
     def ids(self) -> Tensor | None:
@@ -114,21 +138,38 @@ class Rows:
 
     def folded(self, fold: int) -> Rows:
         """The same ids with another number of rows for each."""
-        return Rows(self.kind, self.source, fold, self.split)
+        return Rows(self.kind, self.source, fold, self.split, self.axis)
 
     def picked(self, index: Any) -> Rows | None:
-        """Identity of ``x[index]`` for a slice, a list of rows, or a tensor of rows or flags; None between folds."""
+        """Identity of the rows that a slice, a list of rows, or a tensor of rows or flags picks; None between folds."""
         if self.fold != 1 or self.source is None:
             return None
         ids = self.ids
         assert ids is not None
-        return Rows(self.kind, ids[index], 1, self.split)
+        return Rows(self.kind, ids[index], 1, self.split, self.axis)
+
+    def steps(self, batch_sizes: Tensor) -> Rows | None:
+        """Identity of the steps of sequences, packed as `torch.nn.utils.rnn` does; None where rows are folded.
+
+        The id of a step follows from the sequence and its number in it, so that each has a mask of its own.
+
+        Args:
+            batch_sizes: ``(steps,)`` int64 on the CPU, how many sequences, of the first ones, have each step.
+        """
+        if self.fold != 1 or self.source is None:
+            return None
+        step = torch.repeat_interleave(batch_sizes)
+        place = torch.arange(len(step)) - (batch_sizes.cumsum(0) - batch_sizes)[step]
+        ids = self.ids
+        assert ids is not None
+        ids = (ids[place.to(ids.device)] << _STEP_BITS) + step.to(ids.device)
+        return Rows(self.kind, ids, 1, self.split, 0, self.at(0))
 
     def same_as(self, other: Rows) -> bool:
-        """Whether both stand for the same rows in the same order."""
+        """Whether both stand for the same rows in the same order, along the same axis."""
         if self is other:
             return True
-        if self.kind != other.kind or self.fold != other.fold:
+        if self.kind != other.kind or self.fold != other.fold or self.axis != other.axis:
             return False
         if self.source is other.source:
             return True
@@ -150,26 +191,18 @@ def tag(x: Tensor, rows: Rows | None) -> Tensor:
 def untag(x: Tensor) -> None:
     """Forget the identity of ``x``."""
     x.__dict__.pop(ATTRIBUTE, None)
-    x.__dict__.pop(_TURNED, None)
 
 
-def tag_turned(x: Tensor, rows: Rows | None) -> Tensor:
-    """Note that ``rows`` stand on axis 1 of ``x``, as in a sequence of ``(length, batch, width)``; returns ``x``."""
-    if rows is not None:
-        setattr(x, _TURNED, rows)
-    return x
-
-
-def turned_rows_of(x: Any) -> Rows | None:
-    """What stands on axis 1 of ``x``; known only where axes 0 and 1 of a tensor with a tag changed places."""
-    rows: Rows | None = getattr(x, _TURNED, None)
-    return rows
-
-
-def rows_of(x: Any) -> Rows | None:
-    """The tag of ``x``; parameters are replicated unless tagged otherwise."""
+def identity_of(x: Any) -> Rows | None:
+    """The tag of ``x``, along whichever axis; parameters are replicated unless tagged otherwise."""
     rows: Rows | None = getattr(x, ATTRIBUTE, None)
     # of a parameter's class every isinstance of a plain tensor is a call of Python
     if rows is None and type(x) is not Tensor and isinstance(x, torch.nn.Parameter):
         return REPLICATED
     return rows
+
+
+def rows_of(x: Any) -> Rows | None:
+    """The tag of ``x`` if its rows lie along axis 0, else None."""
+    rows = identity_of(x)
+    return None if rows is None or rows.axis else rows

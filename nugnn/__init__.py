@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from nugnn.check import check_model as check_model
     from nugnn.config import TrainConfig as TrainConfig
     from nugnn.datasets.graph_data import GraphData as GraphData
+    from nugnn.declared_rows import as_edge_rows as as_edge_rows
+    from nugnn.declared_rows import as_node_rows as as_node_rows
+    from nugnn.declared_rows import as_replicated as as_replicated
+    from nugnn.declared_rows import as_rows_of as as_rows_of
     from nugnn.embedding import NodeEmbedding as NodeEmbedding
     from nugnn.fit import fit as fit
     from nugnn.fit_options import FitOptions as FitOptions
@@ -38,9 +42,6 @@ if TYPE_CHECKING:
     from nugnn.samples import BatchMean as BatchMean
     from nugnn.samples import as_samples as as_samples
     from nugnn.samples import intercept_samples as intercept_samples
-    from nugnn.session import as_edge_rows as as_edge_rows
-    from nugnn.session import as_node_rows as as_node_rows
-    from nugnn.session import as_replicated as as_replicated
     from nugnn.session import global_mean as global_mean
     from nugnn.session import global_sum as global_sum
     from nugnn.session import halo as halo
@@ -72,9 +73,10 @@ _EXPORTS = {
     "SplitBatchSampler": "nugnn.batches",
     "TrainConfig": "nugnn.config",
     "Trainer": "nugnn.trainer",
-    "as_edge_rows": "nugnn.session",
-    "as_node_rows": "nugnn.session",
-    "as_replicated": "nugnn.session",
+    "as_edge_rows": "nugnn.declared_rows",
+    "as_node_rows": "nugnn.declared_rows",
+    "as_replicated": "nugnn.declared_rows",
+    "as_rows_of": "nugnn.declared_rows",
     "as_samples": "nugnn.samples",
     "batch_loader": "nugnn.batches",
     "check": "nugnn.check",
@@ -114,6 +116,7 @@ __all__ = [
     "as_edge_rows",
     "as_node_rows",
     "as_replicated",
+    "as_rows_of",
     "as_samples",
     "batch_loader",
     "check",

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nugnn.kernels.handlers import DropoutHandler, RandomDrawHandler
+from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.philox import RandomKey, random_words
+
+_DRAW_BY_KEY = (
+    "Draw with key.uniform(ids, num, purpose) in augment(x, ids, key): numbers in [0, 1) that belong to the sample and "
+    "the epoch, on any number of workers."
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,26 @@ class AugmentationKey:
 
 Augmentation = Callable[[Any, Tensor, AugmentationKey], Any]
 """``augment(x, ids, key)``: the ``x`` of a batch, samples on axis 0, changed; randomness from ``key.uniform`` alone."""
+
+
+def is_own(augment: Augmentation | None) -> bool:
+    """Whether it is one of this module, of which it is known that it changes each sample by itself."""
+    return type(augment).__module__ == __name__
+
+
+def augmented(augment: Augmentation, x: Any, ids: Tensor, key: AugmentationKey, *, is_split: bool) -> Any:
+    """``augment(x, ids, key)``; with ``is_split``, whatever draws from a generator of torch inside is refused.
+
+    Raises:
+        NotImplementedError, ValueError: It draws: ranks would draw other numbers than one process, each of its own.
+    """
+    if not is_split or is_own(augment):
+        return augment(x, ids, key)
+    dropout = DropoutHandler(is_split=True, instead=_DRAW_BY_KEY)
+    draws = RandomDrawHandler(is_split=True, refuses_all=True, instead=_DRAW_BY_KEY)
+    interceptor = Interceptor((dropout, draws))
+    with interceptor.step(key.epoch), interceptor.scope("augment"):
+        return augment(x, ids, key)
 
 
 @dataclass(frozen=True)

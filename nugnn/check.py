@@ -188,6 +188,7 @@ def _traced(
 ) -> Trace:
     shard_embeddings(model, graph)
     interceptor = intercept(model, graph)
+    interceptor.notes_losses = True
     with watched(model, interceptor, lambda x: (x.detach().clone(), _global_ids(x, graph))) as trace:
         inputs = (graph, graph.ndata["feat"]) if "feat" in graph.ndata else (graph,)
         with interceptor.step(0):

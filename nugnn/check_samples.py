@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import random
 import time
@@ -15,14 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
+from nugnn.augmentation import Augmentation, AugmentationKey, augmented
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.datasets.samples.sample_data import SampleData
-from nugnn.kernels.rows import rows_of, turned_rows_of
+from nugnn.kernels.rows import identity_of
 from nugnn.loss import RowLoss, choose_loss
 from nugnn.module_traces import (
     TOLERANCE,
@@ -38,7 +41,7 @@ from nugnn.module_traces import (
 )
 from nugnn.precision.storage import model_dtype
 from nugnn.samples import BatchMean, as_samples, called, intercept_samples
-from nugnn.user_code import describe_error
+from nugnn.user_code import describe_error, whose
 
 LEAST_SAMPLES = 4
 _COARSE = 1e-3
@@ -135,6 +138,40 @@ def compare_batch(model: nn.Module, batch: Batch, sizes: Sequence[int], *, loss:
     return replace(report, notes=(note,))
 
 
+def compare_augmentation(augment: Augmentation, batch: Batch, sizes: Sequence[int]) -> None:
+    """One batch changed whole, and in parts, which have to come to the same; what torch draws inside is refused.
+
+    Args:
+        augment: See `nugnn.augmentation.Augmentation`.
+        batch: ``(x, labels)``, on the CPU; not modified.
+        sizes: Samples of each part, whose sum is that of the batch.
+
+    Raises:
+        ModelDiffers: What becomes of a sample depends on the rest of the batch, or on draws that are nobody's.
+        NotImplementedError, ValueError: See `nugnn.augmentation.augmented`.
+    """
+    ends = list(itertools.accumulate(sizes, initial=0))
+    with _same_random_state(), whose("augment"):
+
+        def changed(part: Batch) -> list[Tensor]:
+            x = map_tensors(torch.clone, part.data[0])
+            x = augmented(augment, x, part.ids, AugmentationKey(seed=0, epoch=0), is_split=True)
+            return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+
+        whole, *parts = map(changed, (batch, *(batch.rows(a, b) for a, b in itertools.pairwise(ends))))
+    for (first, end), part in zip(itertools.pairwise(ends), parts, strict=True):
+        for x, mine in zip(whole, part, strict=True):
+            expected = x[first:end]
+            scale = float(expected.abs().max()) if x.is_floating_point() and expected.numel() else 0.0
+            same = expected.shape == mine.shape and expected.dtype == mine.dtype
+            if not same or not torch.allclose(mine, expected, rtol=0, atol=_COARSE * scale, equal_nan=True):
+                raise ModelDiffers(
+                    f"augment gives other samples on a batch in parts of {' and '.join(map(str, sizes))} than on the "
+                    "whole: it mixes samples of a batch, or draws numbers that do not belong to them, such as those of "
+                    "NumPy. Change each row of x by itself, and draw with key.uniform(ids, num, purpose)."
+                )
+
+
 def seconds_of_a_sample(model: nn.Module, batch: Batch) -> float:
     """How long the first sample takes forward, on the CPU in float64; 0 where it fails, which a comparison explains."""
     with _same_random_state(), torch.no_grad(), contextlib.suppress(Exception):
@@ -180,6 +217,7 @@ class _Job:
         first = sum(sizes[: ranks.rank])
         part = self.batch.rows(first, first + sizes[ranks.rank])
         interceptor = intercept_samples(own, ranks)
+        interceptor.notes_losses = True
         mean = BatchMean(choose_loss(self.loss, part.data[1]), ranks)
 
         def fresh() -> Any:
@@ -211,11 +249,11 @@ def _alike(traces: list[Trace]) -> list[Trace]:
 
 def _rows_on_top(x: Tensor, ids: Tensor) -> Noted:
     """Samples on axis 0 and their ids, by provenance; where only the count speaks for it, all ranks have to agree."""
-    rows, turned = rows_of(x), turned_rows_of(x)
+    rows = identity_of(x)
     with torch._C.DisableTorchFunction():  # nobody's layer
         x = x.detach()
-        if turned is not None and x.dim() > 1 and turned.num_rows == x.shape[1]:
-            x, rows = x.transpose(0, 1), turned
+        if rows is not None and rows.axis < x.dim():
+            x = x.movedim(rows.axis, 0)
         if rows is not None and rows.source is not None and rows.num_rows == len(x):
             return _condensed(x), rows.row_ids(len(x))
         if rows is None and len(x) == len(ids):

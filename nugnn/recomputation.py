@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.interceptor import Interceptor, in_backward
 from nugnn.kernels.module_state import ModuleState
-from nugnn.kernels.rows import rows_of, tag
+from nugnn.kernels.rows import identity_of, tag
 from nugnn.shard_graph import ShardGraph
 
 _Forward = Callable[..., Any]
@@ -132,7 +132,7 @@ class _Layer:
         self._place, self._state = interceptor.place(), ModuleState(module)
         # what is in the graph's data is an input, too
         self._data = [(graph, *_frames(graph)) for graph in graphs]
-        self._rows = [rows_of(x) if isinstance(x, Tensor) else None for x in args]
+        self._rows = [identity_of(x) if isinstance(x, Tensor) else None for x in args]
         self._has_run = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ class _Layer:
             self._state.forget_unchanged()
             return out
         for x, rows in zip(args, self._rows, strict=True):
-            if rows is not None and rows_of(x) is None:
+            if rows is not None and identity_of(x) is None:
                 tag(x, rows)
         with ExitStack() as stack:
             stack.enter_context(self._interceptor.again(self._place))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import Dataset, default_collate
 
-from nugnn.augmentation import Augmentation, AugmentationKey
+from nugnn.augmentation import Augmentation, AugmentationKey, augmented
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.batch_norm import BatchNormRows
 from nugnn.comm.groups import Ranks
@@ -153,7 +153,8 @@ class SampleFamily:
             if self._augment is not None:
                 x, labels = whole.data
                 with whose("augment"):
-                    x = self._augment(x, whole.ids, AugmentationKey(self._seed, epoch))
+                    key = AugmentationKey(self._seed, epoch)
+                    x = augmented(self._augment, x, whole.ids, key, is_split=self.ranks.is_split)
                 whole = Batch(whole.ids, (x, labels))
             pieces = [whole.part(part, self._micro_batches) for part in range(self._micro_batches)]
             parts = [self._prepared(piece, dtype) for piece in pieces]

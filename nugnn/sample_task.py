@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
+from nugnn.augmentation import is_own
 from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.batches import SplitBatchSampler
 from nugnn.comm.groups import Ranks
@@ -90,6 +91,7 @@ class SampleTask:
         self.options = replace(chosen, batch_size=sum(sizes))
         self.said = [said] if said else []
         self._check = check and workers > 1 and not is_known(model)
+        self._checks_augment = check and workers > 1 and chosen.augment is not None and not is_own(chosen.augment)
         self._part = SamplePart(train, val, test, sizes, metric)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,13 +117,20 @@ class SampleTask:
         """Few samples in one process and in two: less work than a usual step, and notes where it could not be done.
 
         Raises:
-            ModelDiffers: See `nugnn.check_samples.check_samples`.
+            ModelDiffers: See `nugnn.check_samples.check_samples` and `compare_augmentation`.
         """
-        if not self._check:
+        if not self._check and not self._checks_augment:
             return []
-        from nugnn.check_samples import compare_batch, first_batch, seconds_of_a_sample
+        from nugnn.check_samples import compare_augmentation, compare_batch, first_batch, seconds_of_a_sample
         from nugnn.module_traces import ModelDiffers, ModelFails
 
+        if self._checks_augment and num_samples(self._part.train) >= sum(_COMPARED):
+            assert self.options.augment is not None
+            stage("check")
+            few = first_batch(self._part.train, sum(_COMPARED), self.options.collate_fn)
+            compare_augmentation(self.options.augment, few, _COMPARED)
+        if not self._check:
+            return []
         not_done = "two parts of a batch were not compared with one before training"
         num_parameters = sum(p.numel() for p in self.model.parameters())
         if num_parameters > _MOST_PARAMETERS:

@@ -41,8 +41,9 @@ _DRAW_BY_SAMPLE = (
     "the data (nugnn.fit(augment=...) draws by sample), or the model trains with workers=1."
 )
 _KEEP_SAMPLES = (
-    "Keep samples on axis 0 from the model's input to the dropout, or give nugnn.as_replicated(x) if x is the same "
-    "for all samples."
+    "Where the tensor is made, nugnn.as_rows_of(x, like) says that row i of x belongs to the sample of row i of like, "
+    "such as the model's input; nugnn.as_replicated(x) that x is the same for all samples. A value over the batch is "
+    "neither."
 )
 
 

@@ -134,33 +134,6 @@ def intercept(
     return Interceptor(handlers, model, seed=seed)
 
 
-def as_node_rows(x: Tensor, graph: ShardGraph) -> Tensor:
-    """Declare that row ``i`` of ``x`` belongs to inner node ``i`` of ``graph``.
-
-    Raises:
-        ValueError: ``x`` has another number of rows.
-    """
-    if len(x) != graph.num_nodes():
-        raise ValueError(f"as_node_rows: {len(x)} rows for {graph.num_nodes()} inner nodes")
-    return tag(x, graph.index.node_rows)
-
-
-def as_edge_rows(x: Tensor, graph: ShardGraph) -> Tensor:
-    """Declare that row ``e`` of ``x`` belongs to local edge ``e`` of ``graph``.
-
-    Raises:
-        ValueError: ``x`` has another number of rows.
-    """
-    if len(x) != graph.num_edges():
-        raise ValueError(f"as_edge_rows: {len(x)} rows for {graph.num_edges()} local edges")
-    return tag(x, graph.index.edge_rows)
-
-
-def as_replicated(x: Tensor) -> Tensor:
-    """Declare that ``x`` is the same on every rank."""
-    return tag(x, REPLICATED)
-
-
 def halo(x: Tensor, graph: ShardGraph) -> Tensor:
     """Rows of ``x (N, ...)`` for every local source, ``(L, ...)``: inner rows, then halo rows from their owners.
 

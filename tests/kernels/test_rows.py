@@ -13,14 +13,23 @@ from torch.nn import functional as F  # noqa: N812
 
 from nugnn.kernels.handlers import DropoutHandler
 from nugnn.kernels.interceptor import Interceptor
-from nugnn.kernels.rows import REPLICATED, Rows, rows_of, tag
+from nugnn.kernels.rows import REPLICATED, Rows, identity_of, rows_of, tag
 
 WIDTH = 4
 WEIGHT = torch.arange(12.0, dtype=torch.float64).view(WIDTH, 3).sin()
 GRU = nn.GRUCell(WIDTH, 3).double()
 LSTM = nn.LSTM(2, 3, batch_first=True).double()
+DEEP = nn.LSTM(2, 3, 2, bidirectional=True, proj_size=2).double()
+RNN, CELL = nn.RNN(2, 3, batch_first=True).double(), nn.LSTMCell(2, 3).double()
 MASK = torch.tensor([True, False, True, True])
 COLUMNS = torch.tensor([2, 0])
+
+
+def _packed(x: Tensor) -> nn.utils.rnn.PackedSequence:
+    """One step of some rows and two of others."""
+    lengths = 1 + (x[:, 0] > 0)
+    return nn.utils.rnn.pack_padded_sequence(x.view(-1, 2, 2), lengths, batch_first=True, enforce_sorted=False)
+
 
 # x is (n, 4) rows of nodes; each result has to move with the nodes when they are given in another order
 KEEPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,6 +53,19 @@ KEEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine_similarity": lambda x: F.cosine_similarity(x, x.exp()),
     "gru_cell": lambda x: GRU(x, x[:, :3]),
     "lstm": lambda x: LSTM(x.view(-1, 2, 2))[0],
+    "lstm, last state": lambda x: LSTM(x.view(-1, 2, 2))[1][0][-1],
+    "lstm, both directions": lambda x: torch.cat([*DEEP(x.view(-1, 2, 2).transpose(0, 1))[1][0][-2:]], dim=1),
+    "lstm, states by layer": lambda x: DEEP(x.view(-1, 2, 2).transpose(0, 1))[1][1].view(2, 2, len(x), 3)[-1].sum(0),
+    "lstm, states as columns": lambda x: DEEP(x.view(-1, 2, 2).transpose(0, 1))[1][0].transpose(0, 1).flatten(1),
+    "lstm, sequences first": lambda x: DEEP(x.view(-1, 2, 2).transpose(0, 1))[0].permute(1, 2, 0),
+    "lstm, given states": lambda x: LSTM(x.view(-1, 2, 2), (x[None, :, :3], x[None, :, 1:]))[1][0].squeeze(0),
+    "gru": lambda x: nn.GRU(2, 3, batch_first=True).double()(x.view(-1, 2, 2))[1].mean(0) * 0 + x[:, :3],
+    "rnn": lambda x: RNN(x.view(-1, 2, 2))[1].movedim(1, 0),
+    "lstm_cell": lambda x: [state := CELL(step) for step in x.view(-1, 2, 2).transpose(0, 1)][-1][1] * state[0],
+    "packed": lambda x: nn.utils.rnn.pad_packed_sequence(LSTM(_packed(x))[0], batch_first=True, total_length=2)[0],
+    "packed, last state": lambda x: LSTM(_packed(x))[1][0][-1],
+    "packed, sequences first": lambda x: nn.utils.rnn.pad_packed_sequence(_packed(x), total_length=2)[0][0],
+    "packed, lengths": lambda x: nn.utils.rnn.pad_packed_sequence(_packed(x))[1],
     "sum": lambda x: x.sum(1),
     "max": lambda x: x.max(-1).values,
     "max of two": lambda x: torch.max(x, x.neg()),
@@ -82,6 +104,19 @@ KEEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "pad": lambda x: F.pad(x, (1, 1)),
     "index_copy": lambda x: x.index_copy(1, COLUMNS, x[:, :2]),
     "flip": lambda x: x.flip(1),
+    "roll": lambda x: x.roll(1, 1),
+    "there and back": lambda x: x.t().exp().t() + x.T.mT + x[None, :, None].squeeze(2)[0],
+    "axes moved": lambda x: x.view(-1, 2, 2).permute(1, 2, 0).movedim((0, 2), (2, 0)).swapaxes(1, 2),
+    "sum of others": lambda x: x.view(-1, 2, 2).transpose(0, 1).sum(0),
+    "softmax of others": lambda x: x.t().softmax(0).t(),
+    "stacked and averaged": lambda x: torch.stack([x, x.exp()]).mean(0),
+    "matrix on the left": lambda x: (WEIGHT.t() @ x.t()).t(),
+    "heads": lambda x: x.view(-1, 2, 2).transpose(0, 1).reshape(2, -1, 1).mul(2).view(2, len(x), 2).transpose(0, 1),
+    "one place of each": lambda x: x.view(-1, 2, 2)[torch.arange(len(x)), (x[:, 0] > 0).long()],
+    "rows of another axis": lambda x: x.t()[:, x[:, 0] > -2].t(),
+    "windows": lambda x: x.unfold(1, 2, 1),
+    "pieces of another axis": lambda x: torch.cat([x.t().chunk(2)[0], x.t().split(2)[1]]).t(),
+    "data": lambda x: x.data,
     "cross_entropy": lambda x: F.cross_entropy(x, x.argmin(1), reduction="none"),
 }
 
@@ -114,7 +149,18 @@ DROPS: dict[str, Callable[[Tensor], Tensor]] = {
     "recurrent over rows": lambda x: nn.LSTM(WIDTH, 3).double()(x[:, None])[0],
     "one-dimensional linear": lambda x: F.linear(x[:, 0], torch.ones(2, len(x), dtype=x.dtype)),
     "in-place transpose": lambda x: x.clone().transpose_(0, 1),
+    "a column for each row": lambda x: x[:, :3] + x[:3, 0] if len(x) > 2 else x.sum(),
+    "sum over turned rows": lambda x: x.t().sum(1),
+    "state of a neighbour": lambda x: LSTM(x.view(-1, 2, 2))[1][0].sum(1),
+    "recurrent over steps of other rows": lambda x: LSTM(x.view(-1, 2, 2).transpose(0, 1))[0].transpose(0, 1),
+    "given states of other rows": lambda x: LSTM(x.view(-1, 2, 2), (_other(x)[None, :, :3], x[None, :, 1:]))[1][0][-1],
+    "all steps of all": lambda x: DEEP(x.view(-1, 2, 2).transpose(0, 1))[0].flatten(0, 1),
+    "packed, in the order of steps": lambda x: LSTM(_packed(x))[0].data.flip(0),
 }
+
+
+def _other(x: Tensor) -> Tensor:
+    return _nodes(rows_of(x).row_ids(len(x)) + 1)  # type: ignore[union-attr]
 
 
 def _nodes(ids: Tensor) -> Tensor:
@@ -150,6 +196,78 @@ def test_results_move_with_their_nodes(name: str, ids: list[int], seed: int) -> 
 @pytest.mark.parametrize("num_rows", [3, 4, 7])
 def test_other_results_have_no_identity(name: str, num_rows: int) -> None:
     assert rows_of(_apply(DROPS[name], _nodes(torch.arange(num_rows) + 10))) is None
+
+
+# another axis than the first, and what stands on the other ones
+TURNED: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda x: x.t(),
+    "new axis": lambda x: torch.stack([x, x]).exp(),
+    "permuted": lambda x: x.view(-1, 2, 2).permute(1, 2, 0),
+    "expanded": lambda x: x.expand(2, -1, -1) + x,
+    "all of a matrix": lambda x: torch.ones(3, WIDTH, dtype=x.dtype) @ x.t(),
+    "batch of matrices": lambda x: x @ WEIGHT.expand(5, WIDTH, 3),
+    "einsum": lambda x: torch.einsum("nd,dk->kn", x, WEIGHT),
+    "linear": lambda x: F.layer_norm(F.linear(x[None], WEIGHT.t()), (3,)),
+    "embedding": lambda x: F.embedding(x.argsort(1).t(), WEIGHT),
+    "states": lambda x: DEEP(x.view(-1, 2, 2).transpose(0, 1))[1][0].view(2, 2, -1, 2),
+    "picked": lambda x: x.t().index_select(1, torch.arange(len(x)).flip(0))[1:],
+    "repeated": lambda x: x.t().repeat(2, 3, 1),
+    "squeezed": lambda x: x[None, None].squeeze(0).narrow(2, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("num_rows", [2, 5])
+def test_rows_along_another_axis(name: str, num_rows: int) -> None:
+    """The law of the results above: each slice along the axis is that of its node, in any company."""
+    ids = torch.arange(num_rows) * 7 + 3
+    whole, order = _apply(TURNED[name], _nodes(ids)), torch.arange(num_rows).flip(0)
+    other = _apply(TURNED[name], _nodes(ids[order]))
+    slices = []
+    for out in (whole, other):
+        rows = identity_of(out)
+        assert rows is not None and rows.axis > 0 and rows_of(out) is None and rows.num_rows == num_rows
+        slices.append(out.detach().movedim(rows.axis, 0)[rows.row_ids(num_rows).argsort()])
+    torch.testing.assert_close(*slices, rtol=1e-12, atol=1e-12)
+
+
+def test_an_axis_that_comes_back_brings_the_identity_back() -> None:
+    x = _nodes(torch.arange(3))
+    assert rows_of(_apply(lambda x: x.t().t(), x)) is rows_of(x)
+    turned = identity_of(_apply(lambda x: x.t(), x))
+    assert turned.at(0) is rows_of(x) and turned.at(2).at(1) is turned  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("turn", [lambda x: x.transpose(0, 1), lambda x: x.permute(2, 0, 1), lambda x: x[None]])
+def test_dropout_of_turned_rows_is_that_of_the_rows(turn: Callable[[Tensor], Tensor]) -> None:
+    """A mask belongs to the node, wherever its axis stands."""
+
+    def dropped(ids: Tensor) -> Tensor:
+        with Interceptor((DropoutHandler(is_split=True),), seed=2).step(0):
+            out = F.dropout(turn(_nodes(ids).view(-1, 2, 2)), 0.5)
+            return out.movedim(identity_of(out).axis, 0)  # type: ignore[union-attr]
+
+    ids = torch.arange(8) + 3
+    whole = dropped(ids)
+    assert 0 < int((whole == 0).sum()) < whole.numel()
+    for part in ids.split([5, 3]):
+        assert torch.equal(dropped(part), whole[part - 3])
+
+
+def test_steps_of_packed_sequences_have_masks_of_their_own() -> None:
+    """Equal for any company, though the steps of longer sequences come first; other ones in each step."""
+
+    def dropped(ids: Tensor) -> dict[int, Tensor]:
+        with Interceptor((DropoutHandler(is_split=True),), seed=2).step(0):
+            out = F.dropout(_packed(_nodes(ids)).data, 0.5) != 0
+        rows = rows_of(out) or rows_of(_apply(lambda x: _packed(x).data, _nodes(ids)))
+        return dict(zip(rows.row_ids(len(out)).tolist(), out, strict=True))  # type: ignore[union-attr]
+
+    ids = torch.arange(12)
+    whole = dropped(ids)
+    assert len(whole) == len(_packed(_nodes(ids)).data) and len({tuple(mask.tolist()) for mask in whole.values()}) > 2
+    for part in ids.split([5, 7]):
+        assert all(torch.equal(whole[step], mask) for step, mask in dropped(part).items())
 
 
 def test_different_nodes_do_not_mix() -> None:

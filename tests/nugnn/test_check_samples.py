@@ -25,7 +25,7 @@ from nugnn.kernels.interceptor import Interceptor
 from nugnn.module_traces import ModelDiffers, ModelFails
 from nugnn.networks import MLP
 from nugnn.sample_task import SampleTask
-from sample_cases import NUM_CLASSES, make_data, make_model
+from sample_cases import NUM_CLASSES, RECURRENT, make_data, make_model
 
 # Twelve samples in float64: sums of a few hundred terms in another order, through a few layers and norms of a batch.
 # What depends on the division differs by percents.
@@ -41,6 +41,14 @@ def test_exact_models_pass_with_a_single_sample_and_with_none(name: str) -> None
     report = check_samples(make_model(name).float(), _data(name))
     assert (report.num_samples, report.num_parts, report.notes) == (12, 3, ())
     assert report.num_modules > 10 and report.largest_difference <= ROUNDING
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_of_recurrent_networks_belong_to_samples(name: str) -> None:
+    """Dropout of states, of every step, and of packed steps, on unequal parts that pad to lengths of their own."""
+    batch = first_batch(_data(name), 12)
+    report = compare_batch(make_model(name), batch, (7, 4, 1))
+    assert report.notes == () and report.num_modules > 5 and report.largest_difference <= ROUNDING
 
 
 class _Net(nn.Module):
@@ -133,6 +141,33 @@ def _scripted_noise(x: Tensor) -> Tensor:
 def test_what_else_is_found(middle: nn.Module, words: str) -> None:
     with pytest.raises(ModelDiffers, match=words):
         check_samples(_Net(middle), _data("mlp"))
+
+
+def _dropped_mean(x: Tensor) -> Tensor:
+    mean = x.mean(0)  # the fault
+    return x + F.dropout(mean.tanh() * 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("middle", "words"),
+    [
+        (_dropped_mean, rf"line {_dropped_mean.__code__.co_firstlineno + 2}\)\. It was lost in mean \(\S+py, line "),
+        (
+            lambda x: nn.Dropout(0.5)(x.sort(0).values.relu()),
+            r"It was lost in sort \(\S+test_check_samples\.py, line \d",
+        ),
+        (
+            lambda x: F.dropout(torch.ones(len(x), 8), 0.5) * x,
+            r"line \d+\)\. Where the tensor is made, nugnn\.as_rows_of",
+        ),
+    ],
+    ids=["mean", "sort", "made here"],
+)
+def test_a_refused_dropout_says_which_function_lost_the_rows(middle: Callable[[Tensor], Tensor], words: str) -> None:
+    with pytest.raises(ModelDiffers, match=words) as caught:
+        check_samples(_Net(middle), _data("mlp"))
+    if middle is _dropped_mean:
+        assert f"line {_dropped_mean.__code__.co_firstlineno + 1})" in str(caught.value)
 
 
 class _Experts(nn.Module):

@@ -93,18 +93,39 @@ def test_attention_of_torch_and_what_else_a_network_may_have(ranks: Any, name: s
         assert largest_difference(alone, run) <= FLOAT64_BOUND
 
 
-def _attend(ranks: Ranks) -> Tensor:
-    """Sequences on axis 0 and samples on axis 1, of which dropout cannot tell whose they are."""
-    x = as_samples(Batch(torch.arange(4), torch.randn(4, 5, 8)), ranks).data
+@pytest.mark.parametrize("name", ["lstm", "lstm-packed"])
+def test_a_text_classifier_with_a_recurrent_network(ranks: Any, name: str) -> None:
+    alone = train(Ranks(), name, (7,), 40)
+    for run in ranks.run(2, train, name, (5, 2), 40):
+        assert largest_difference(alone, run) <= FLOAT64_BOUND
+
+
+def _attend(ranks: Ranks, *, is_known: bool) -> Tensor:
+    """Sequences on axis 0 and samples on axis 1; or nobody can tell whose they are."""
+    x = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(0))
+    own = (slice(4), slice(4, 6))[ranks.rank] if ranks.is_split else slice(6)
+    batch = as_samples(Batch(torch.arange(6)[own], x[own]), ranks)
     model = nn.MultiheadAttention(8, 2, dropout=0.5)
+    for weight in (model.in_proj_weight, model.out_proj.weight):
+        nn.init.eye_(weight)
     with intercept_samples(model, ranks).step(0):
-        return model(*[x.permute(1, 0, 2).contiguous()] * 3)[0]  # type: ignore[no-any-return]
+        turned = batch.data.permute(1, 0, 2)
+        if not is_known:
+            turned = torch.from_numpy(turned.numpy())
+        return model(turned, turned, turned)[0]  # type: ignore[no-any-return]
+
+
+def test_attention_along_axis_0_drops_by_sample(ranks: Any) -> None:
+    """Samples on axis 1, as without batch_first: their identity lies along that axis."""
+    alone = _attend(Ranks(), is_known=True)
+    parts = ranks.run(2, _attend, is_known=True)
+    torch.testing.assert_close(torch.cat(parts, 1), alone, rtol=1e-5, atol=1e-6)  # a few roundings in float32
 
 
 def test_attention_dropout_on_unknown_rows_is_refused(ranks: Any) -> None:
-    assert _attend(Ranks()).shape == (5, 4, 8)
+    assert _attend(Ranks(), is_known=False).shape == (5, 6, 8)
     with pytest.raises(AssertionError, match=r"NotImplementedError.*batch_first=True"):
-        ranks.run(2, _attend)
+        ranks.run(2, _attend, is_known=False)
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])

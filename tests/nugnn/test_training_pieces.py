@@ -6,13 +6,16 @@ import copy
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import nugnn
 from nugnn.augmentation import AugmentationKey, ShiftAndFlip
 from nugnn.batches import apportioned
+from nugnn.check_samples import compare_augmentation, first_batch
 from nugnn.checkpoint import Checkpoint, CheckpointError, open_checkpoint, write_checkpoint
 from nugnn.comm.groups import Ranks
 from nugnn.loss import GlobalMean, SmoothedCrossEntropy, choose_loss
@@ -286,3 +289,66 @@ def test_augmentation_does_not_depend_on_the_split(ranks: Any) -> None:
 def _seeded_fit_augmented(ranks: Ranks, sizes: tuple[int, ...]) -> list[float]:
     torch.manual_seed(0)
     return _fit_augmented(ranks, sizes)
+
+
+TWO = Ranks(rank=0, world_size=2)  # nothing here comes to an exchange
+
+
+def _noise(x: Tensor, ids: Tensor, key: AugmentationKey) -> Tensor:
+    """Brighter or darker, and a row of each image left out, by sample."""
+    draws = key.uniform(ids, 2, "noise").to(x.dtype)
+    row = (draws[:, 1] * x.shape[2]).long()
+    kept = torch.arange(x.shape[2]) != row[:, None]
+    return x * (0.5 + draws[:, :1, None, None]) * kept[:, None, :, None]
+
+
+def _first_batch(augment: Any, ranks: Ranks) -> Tensor:
+    sizes = (3, 2) if ranks.is_split else (5,)
+    family = SampleFamily(MLP(72, NUM_CLASSES).double(), make_data("images", 20), ranks, sizes=sizes, augment=augment)
+    return next(family.steps(0))[0].x
+
+
+def test_an_augmentation_of_ones_own_goes_by_sample() -> None:
+    """Two unequal parts hold what the whole batch holds, and the comparison before training agrees."""
+    whole = _first_batch(_noise, Ranks())
+    parts = [_first_batch(_noise, ranks) for ranks in (TWO, Ranks(rank=1, world_size=2))]
+    assert torch.equal(torch.cat(parts), whole) and len(parts[0]) == 3
+    compare_augmentation(_noise, first_batch(make_data("images", 5), 5), (3, 2))
+
+
+DRAWS: dict[str, Any] = {
+    "rand_like": lambda x, ids, key: x + torch.rand_like(x),
+    "randperm": lambda x, ids, key: x.roll(int(torch.randperm(3)[0]), 2),
+    "bernoulli_": lambda x, ids, key: x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.5),
+    "dropout": lambda x, ids, key: F.dropout(x, 0.5),
+    "dropout2d": lambda x, ids, key: F.dropout2d(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_of_torch_in_an_augmentation_are_refused_over_ranks(name: str) -> None:
+    assert len(_first_batch(DRAWS[name], Ranks())) == 5
+    with pytest.raises((NotImplementedError, ValueError), match=r"^augment>.*test_training_pieces\.py, line \d+"):
+        _first_batch(DRAWS[name], TWO)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        lambda x, ids, key: x * np.random.rand(),
+        lambda x, ids, key: 0.5 * (x + x.flip(0)),
+        lambda x, ids, key: x - x.mean(),
+        lambda x, ids, key: x[: len(x) // 2 * 2],
+    ],
+    ids=["numpy", "mixup", "mean", "even"],
+)
+def test_an_augmentation_that_depends_on_the_batch_is_found_before_training(augment: Any) -> None:
+    state = np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    with pytest.raises(nugnn.ModelDiffers, match=r"^augment gives other samples on a batch in parts of 3 and 2"):
+        nugnn.fit(MLP(72, NUM_CLASSES), make_data("images", 20), workers=2, epochs=1, augment=augment)
+    assert (np.random.get_state()[1] == state).all()
+
+
+def test_draws_of_torch_are_named_before_training_too() -> None:
+    with pytest.raises(NotImplementedError, match=r"rand_like draws .* key\.uniform"):
+        nugnn.fit(MLP(72, NUM_CLASSES), make_data("images", 20), workers=2, epochs=1, augment=DRAWS["rand_like"])

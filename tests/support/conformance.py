@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
+from nugnn.declared_rows import as_edge_rows, as_node_rows
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
-from nugnn.session import as_edge_rows, as_node_rows, intercept
+from nugnn.session import intercept
 from nugnn.shard_graph import ShardGraph
 
 NUM_FEATURES, NUM_EDGE_FEATURES, NUM_TYPES = 6, 4, 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -44,6 +47,70 @@ class TorchAttention(nn.Module):
         return self.classify(mixed.transpose(1, 2).flatten(2).mean(1))  # type: ignore[no-any-return]
 
 
+class Recurrent(nn.Module):
+    """A text classifier as it is usually written, with dropout of the last states and of every step.
+
+    Args:
+        network: ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``.
+        packed: Whether padding is left out, by length.
+        **options: Of the network.
+    """
+
+    def __init__(self, network: type[nn.RNNBase] = nn.LSTM, *, packed: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(30, 8, padding_idx=0)
+        self.recurrent: Any = network(8, 6, **options)
+        self.dropout = nn.Dropout(0.4)
+        width = options.get("proj_size", 0) or 6
+        self.classify = nn.Linear(width * (3 if options.get("bidirectional") else 2), NUM_CLASSES)
+        self.packed = packed
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch_first = self.recurrent.batch_first
+        x, axis = self.tokens(ids), 1 if batch_first else 0
+        x = x if batch_first else x.transpose(0, 1)
+        if self.packed:
+            lengths = (ids > 0).sum(1).cpu()
+            x = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=batch_first, enforce_sorted=False)
+            x = x._replace(data=self.dropout(x.data))
+        out, h = self.recurrent(x)
+        if self.packed:
+            out = nn.utils.rnn.pad_packed_sequence(out, batch_first=batch_first)[0]
+        h = h[0] if isinstance(h, tuple) else h
+        last = torch.cat([h[-2], h[-1]], dim=1) if self.recurrent.bidirectional else h[-1]
+        steps = self.dropout(out).sum(axis)[:, : h.shape[2]]
+        return self.classify(self.dropout(torch.cat([last, steps], 1)))  # type: ignore[no-any-return]
+
+
+class Cells(nn.Module):
+    """Cells called step by step."""
+
+    def __init__(self, cell: type[nn.RNNCellBase]) -> None:
+        super().__init__()
+        self.tokens, self.cell = nn.Embedding(30, 8), cell(8, 6)  # type: ignore[call-arg]
+        self.dropout, self.classify = nn.Dropout(0.4), nn.Linear(6, NUM_CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        state: Any = None
+        for step in self.tokens(ids).unbind(1):
+            state = self.cell(self.dropout(step), state)
+        return self.classify(self.dropout(state[0] if isinstance(state, tuple) else state))  # type: ignore[no-any-return]
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: Recurrent(batch_first=True),
+    "lstm-deep": lambda: Recurrent(batch_first=True, num_layers=2, bidirectional=True),
+    "lstm-projected": lambda: Recurrent(bidirectional=True, proj_size=3),
+    "lstm-packed": lambda: Recurrent(batch_first=True, bidirectional=True, packed=True),
+    "gru": lambda: Recurrent(nn.GRU, num_layers=2),
+    "gru-packed": lambda: Recurrent(nn.GRU, num_layers=2, packed=True),
+    "rnn": lambda: Recurrent(nn.RNN, batch_first=True, nonlinearity="relu"),
+    "lstm-cell": lambda: Cells(nn.LSTMCell),
+    "gru-cell": lambda: Cells(nn.GRUCell),
+    "rnn-cell": lambda: Cells(nn.RNNCell),
+}
+
+
 class InstanceNorms(nn.Module):
     """Instance norm with running statistics and without, and samples dropped whole."""
 
@@ -62,6 +129,8 @@ class InstanceNorms(nn.Module):
 
 def make_model(name: str) -> nn.Module:
     torch.manual_seed(0)
+    if name in RECURRENT:
+        return RECURRENT[name]()
     if name == "instance-norm":
         return InstanceNorms()
     if name == "mlp":
