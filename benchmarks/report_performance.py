@@ -46,8 +46,8 @@ def page(rows: list[Row]) -> str:
     """The whole page, in Markdown."""
     parts = [
         "# Performance on GPUs",
-        "Written by `python benchmarks/report_performance.py`; do not edit. Rows come from `benchmarks/gpu_all.sh`, "
-        "`scaling.py --out` and `partition_order.py --json`. "
+        "Written by `python benchmarks/report_performance.py`; do not edit. Rows come from `benchmarks/gpu_all.sh` "
+        "and the other commands of its section in `benchmarks/README.md`. "
         "Times are milliseconds, the median with the 20th and 80th percentile; CUDA events around each call, L2 "
         "written over before it. A result is checked before it is timed; what could not run says why. What was "
         "expected of each step, and what came of it: `performance-notes.md`. The rows are kept in `benchmarks/rows`; "
@@ -295,20 +295,18 @@ def reproduced(median_ms: float, expected_ms: float) -> list[str]:
 
 
 def epochs(rows: list[Row], card: str) -> str:
-    """Training epochs, each beside cuSPARSE in the same precision on the same graph."""
+    """Training epochs, each beside cuSPARSE in the same precision on the same graph, as usual and tuned."""
     of_kind = [row for row in rows if row["kind"] == "epoch"]
-    base = {
-        (row["graph"], row["model"], row["dtype"], row["num_nodes"]): row
-        for row in of_kind
-        if row["system"] == "cusparse" and row.get("median_ms") is not None
-    }
+    case = ("graph", "model", "dtype", "num_nodes")
+    timed = {(row["system"], *(row[name] for name in case)): row for row in of_kind if row.get("median_ms") is not None}
     lines = []
     for row in of_kind:
-        beside = base.get((row["graph"], row["model"], row["dtype"], row["num_nodes"]))
         same = None if row.get("median_ms") is None else row
         cells = [row["model"], row["dtype"], row["system"], row["graph"], f"{row['num_nodes']:,}"]
-        lines.append([*cells, outcome(row, spread), gib(row), ratio(beside, same)])
-    head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak", "cuSPARSE / this"]
+        beside = [timed.get((system, *(row[name] for name in case))) for system in ("cusparse", "cusparse tuned")]
+        lines.append([*cells, outcome(row, spread), gib(row), *(ratio(base, same) for base in beside)])
+    head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak"]
+    head += ["cuSPARSE / this", "tuned cuSPARSE / this"]
     return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines)
 
 
