@@ -301,9 +301,9 @@ SYSTEMS: dict[str, Callable[..., Run]] = {
     "pyg": pyg,
     "nugnn by id": functools.partial(ours, order="none"),
 }
-"""By the name in the rows. ``nugnn`` looks for an order of the rows, ``nugnn by id`` leaves them as they come. These two
-and ``cusparse tuned``, see `TunedModel`, keep the first layer's sum of constant features over epochs; ``nugnn anew``
-makes it in every epoch, as ``cusparse`` and ``pyg`` do."""
+"""By the name in the rows. ``nugnn`` looks for an order of the rows, ``nugnn by id`` leaves them as they come; these
+and ``cusparse tuned``, see `TunedModel`, keep the first layer's sum of constant features over epochs, and ``nugnn
+anew`` makes it in every epoch, as ``cusparse`` and ``pyg`` do."""
 
 
 @functools.cache

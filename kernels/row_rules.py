@@ -182,7 +182,7 @@ def _along(position: int, default: Any) -> Rule:
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
         x = _first(args, kwargs)
-        dim = _get(args, kwargs, position, "dim", "axis", default=default)
+        dim = _get(args, kwargs, position, "dim", "axis", "dims", default=default)
         if isinstance(dim, Tensor):  # torch.max(x, y)
             return elementwise(args, kwargs, out)
         rows, num_dims = _own(x), x.dim() if isinstance(x, Tensor) else 0
@@ -300,6 +300,18 @@ def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     if new and old % new == 0 and rows.fold % (old // new) == 0:
         return rows.folded(rows.fold // (old // new)).at(axis)
     return None
+
+
+def _flatten(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """As `_reshape`, but told which axes are joined: (T, 1, D) to (T, D) is not what it looks like with one row."""
+    x = _first(args, kwargs)
+    rows = _own(x)
+    if rows is not None and rows.axis:
+        start = _get(args, kwargs, 1, "start_dim", default=0) % x.dim()
+        end = _get(args, kwargs, 2, "end_dim", default=-1) % x.dim()
+        if start < rows.axis <= end and math.prod(x.shape[start : rows.axis]) != 1:
+            return None
+    return _reshape(args, kwargs, out)
 
 
 def _unsqueeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -581,7 +593,8 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys(_names("matmul mm mv bmm __matmul__"), _product),
     **dict.fromkeys(_names("addmm addmv baddbmm"), _add_product),
     "einsum": _einsum,
-    **dict.fromkeys(_names("view reshape flatten unflatten view_as reshape_as ravel"), _reshape),
+    **dict.fromkeys(_names("view reshape unflatten view_as reshape_as"), _reshape),
+    **dict.fromkeys(_names("flatten ravel"), _flatten),
     **{"unsqueeze": _unsqueeze, "squeeze": _squeeze, "permute": _permute},
     **dict.fromkeys(_names("expand expand_as broadcast_to"), _expand),
     **dict.fromkeys(_names("repeat tile"), _repeat),

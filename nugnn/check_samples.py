@@ -44,6 +44,8 @@ from nugnn.samples import BatchMean, as_samples, called, intercept_samples
 from nugnn.user_code import describe_error, whose
 
 LEAST_SAMPLES = 4
+_COLLATED = 64
+"""Samples that are joined by a collate function, to see whether one of them decides about the others."""
 _COARSE = 1e-3
 """Relative, in float32, for models that do not run in float64: rounding, amplified by a few layers, stays below 1e-4;
 what depends on the other samples differs by percents."""
@@ -94,6 +96,8 @@ def check_samples(
             f"nugnn.check: max_samples is {max_samples} and there are {len(samples)} samples; "  # type: ignore[arg-type]
             f"{num_parts} parts need {least} at least"
         )
+    if collate_fn is not None:
+        compare_collation(samples, collate_fn)
     batch = first_batch(samples, num_samples, collate_fn)
     full = (num_samples - num_parts, 2, *[1] * (num_parts - 2))
     if num_parts == 2:
@@ -125,7 +129,7 @@ def compare_batch(model: nn.Module, batch: Batch, sizes: Sequence[int], *, loss:
         loss: See `nugnn.loss.RowLoss`; the usual one when None.
     """
     job = _Job(model, batch, loss)
-    with _same_random_state():
+    with _same_random_state(), _refused_draws(tuple(sizes)):
         try:
             return job.compared(tuple(sizes), torch.float64)
         except ModelFails as error:
@@ -136,6 +140,45 @@ def compare_batch(model: nn.Module, batch: Batch, sizes: Sequence[int], *, loss:
         report = job.compared(tuple(sizes), own_type)  # says what is wrong, where that is not the type
     note = f"compared in {own_type}, to {_COARSE:g}, since the model does not run in float64: {in_double.__cause__}"
     return replace(report, notes=(note,))
+
+
+def compare_collation(
+    samples: Dataset[Any], collate_fn: Callable[[list[Any]], Any], most_samples: int = _COLLATED
+) -> None:
+    """A batch joined whole and in two parts, as two workers would, which has to come to the same rows.
+
+    Args:
+        samples: The first ones are joined.
+        collate_fn: See `nugnn.batches.batch_loader`.
+        most_samples: Of the batch; there are at least two.
+
+    Raises:
+        ModelDiffers: What becomes of a sample depends on the others of its part, such as the length it is padded to.
+    """
+    num_samples = min(most_samples, len(samples))  # type: ignore[arg-type]
+    sizes = (num_samples - num_samples // 3, num_samples // 3)
+    whole, first = first_batch(samples, num_samples, collate_fn), 0
+    for rank, size in enumerate(sizes):
+        if size == 0:
+            continue
+        one = SplitBatchSampler(num_samples, sizes, rank, shuffle=False)
+        with _same_random_state():
+            part = next(iter(batch_loader(samples, one, collate_fn=collate_fn)))
+        for x, mine in zip(_leaves(whole.rows(first, first + size).data), _leaves(part.data), strict=True):
+            if x.shape != mine.shape:
+                raise ModelDiffers(
+                    f"collate_fn makes a tensor of shape {tuple(mine.shape)} of {size} samples, which is "
+                    f"{tuple(x.shape)} where they are in a batch of {num_samples}: padded to the longest of its part, "
+                    "dropout masks and batch norm would depend on who shares a worker. Pad to one length, such as that "
+                    "of the data set's longest sample."
+                )
+            if not _same_rows(mine, x):
+                raise ModelDiffers(
+                    f"collate_fn makes other values of {size} samples than where they are in a batch of {num_samples}: "
+                    "it mixes samples of a batch, or draws. Leave means over the batch to batch norm, and draws to "
+                    "augment, which has a key for each sample."
+                )
+        first += size
 
 
 def compare_augmentation(augment: Augmentation, batch: Batch, sizes: Sequence[int]) -> None:
@@ -155,21 +198,26 @@ def compare_augmentation(augment: Augmentation, batch: Batch, sizes: Sequence[in
 
         def changed(part: Batch) -> list[Tensor]:
             x = map_tensors(torch.clone, part.data[0])
-            x = augmented(augment, x, part.ids, AugmentationKey(seed=0, epoch=0), is_split=True)
-            return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+            return _leaves(augmented(augment, x, part.ids, AugmentationKey(seed=0, epoch=0), is_split=True))
 
         whole, *parts = map(changed, (batch, *(batch.rows(a, b) for a, b in itertools.pairwise(ends))))
     for (first, end), part in zip(itertools.pairwise(ends), parts, strict=True):
-        for x, mine in zip(whole, part, strict=True):
-            expected = x[first:end]
-            scale = float(expected.abs().max()) if x.is_floating_point() and expected.numel() else 0.0
-            same = expected.shape == mine.shape and expected.dtype == mine.dtype
-            if not same or not torch.allclose(mine, expected, rtol=0, atol=_COARSE * scale, equal_nan=True):
-                raise ModelDiffers(
-                    f"augment gives other samples on a batch in parts of {' and '.join(map(str, sizes))} than on the "
-                    "whole: it mixes samples of a batch, or draws numbers that do not belong to them, such as those of "
-                    "NumPy. Change each row of x by itself, and draw with key.uniform(ids, num, purpose)."
-                )
+        if not all(_same_rows(mine, x[first:end]) for x, mine in zip(whole, part, strict=True)):
+            raise ModelDiffers(
+                f"augment gives other samples on a batch in parts of {' and '.join(map(str, sizes))} than on the "
+                "whole: it mixes samples of a batch, or draws numbers that do not belong to them, such as those of "
+                "NumPy. Change each row of x by itself, and draw with key.uniform(ids, num, purpose)."
+            )
+
+
+def _leaves(data: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
+
+
+def _same_rows(mine: Tensor, expected: Tensor) -> bool:
+    scale = float(expected.abs().max()) if expected.is_floating_point() and expected.numel() else 0.0
+    same = expected.shape == mine.shape and expected.dtype == mine.dtype
+    return same and torch.allclose(mine, expected, rtol=0, atol=_COARSE * scale, equal_nan=True)
 
 
 def seconds_of_a_sample(model: nn.Module, batch: Batch) -> float:
@@ -285,6 +333,23 @@ def _wording(sizes: tuple[int, ...]) -> Wording:
         "counts the samples of all workers.",
         draw="Use torch.nn.Dropout, whose masks belong to samples, or let the numbers come with the data.",
     )
+
+
+@contextmanager
+def _refused_draws(sizes: tuple[int, ...]) -> Iterator[None]:
+    """Generators that torch's calls do not show have to stand where they stood.
+
+    Raises:
+        ModelDiffers: Python's or NumPy's was drawn from, whatever came of it this time.
+    """
+    before = random.getstate(), np.random.get_state()
+    yield
+    after = random.getstate(), np.random.get_state()
+    for name, ours, theirs in zip(("Python's random", "numpy.random"), before, after, strict=True):
+        if not all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)):
+            raise ModelDiffers(
+                f"the model draws from {name}, whose numbers each worker draws for itself. {_wording(sizes).draw}"
+            )
 
 
 @contextmanager

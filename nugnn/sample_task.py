@@ -92,6 +92,7 @@ class SampleTask:
         self.said = [said] if said else []
         self._check = check and workers > 1 and not is_known(model)
         self._checks_augment = check and workers > 1 and chosen.augment is not None and not is_own(chosen.augment)
+        self._checks_collation = check and workers > 1 and chosen.collate_fn is not None
         self._part = SamplePart(train, val, test, sizes, metric)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,13 +118,23 @@ class SampleTask:
         """Few samples in one process and in two: less work than a usual step, and notes where it could not be done.
 
         Raises:
-            ModelDiffers: See `nugnn.check_samples.check_samples` and `compare_augmentation`.
+            ModelDiffers: See `nugnn.check_samples.check_samples`, `compare_collation` and `compare_augmentation`.
         """
-        if not self._check and not self._checks_augment:
+        if not (self._check or self._checks_augment or self._checks_collation):
             return []
-        from nugnn.check_samples import compare_augmentation, compare_batch, first_batch, seconds_of_a_sample
+        from nugnn.check_samples import (
+            compare_augmentation,
+            compare_batch,
+            compare_collation,
+            first_batch,
+            seconds_of_a_sample,
+        )
         from nugnn.module_traces import ModelDiffers, ModelFails
 
+        if self._checks_collation and num_samples(self._part.train) > 1:
+            assert self.options.collate_fn is not None
+            stage("check")
+            compare_collation(self._part.train, self.options.collate_fn)
         if self._checks_augment and num_samples(self._part.train) >= sum(_COMPARED):
             assert self.options.augment is not None
             stage("check")

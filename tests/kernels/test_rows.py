@@ -105,6 +105,7 @@ KEEPS: dict[str, Callable[[Tensor], Tensor]] = {
     "index_copy": lambda x: x.index_copy(1, COLUMNS, x[:, :2]),
     "flip": lambda x: x.flip(1),
     "roll": lambda x: x.roll(1, 1),
+    "roll by name": lambda x: x.roll(shifts=1, dims=1),
     "there and back": lambda x: x.t().exp().t() + x.T.mT + x[None, :, None].squeeze(2)[0],
     "axes moved": lambda x: x.view(-1, 2, 2).permute(1, 2, 0).movedim((0, 2), (2, 0)).swapaxes(1, 2),
     "sum of others": lambda x: x.view(-1, 2, 2).transpose(0, 1).sum(0),
@@ -354,3 +355,14 @@ def test_dropout_between_recurrent_layers_is_refused_on_a_split_graph(network: t
         module(given)
     with Interceptor((DropoutHandler(is_split=False),), module).step(0):
         module.train()(given)
+
+
+def test_one_sample_behind_an_axis_is_not_taken_for_the_entries_of_it() -> None:
+    """(T, 1, D) to (T, D) joins the single sample with the axis before it, as with more samples it would be seen to."""
+    for num_samples in (1, 2):
+        with Interceptor(()).step(0):
+            x = tag(torch.ones(num_samples, 4, 3), Rows("sample", torch.arange(num_samples))).permute(1, 0, 2)
+            assert identity_of(x.flatten(0, 1)) is identity_of(x.ravel()) is None
+            flat = identity_of(x.flatten(1))
+            assert flat is not None and (flat.axis, flat.fold) == (1, 3)
+            assert identity_of(x[:1].flatten(0, 1)) is not None

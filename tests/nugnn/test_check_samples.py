@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import nugnn
 from exactness import make_graph
 from nugnn import cli
 from nugnn.batches import Batch
-from nugnn.check_samples import check_samples, compare_batch, first_batch
+from nugnn.check_samples import check_samples, compare_batch, compare_collation, first_batch
 from nugnn.datasets.samples import load_samples
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.module_traces import ModelDiffers, ModelFails
@@ -132,11 +132,13 @@ def _scripted_noise(x: Tensor) -> Tensor:
         (_Block(_WrongBackward.apply), r"^the gradient of \S+ gives another result .* although all outputs agree"),
         (_Block(lambda x: x + random.random()), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
         (_Block(lambda x: x * np.random.rand()), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
+        (_Block(lambda x: x if random.random() >= 0 else x * 2), r"^the model draws from Python's random"),
+        (_Block(lambda x: x if np.random.rand() >= 0 else x * 2), r"^the model draws from numpy\.random"),
         (_Block(lambda x: 1 * _scripted_noise(x)), r"^middle \(_Block\) draws random numbers that nothing keeps equal"),
         (_Block(lambda x: x + torch.randn(x.shape)), r"middle/random: randn draws .*test_check_samples\.py, line \d+"),
         (_Block(nn.Dropout2d(0.5)), r"this kind of dropout .* F\.dropout\(torch\.ones_like\(x\[:, :, :1\]\)"),
     ],
-    ids=["buffer", "backward", "random", "numpy", "script", "randn", "Dropout2d"],
+    ids=["buffer", "backward", "random", "numpy", "seldom", "seldom, numpy", "script", "randn", "Dropout2d"],
 )
 def test_what_else_is_found(middle: nn.Module, words: str) -> None:
     with pytest.raises(ModelDiffers, match=words):
@@ -235,6 +237,30 @@ class _TwoInputs(nn.Module):
 
 def _squares(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits - labels).square()
+
+
+def _centred(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, labels = default_collate(samples)
+    return x - x.mean(0), labels
+
+
+def _padded(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return nn.utils.rnn.pad_sequence([x for x, _ in samples], batch_first=True), torch.stack([y for _, y in samples])
+
+
+def test_a_collate_function_that_sees_the_batch_is_refused() -> None:
+    """The parts are joined one by one, as workers join them, or what they are padded to would be that of the whole."""
+    images = make_data("images", 20, torch.float32)
+    texts = [(torch.ones(5 if number < 19 else 9, 72), torch.tensor(0)) for number in range(20)]
+    for samples, collate_fn, words in (
+        (images, _centred, "collate_fn makes other values of 14 samples than where they are in a batch of 20"),
+        (texts, _padded, r"shape \(14, 5, 72\) of 14 samples, which is \(14, 9, 72\) where they are in a batch of 20"),
+    ):
+        with pytest.raises(ModelDiffers, match=words):
+            check_samples(_Net(), samples, collate_fn=collate_fn)  # type: ignore[arg-type]
+        with pytest.raises(ModelDiffers, match=words):
+            nugnn.fit(_Net(), samples, workers=2, batch_size=6, epochs=1, collate_fn=collate_fn)  # type: ignore[arg-type]
+    compare_collation(images, default_collate)
 
 
 def test_inputs_losses_and_numbers_of_parts_as_fit_takes_them() -> None:
