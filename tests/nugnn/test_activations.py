@@ -786,8 +786,19 @@ def _offloaded(ranks: Ranks, model: nn.Module, **options: Any) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage")
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 1) for name in MODELS),
+        # exchanges save the same tensors for every convolution: over ranks one of each kind of module
+        *((name, 3) for name in ("gcn", "gat", "embedding", "a layer called twice", "data in the graph", "branches")),
+        *(
+            pytest.param(name, 3, marks=pytest.mark.slow)
+            for name in ("sage", "sage lstm", "gatv2", "gin", "layers in an encoder", "a checkpoint of its own")
+        ),
+        pytest.param("reversible layers", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_tensors_that_wait_on_the_host_change_no_bit(ranks: Any, name: str, size: int) -> None:
     for wrong in ranks.run(size, _offloaded, _model(name), features=name != "embedding"):
         assert not wrong
