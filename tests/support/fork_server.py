@@ -1,7 +1,8 @@
 """Processes that need no imports of their own: one imports torch, DGL and nugnn, and becomes each of them by fork.
 
 `ForkServer.popen` stands for ``subprocess.Popen`` where `nugnn.launch` starts a worker: same arguments, environment,
-descriptors and exit code, but five seconds less. Forks share the seed of ``hash``, which fresh interpreters do not.
+descriptors and exit code, but five seconds less; `ForkServer.torchrun` stands for a run of torchrun. Forks share the
+seed of ``hash``, which fresh interpreters do not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -73,6 +75,28 @@ class ForkServer:
             "targets": [1, 2, *pass_fds],
         }
         return ForkedProcess(self, self.ask(request, [stdout.fileno(), stdout.fileno(), *pass_fds]))
+
+    def torchrun(
+        self, command: Sequence[str], *, capture_output: bool, text: bool, check: bool
+    ) -> subprocess.CompletedProcess[str]:
+        """What ``subprocess.run`` of ``torch.distributed.run --standalone`` is, without torchrun's own process."""
+        assert command[1:4] == ["-m", "torch.distributed.run", "--standalone"] and capture_output and text and not check
+        num_ranks = int(command[4].removeprefix("--nproc-per-node="))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with tempfile.TemporaryFile("w+") as output:
+            ranks = []
+            for rank in range(num_ranks):
+                environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+                environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                request = {
+                    **{"script": command[5], "arguments": list(command[6:]), "cwd": os.getcwd(), "targets": [1, 2]},
+                    "environment": {**os.environ, **{name: str(value) for name, value in environment.items()}},
+                }
+                ranks.append(ForkedProcess(self, self.ask(request, [output.fileno()] * 2)))
+            codes = [rank.wait() for rank in ranks]
+            output.seek(0)
+            return subprocess.CompletedProcess(command, max(map(abs, codes)), "", output.read())
 
     def ask(self, request: Any, descriptors: Sequence[int] = ()) -> Any:
         """The server's answer."""
@@ -158,7 +182,7 @@ def _serve(pipe: socket.socket) -> tuple[Any, list[int]] | None:
         pipe.send(pickle.dumps(child))
 
 
-def _run_module(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     """What a new interpreter with the request's environment does."""
     os.setsid()
     os.chdir(request["cwd"])
@@ -168,8 +192,13 @@ def _run_module(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), errors="backslashreplace", write_through=True)
     faulthandler.enable()
-    sys.argv = [request["module"], *request["arguments"]]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if "script" in request:
+        sys.argv = [request["script"], *request["arguments"]]
+        sys.path.insert(0, os.path.dirname(request["script"]))
+        runpy.run_path(request["script"], run_name="__main__")
+    else:
+        sys.argv = [request["module"], *request["arguments"]]
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 def _place(descriptors: Sequence[int], targets: Sequence[int]) -> None:
@@ -193,4 +222,4 @@ if __name__ == "__main__":
         if isinstance(what, tuple):
             rank_server.serve(*what, given[0])
             os._exit(0)
-        _run_module(what, given)
+        _run(what, given)
