@@ -20,6 +20,7 @@ import torch
 import nugnn  # noqa: F401
 from conformance import Job, Outcome, Run, compare, run_shards
 from conformance_cases import REASONS, all_cases
+from fork_server import ForkServer
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.devices import devices_of
 from nugnn.seam import install
@@ -32,8 +33,9 @@ def on_three_ranks(device: torch.device) -> Callable[[list[Job]], list[list[Run 
     """`run_shards` on three ranks: threads on the CPU, processes that share the card on a GPU."""
     if device.type == "cpu":
         return lambda jobs: run_local_ranks(3, lambda ranks: run_shards(ranks, jobs), timeout_seconds=120)
-    pool = RankPool()
-    atexit.register(pool.stop)
+    server = ForkServer()
+    atexit.register(server.stop)
+    pool = RankPool(server)
     return lambda jobs: pool.run(3, run_shards, jobs, device, timeout=300)
 
 

@@ -7,6 +7,7 @@ import argparse
 import ctypes
 import math
 import sys
+from types import SimpleNamespace
 
 import baselines
 import cusparse
@@ -334,7 +335,8 @@ def scaling_options(*given):
     return scaling.parse([*small, *given])
 
 
-def test_ranks_train_the_same_and_have_a_row_each():
+def test_ranks_train_the_same_and_have_a_row_each(fork_server, monkeypatch):
+    monkeypatch.setattr(scaling, "subprocess", SimpleNamespace(run=fork_server.torchrun))
     recorder = harness.Recorder(None, CPU)
     more = ("--hidden", "16", "--epochs", "6")  # in few epochs a float32 loss may hide the order of sums
     scaling.measure(recorder, scaling_options(*more, "--ranks", "1", "2", "--overlaps", "on", "off"))

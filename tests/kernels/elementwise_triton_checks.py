@@ -162,8 +162,8 @@ def check_a_kept_mask_is_the_mask_made_again() -> None:
 def check_keys_in_memory_give_the_masks_of_keys_by_value() -> None:
     """Also the second time that a table is filled, and after the keys of another step."""
     table = KeyTable(torch.device(DEVICE))
-    x, ids = randn(33, 100).float().to(DEVICE), ids_of(33).to(DEVICE)
-    offsets, columns = torch.arange(0, 3301, 100, device=DEVICE), torch.arange(100, device=DEVICE).repeat(33)
+    x, ids = randn(9, 100).float().to(DEVICE), ids_of(9).to(DEVICE)
+    offsets, columns = torch.arange(0, 901, 100, device=DEVICE), torch.arange(100, device=DEVICE).repeat(9)
 
     def results(step: int) -> list[Tensor]:
         leaf, (a, b, c, d) = x.clone().requires_grad_(), (RandomKey(2**63 + 5, step, word) for word in (0, 7, ONES, 9))

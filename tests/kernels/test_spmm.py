@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -21,13 +21,22 @@ from .conftest import MakeStructure
 INF = float("inf")
 
 
-@pytest.fixture(params=["small", "large"], autouse=True, scope="module")
+@pytest.fixture(params=["small", "large"], scope="module")
 def sum_kernel(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every law with the kernel that small sums get and with the one that large sums get."""
+    """For laws of sums: with the kernel that small ones get and with the one that large ones get."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "large":
             patch.setattr(sums, "_FEWEST_BYTES", 0)
         yield request.param
+
+
+of_sums = pytest.mark.usefixtures("sum_kernel")
+
+
+def of_each_reduction(law: Callable[..., None]) -> Callable[..., None]:
+    """Of sums with either kernel, of extremes with the one that there is."""
+    cases = [("small", "sum"), ("large", "sum"), ("small", "max"), ("small", "min")]
+    return of_sums(pytest.mark.parametrize(("sum_kernel", "reduce"), cases, indirect=["sum_kernel"])(law))
 
 
 OPS = ["add", "sub", "mul", "div", "copy_lhs", "copy_rhs"]
@@ -72,6 +81,7 @@ def gamma(roundings: Tensor | int, dtype: torch.dtype) -> Tensor:
     return total / (1 - total)
 
 
+@of_sums
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31), num_dst=st.integers(1, 9), num_halo=st.integers(0, 4), shapes=st.sampled_from(FEATURES)
@@ -127,7 +137,7 @@ def test_extremes_are_exact_and_so_is_the_edge_that_won(
         assert ((mine - right).abs() <= 2 * gamma(terms + 6, dtype) * mass).all()
 
 
-@pytest.mark.parametrize("reduce", ["sum", "max", "min"])
+@of_each_reduction
 @pytest.mark.parametrize("shapes", FEATURES[:6], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_gradcheck(make_structure: MakeStructure, op: str, reduce: str, shapes: tuple) -> None:
@@ -156,6 +166,7 @@ def test_the_first_of_equal_messages_wins_and_no_gradient_leaves_an_empty_destin
             assert grad[:, 0].tolist() == [100, 0, 0, 0, 1] and (grad == grad[:, :1]).all()
 
 
+@of_sums
 def test_infinite_messages_have_a_winner_and_nan_is_not_hidden() -> None:
     structure = Structure(3, torch.tensor([0, 3]), torch.tensor([2, 0, 1]))
     x = torch.tensor([-INF, -INF, -INF], requires_grad=True)
@@ -166,6 +177,7 @@ def test_infinite_messages_have_a_winner_and_nan_is_not_hidden() -> None:
             assert spmm(structure, "copy_lhs", reduce, torch.tensor(values), None).isnan().all()
 
 
+@of_sums
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("op", ["copy_lhs", "mul"])
 def test_half_types_are_summed_in_float32_and_rounded_once(
@@ -188,6 +200,7 @@ def test_half_types_are_summed_in_float32_and_rounded_once(
     )
 
 
+@of_sums
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
 def test_kernels_10_integers_and_bool_pass_unchanged(dtype: torch.dtype) -> None:
     structure = Structure(3, torch.tensor([0, 3, 3, 4]), torch.tensor([2, 0, 1, 0], dtype=torch.int32))
@@ -207,12 +220,13 @@ def test_kernels_10_integers_and_bool_pass_unchanged(dtype: torch.dtype) -> None
         assert total.dtype == dtype and total.tolist() == [6, 0, 1]
 
 
+@of_sums
 def test_kernels_10_int64_sums_above_53_bits_are_exact() -> None:
     structure = Structure(2, torch.tensor([0, 2]), torch.tensor([0, 1]))
     assert spmm(structure, "copy_lhs", "sum", torch.tensor([2**53, 1]), None).item() == 2**53 + 1
 
 
-@pytest.mark.parametrize("reduce", ["sum", "max", "min"])
+@of_each_reduction
 @pytest.mark.parametrize("op", OPS)
 def test_kernels_07_both_index_types_give_the_same(make_structure: MakeStructure, op: str, reduce: str) -> None:
     results = []
@@ -224,7 +238,7 @@ def test_kernels_07_both_index_types_give_the_same(make_structure: MakeStructure
     assert torch.equal(out, other) and all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "max", "min"])
+@of_each_reduction
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_kernels_03_zero_sizes(make_structure: MakeStructure, op: str, reduce: str, dtype: torch.dtype) -> None:
@@ -247,6 +261,7 @@ def test_kernels_03_zero_sizes(make_structure: MakeStructure, op: str, reduce: s
             assert grad.shape == operand.shape and grad.dtype == dtype and (grad == 0).all()
 
 
+@of_sums
 def test_views_and_expanded_gradients(make_structure: MakeStructure) -> None:
     structure = make_structure(4)
     base = torch.randn(structure.num_src, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -263,6 +278,7 @@ def test_views_and_expanded_gradients(make_structure: MakeStructure) -> None:
                 assert torch.equal(grad, counts[:, None].double().expand(view.shape))
 
 
+@of_sums
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "mean"])
 def test_equals_plain_dgl_on_an_ordinary_graph(make_structure: MakeStructure, reduce: str) -> None:
     import dgl

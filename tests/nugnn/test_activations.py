@@ -301,16 +301,34 @@ def _unequal(kept: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage")  # DGL's
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param(
+            *(name, size),
+            marks=pytest.mark.slow if size == 2 and name not in ("gcn", "a layer called twice", "branches") else (),
+        )
+        for name in MODELS
+        for size in (1, 2, 3)
+    ],
+)
 def test_layers_that_run_again_change_no_bit(ranks: Any, name: str, size: int) -> None:
     features = name != "embedding"
     for wrong in ranks.run(size, _differences, _model(name), "recompute", features=features):
         assert not wrong
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "data in the graph", "a checkpoint of its own", "branches"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 3) for name in ("gcn", "sage", "gin", "data in the graph", "a checkpoint of its own", "branches")),
+        *((name, 2) for name in ("gcn", "branches")),
+        *(
+            pytest.param(name, 2, marks=pytest.mark.slow)
+            for name in ("sage", "gin", "data in the graph", "a checkpoint of its own")
+        ),
+    ],
+)
 def test_layers_whose_sums_overlap_with_the_exchange_change_no_bit(ranks: Any, name: str, size: int) -> None:
     for wrong in ranks.run(size, _differences, _model(name), "recompute", overlap="on"):
         assert not wrong
@@ -768,8 +786,19 @@ def _offloaded(ranks: Ranks, model: nn.Module, **options: Any) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage")
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 1) for name in MODELS),
+        # exchanges save the same tensors for every convolution: over ranks one of each kind of module
+        *((name, 3) for name in ("gcn", "gat", "embedding", "a layer called twice", "data in the graph", "branches")),
+        *(
+            pytest.param(name, 3, marks=pytest.mark.slow)
+            for name in ("sage", "sage lstm", "gatv2", "gin", "layers in an encoder", "a checkpoint of its own")
+        ),
+        pytest.param("reversible layers", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_tensors_that_wait_on_the_host_change_no_bit(ranks: Any, name: str, size: int) -> None:
     for wrong in ranks.run(size, _offloaded, _model(name), features=name != "embedding"):
         assert not wrong

@@ -87,8 +87,23 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("name", [*MODELS, "user-functions"])
-@pytest.mark.parametrize("split", SPLITS)
+# every model on the split that leaves a part without training nodes, on METIS's unequal parts and on most parts; every
+# split with a convolution, an attention and functions of a user's own
+_OF_ALL_MODELS = {"2-no-train", "3-metis-unequal", "5-random"}
+_OF_ALL_SPLITS = {"gcn", "gat", "user-functions"}
+
+
+@pytest.mark.parametrize(
+    ("split", "name"),
+    [
+        pytest.param(
+            *(split, name),
+            marks=() if split in _OF_ALL_MODELS or name in _OF_ALL_SPLITS else pytest.mark.slow,
+        )
+        for split in SPLITS
+        for name in (*MODELS, "user-functions")
+    ],
+)
 def test_parts_equal_one_device(ranks: Any, name: str, split: str) -> None:
     num_parts, how, undirected, self_loops, optimizer = SPLITS[split]
     data = make_graph(directed=not undirected, self_loops=self_loops)

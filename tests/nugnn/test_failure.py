@@ -271,6 +271,7 @@ def _ring() -> GraphData:
     )
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("how", "words"),
     [

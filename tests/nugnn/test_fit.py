@@ -79,6 +79,7 @@ def test_two_workers_equal_one() -> None:
     assert two.epoch_seconds == max(report["epoch_seconds"] for report in two.rank_reports) > 0
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_node_embeddings_come_back_whole_and_in_order(tmp_path: Path) -> None:
     """And ``cache_folder`` keeps the shards."""
     data = make_graph(features=False, multilabel=True)
@@ -251,6 +252,7 @@ def test_a_loss_that_diverges_says_so() -> None:
         )
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_check_runs_before_training_and_ends_the_workers() -> None:
     start = time.monotonic()
     with pytest.raises(nugnn.ModelDiffers, match=r"norm \(PairNorm\)"):
@@ -258,6 +260,7 @@ def test_the_check_runs_before_training_and_ends_the_workers() -> None:
     assert time.monotonic() - start < 60 + BUSY_SECONDS
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -276,6 +279,7 @@ def test_what_is_wrong_in_one_worker_is_the_one_message(kind: str, words: str) -
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_comm_05_a_worker_that_dies_in_epoch_2_ends_all_and_is_named(tmp_path: Path) -> None:
     """comm-05 (b)."""
     start = time.monotonic()

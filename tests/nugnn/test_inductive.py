@@ -52,6 +52,7 @@ def test_losses_are_those_of_the_subgraph_and_scores_those_of_the_whole_graph() 
     assert hits.double().mean().item() == pytest.approx(result.best.test, abs=1e-12)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_three_unequal_workers_give_what_one_gives() -> None:
     data = make_graph()
     one, three = fitted(data), fitted(data, workers=3, shares=[0.6, 0.3, 0.1])

@@ -91,8 +91,10 @@ def test_launch_01_busy_port_is_named() -> None:
         ("kill", "worker 1 of 3 died: ended by SIGKILL"),
     ],
 )
-def test_comm_05_a_lost_worker_ends_all_and_is_named(how: str, words: str) -> None:
+def test_comm_05_a_lost_worker_ends_all_and_is_named(how: str, words: str, request: pytest.FixtureRequest) -> None:
     """The survivors complain first, the message names the one that went."""
+    if how == "exit":  # the others are interpreters of their own
+        request.getfixturevalue("forked_workers")
     start = time.monotonic()
     with pytest.raises(WorkerFailed) as caught:
         run("lose_rank_1", 3, timeout=10, how=how)

@@ -74,6 +74,7 @@ def test_a_model_that_knows_nodes_by_their_rows_keeps_the_order_of_ids(monkeypat
     assert any("Nodes reordered into" in note for note in plain.notes), "the check finds nothing against this one"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_fit_reorders_says_so_and_answers_in_the_order_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_module, "_FEWEST_EDGES", 1_000)
     monkeypatch.setattr(order_module, "CACHE_BYTES", 256 * 200)

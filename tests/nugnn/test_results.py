@@ -36,6 +36,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return (0 if code is None else int(code)), captured.out, captured.err
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [(), ("--workers", "2", "--shares", "0.8,0.2")])
 def test_evaluate_finds_the_figures_of_the_run(
     run: Path, workers: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -130,6 +131,7 @@ def test_weights_of_another_model_are_listed(run: Path, tmp_path: Path) -> None:
         finished.load_model(finished.load_data())
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_partition_and_train_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = tmp_path / "parts"
     options = ("--dataset", "digits", "--workers", "2", "--shares", "0.7,0.3")

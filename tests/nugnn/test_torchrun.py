@@ -15,7 +15,9 @@ import pytest
 
 import nugnn
 from busy import BUSY_SECONDS
+from nugnn.config import TrainConfig
 from nugnn.member import member_from
+from nugnn.run import run_from_config
 
 MODEL = """
     import os, signal, time
@@ -50,15 +52,15 @@ MODEL = """
 """
 
 
-def train(tmp_path: Path, *arguments: str, num: int = 2, **variables: str) -> tuple[int, str, str, float]:
-    """Exit code, standard output, standard error and time of the end of ``nugnn train`` in ``num`` processes."""
+def train(tmp_path: Path, *arguments: str, **variables: str) -> tuple[int, str, str, float]:
+    """Exit code, standard output, standard error and time of the end of ``nugnn train`` in two processes."""
     (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
     path = os.pathsep.join([str(Path(nugnn.__file__).parents[1]), *filter(None, sys.path)])
     environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
     environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NOTE": str(tmp_path / "note"), **variables}
-    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num), "-m"] if num > 1 else ["-m"]
+    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     done = subprocess.run(
-        [sys.executable, *starter, "nugnn", "train", "--dataset", "digits", "--out", f"out{num}", *arguments],
+        [sys.executable, *starter, "nugnn", "train", "--dataset", "digits", "--out", "out2", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -75,7 +77,7 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
     assert code == 0, errors
     assert shown.count("splitting the graph into 2 parts") == 1 and shown.count("validation accuracy") == 1
     assert "error" not in errors.lower()
-    assert train(tmp_path, *options, num=1)[0] == 0
+    run_from_config(TrainConfig(dataset="digits", epochs=4, hidden=8, dropout=0.5, out=str(tmp_path / "out1")))
     split, alone = (
         [json.loads(line) for line in (tmp_path / f"out{num}" / "metrics.jsonl").read_text().splitlines()]
         for num in (2, 1)
@@ -193,8 +195,7 @@ def test_torchrun_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> 
 )
 def test_commands_that_every_process_would_do_are_refused_in_one_sentence(tmp_path: Path, command: str) -> None:
     """Each of two processes would write ``predictions.npy``; and each would show the same table."""
-    code, _, errors, _ = train(tmp_path, "--epochs", "1", "--hidden", "4", num=1)
-    assert code == 0, errors
+    run_from_config(TrainConfig(dataset="digits", epochs=1, hidden=4, out=str(tmp_path / "out1")))
     options = ["--dataset", "digits", "--workers", "2", "--out", "parts"] if command == "partition" else ["out1"]
     starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nugnn"]
     done = subprocess.run(

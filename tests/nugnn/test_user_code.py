@@ -114,6 +114,7 @@ def test_what_nugnn_refuses_stays_as_it_is() -> None:
     assert not isinstance(caught.value, UserCodeError)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("whose", ["the data set", pytest.param("the model", marks=pytest.mark.slow)])
 def test_exit_code_and_message_over_two_workers(whose: str, capsys: pytest.CaptureFixture[str]) -> None:
     if whose == "the model":

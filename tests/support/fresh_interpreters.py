@@ -1,17 +1,20 @@
-"""Programs in interpreters that have imported torch and nothing else: one process imports it and forks for each.
+"""Programs in interpreters that have imported torch and what DGL needs: one process imports it and forks for each.
 
-`run` is ``subprocess.run([sys.executable, "-W", "error", "-c", code])`` without the two seconds that torch takes. What
-matters before torch is there, or without it, needs an interpreter of its own.
+`run` is ``subprocess.run([sys.executable, "-W", "error", "-c", code])`` without the three seconds that torch and the
+packages below DGL take. Neither DGL nor nugnn is there yet. What matters before torch is there, or without it, needs an
+interpreter of its own; so does what happens when an interpreter ends, which takes half a second and is left out.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from multiprocessing import connection
 from pathlib import Path
 from socket import socketpair
@@ -59,11 +62,28 @@ def _serve(pipe: connection.Connection) -> str | None:
         pipe.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
+def _exit_code(program: str) -> int:
+    code = 0
+    try:
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = 1 if isinstance(end.code, str) else end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
 if __name__ == "__main__":
     sys.path[0] = ""  # as under -c
-    import torch  # noqa: F401
-
+    for name in ("torch._dynamo", "requests", "scipy.sparse.linalg", "scipy.spatial"):
+        importlib.import_module(name)
     program = _serve(connection.Connection(int(sys.argv[1])))
     sys.argv = ["-c"]
     if program is not None:
-        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        os._exit(_exit_code(program))

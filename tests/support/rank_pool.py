@@ -1,22 +1,19 @@
-"""Five worker processes, started once, that serve groups of 1 to 5 ranks over gloo."""
+"""Five worker processes, forked once, that serve groups of 1 to 5 ranks over gloo."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-MAX_RANKS = 5
-_SERVER = Path(__file__).with_name("rank_server.py")
+from fork_server import ForkedProcess, ForkServer
+from rank_server import MAX_RANKS
 
 
 class RankError(AssertionError):
@@ -30,7 +27,8 @@ class RankError(AssertionError):
 class RankPool:
     """``pool.run(3, function, ...)`` calls ``function(ranks, ...)`` on 3 ranks and returns the 3 results."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
         self._start()
 
     def _start(self) -> None:
@@ -41,18 +39,13 @@ class RankPool:
         self._store = dist.TCPStore(
             "127.0.0.1", port, MAX_RANKS, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        pairs = [socket.socketpair() for _ in range(MAX_RANKS)]
-        descriptors = [theirs.fileno() for _, theirs in pairs]
-        self._server = subprocess.Popen(
-            [sys.executable, str(_SERVER), str(port), *map(str, descriptors)],
-            env={**os.environ, **threads},
-            pass_fds=descriptors,
-            start_new_session=True,  # the ranks are its children, and go with it
-        )
-        self._pipes = [Connection(ours.detach()) for ours, _ in pairs]
-        for _, theirs in pairs:
-            theirs.close()
+        self._ranks: list[ForkedProcess] = []
+        self._pipes: list[Connection] = []
+        for rank in range(MAX_RANKS):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._ranks.append(self._server.rank(rank, port, theirs))
+            self._pipes.append(Connection(ours.detach()))
         for pipe in self._pipes:
             assert pipe.recv_bytes() == b"ready"  # EOFError: it ended
 
@@ -95,8 +88,9 @@ class RankPool:
         return [results[rank] for rank in range(size)]
 
     def stop(self) -> None:
+        """End the ranks; the process that they were forked from stays."""
         for pipe in self._pipes:
             pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._server.pid, signal.SIGKILL)
-        self._server.wait()
+        for rank in self._ranks:
+            rank.send_signal(signal.SIGKILL)
+            rank.wait()
