@@ -176,15 +176,19 @@ def _serve(pipe: socket.socket) -> tuple[Any, list[int]] | None:
         child = os.fork()
         if child == 0:
             pipe.close()
+            if isinstance(request, dict):
+                os.setpgid(0, 0)
             return request, descriptors
         for descriptor in descriptors:
             os.close(descriptor)  # so that the child's end is seen at the other end
+        if isinstance(request, dict):
+            with contextlib.suppress(OSError):  # it has done so itself, and may be gone
+                os.setpgid(child, child)  # before the answer: whoever has that may end the group
         pipe.send(pickle.dumps(child))
 
 
 def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     """What a new interpreter with the request's environment does."""
-    os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
