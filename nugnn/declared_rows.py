@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from nugnn.kernels.rows import REPLICATED, identity_of, tag
+from nugnn.kernels.rows import REPLICATED, Rows, identity_of, tag
 
 if TYPE_CHECKING:
     from nugnn.shard_graph import ShardGraph
@@ -18,9 +18,7 @@ def as_node_rows(x: Tensor, graph: ShardGraph) -> Tensor:
     Raises:
         ValueError: ``x`` has another number of rows.
     """
-    if len(x) != graph.num_nodes():
-        raise ValueError(f"as_node_rows: {len(x)} rows for {graph.num_nodes()} inner nodes")
-    return tag(x, graph.index.node_rows)
+    return _tagged(x, graph.index.node_rows, "as_node_rows", f"{graph.num_nodes()} inner nodes")
 
 
 def as_edge_rows(x: Tensor, graph: ShardGraph) -> Tensor:
@@ -29,9 +27,13 @@ def as_edge_rows(x: Tensor, graph: ShardGraph) -> Tensor:
     Raises:
         ValueError: ``x`` has another number of rows.
     """
-    if len(x) != graph.num_edges():
-        raise ValueError(f"as_edge_rows: {len(x)} rows for {graph.num_edges()} local edges")
-    return tag(x, graph.index.edge_rows)
+    return _tagged(x, graph.index.edge_rows, "as_edge_rows", f"{graph.num_edges()} local edges")
+
+
+def _tagged(x: Tensor, rows: Rows, name: str, whose: str) -> Tensor:
+    if len(x) != rows.num_rows:
+        raise ValueError(f"{name}: {len(x)} rows for {whose}")
+    return tag(x, rows)
 
 
 def as_rows_of(x: Tensor, like: Tensor) -> Tensor:

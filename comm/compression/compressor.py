@@ -174,18 +174,18 @@ class Compressor:
     ) -> tuple[Tensor, Tensor | None]:
         """The sum and what this rank has not sent; see `sum_encoded`. ``values`` are left as they travel."""
         rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
-        self._turn(values, names, lambda rows, columns: rows)
+        self._turn(values, names, back=False)
         out, rest = sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
         for x in (out, rest):
             if x is not None:
-                self._turn(x, names, lambda rows, columns: columns)
+                self._turn(x, names, back=True)
         return out, rest
 
-    def _turn(self, values: Tensor, names: Sequence[str], rows_of: Callable[[int, int], int]) -> None:
+    def _turn(self, values: Tensor, names: Sequence[str], *, back: bool) -> None:
         """Pack those that are arranged across column by column, or back."""
         for name, part in self._parts(values, names):
             if self._arranged[name].is_across:
-                part.copy_(across(part, rows_of(*self._shape(name))))
+                part.copy_(across(part, self._shape(name)[back]))
 
     def _shape(self, name: str) -> tuple[int, int]:
         """Rows and columns, as values are packed."""

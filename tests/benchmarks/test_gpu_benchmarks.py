@@ -508,3 +508,9 @@ def test_partitioners_stand_beside_metis_on_the_page() -> None:
 def test_the_page_is_what_the_kept_rows_say():
     rows = harness.read_rows(report_performance.KEPT)
     assert (harness.ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == report_performance.page(rows)
+
+
+@pytest.mark.parametrize("system", ["cusparse tuned", "nugnn anew"])
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_epochs_that_keep_other_sums_have_the_losses_of_the_plain_model(system, kind):
+    assert gpu_epoch.problem_of(system, kind, CPU) is None
