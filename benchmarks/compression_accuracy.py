@@ -300,7 +300,7 @@ def in_order(rows: Sequence[str], columns: Sequence[str] | None, num_seeds: int 
     for name in rows:
         row = ROWS[name]
         chosen = [column for column in row.columns if columns is None or column in columns or column == BASELINE]
-        count = row.seeds if num_seeds is None else min(num_seeds, row.seeds)
+        count = row.seeds if num_seeds is None else num_seeds
         for seed in range(count):
             key = (seed + 1) / count, -row.seconds
             pieces.append((key, [(name, column, seed) for column in chosen]))
@@ -551,7 +551,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", default=os.environ.get("NUGNN_DATA"), help="default: NUGNN_DATA")
     parser.add_argument("--only", action="append", choices=list(ROWS), help="a row; may be repeated")
     parser.add_argument("--column", action="append", choices=list(COLUMNS), help="beside fp32; may be repeated")
-    parser.add_argument("--seeds", type=int, help="fewer than the row has")
+    parser.add_argument("--seeds", type=int, help="of each row, instead of its own number")
     parser.add_argument("--epochs", type=int, help="fewer than the row has; such runs are kept apart")
     parser.add_argument("--jobs", type=int, help="runs side by side; default: cores by two")
     parser.add_argument("--seconds", type=float, help="after these no further seed is begun")

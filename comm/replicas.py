@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -24,10 +25,21 @@ def fingerprint(x: Tensor) -> Tensor:
         flat = flat.view(torch.uint8)
     words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
-    weights = (2 * torch.arange(min(_BLOCK, len(words)), device=x.device) + 1) * _ODD
+    weights = _weights(_BLOCK, x.device)
     for block in words.split(_BLOCK):
-        total = total * (_ODD - 2) + (block.long() * weights[: len(block)]).sum()
+        total = total * (_ODD - 2) + _dot(block.long(), weights[: len(block)])
     return total
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(num: int, device: torch.device) -> Tensor:
+    """``(num,)`` odd int64 numbers that differ: made once, for that takes longer than the sum."""
+    return (2 * torch.arange(num, device=device) + 1) * _ODD
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Modulo 2**64. CUDA has no dot product of integers; on a CPU it spares a tensor, whose memory is new each time."""
+    return (x * y).sum() if x.is_cuda else torch.dot(x, y)
 
 
 def first_difference(named: Mapping[str, Tensor], largest: Callable[[Tensor], Tensor]) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,7 +59,8 @@ class KnownRows:
             named = model.named_modules()
             self._dropouts = [(module, f"{path}/dropout") for path, module in named if isinstance(module, nn.Dropout)]
 
-    def step(self, number: int, x: Any, ids: Tensor) -> AbstractContextManager[Any]:
+    @contextmanager
+    def step(self, number: int, x: Any, ids: Tensor) -> Iterator[None]:
         """Around forward and backward of step ``number``, or of a part of it.
 
         Args:
@@ -67,15 +68,18 @@ class KnownRows:
             x: What the model is called with.
             ids: ``(n,)`` int64, the samples that axis 0 of ``x`` stands for.
         """
+        begin = time.perf_counter()
         # of two axes, or four: anything else some layer might read as a single sample
         is_fit = self._last_seconds < _LONG_SECONDS and isinstance(x, Tensor) and x.dim() in (2, 4) and len(ids) > 0
-        return self._timed(number, ids if is_fit and self._is_as_it_was() else None)
-
-    @contextmanager
-    def _timed(self, number: int, ids: Tensor | None) -> Iterator[None]:
-        begin = time.perf_counter()
-        with self._interceptor.step(number) if ids is None else self._dropping(number, ids):
-            yield
+        if is_fit and self._is_as_it_was():
+            self._draw_by_sample(number, ids)
+            try:
+                yield
+            finally:
+                self._draw_as_before()
+        else:
+            with self._interceptor.step(number):
+                yield
         self._last_seconds = time.perf_counter() - begin if self._layout else float("inf")
 
     def _is_known(self) -> bool:
@@ -99,18 +103,16 @@ class KnownRows:
                     return False
         return True
 
-    @contextmanager
-    def _dropping(self, number: int, ids: Tensor) -> Iterator[None]:
+    def _draw_by_sample(self, number: int, ids: Tensor) -> None:
         """Dropouts draw by sample, under the names that the interceptor would give them."""
         self._ranks.pulse.begin_step()
         for module, name in self._dropouts:
             vars(module)["forward"] = self._forward_of(module, name, number, ids)
-        try:
-            yield
-        finally:
-            for module, _ in self._dropouts:
-                del vars(module)["forward"]
-            self._ranks.pulse.beat()
+
+    def _draw_as_before(self) -> None:
+        for module, _ in self._dropouts:
+            del vars(module)["forward"]
+        self._ranks.pulse.beat()
 
     def _forward_of(self, module: nn.Dropout, name: str, number: int, ids: Tensor) -> Callable[[Tensor], Tensor]:
         seed, beat, calls = self._interceptor.seed, self._ranks.pulse.beat, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -70,12 +70,18 @@ class Storage:
         """Whether products of input features of ``dtype`` run where the alignment of rows decides about their speed."""
         return dtype.is_floating_point and (self.is_half or (self.precision == "tf32" and dtype is torch.float32))
 
-    @contextmanager
-    def casts(self, model: nn.Module, device: torch.device) -> Iterator[None]:
+    def casts(self, model: nn.Module, device: torch.device) -> AbstractContextManager[None]:
         """While open, ``model`` works in this precision; open it around forward and backward together.
 
         Gradients arrive at the float32 masters.
         """
+        is_tf32 = self.precision == "tf32"
+        if self.is_half or self.precision == "amp" or _rounding_now() != _rounding_for(is_tf32):
+            return self._casts(model, device)
+        return nullcontext()  # nothing to change: a small step notices each generator
+
+    @contextmanager
+    def _casts(self, model: nn.Module, device: torch.device) -> Iterator[None]:
         with _rounding(self.precision == "tf32"):
             if self.precision == "amp":
                 with torch.autocast(device.type, torch.bfloat16):
@@ -90,18 +96,28 @@ class Storage:
 @contextmanager
 def _rounding(is_tf32: bool) -> Iterator[None]:
     """Products and convolutions in TF32, or neither; torch's default rounds convolutions alone."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    wanted = "high" if is_tf32 else "highest", is_tf32
+    before, wanted = _rounding_now(), _rounding_for(is_tf32)
     if before == wanted:
         yield
         return
-    torch.set_float32_matmul_precision(wanted[0])
-    torch.backends.cudnn.allow_tf32 = wanted[1]
+    _set_rounding(wanted)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        _set_rounding(before)
+
+
+def _rounding_now() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def _rounding_for(is_tf32: bool) -> tuple[str, bool]:
+    return "high" if is_tf32 else "highest", is_tf32
+
+
+def _set_rounding(rounding: tuple[str, bool]) -> None:
+    torch.set_float32_matmul_precision(rounding[0])
+    torch.backends.cudnn.allow_tf32 = rounding[1]
 
 
 @contextmanager

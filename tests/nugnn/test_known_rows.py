@@ -38,7 +38,7 @@ def _trained(
     trainer = Trainer(family, regularizer=regularizer)
     with (
         mock.patch.object(known_rows, "_LONG_SECONDS", 1e6),  # on a busy machine a step may take a second
-        mock.patch.object(KnownRows, "_dropping", autospec=True, side_effect=KnownRows._dropping) as opened,
+        mock.patch.object(KnownRows, "_draw_by_sample", autospec=True, side_effect=KnownRows._draw_by_sample) as opened,
     ):
         losses = [trainer.train_epoch()]
         if between is not None:
@@ -161,7 +161,7 @@ def test_long_steps_tell_of_their_operators() -> None:
     x, ids = torch.rand(4, 72), torch.arange(4)
     with (
         mock.patch.object(known_rows, "_LONG_SECONDS", 1e6),
-        mock.patch.object(KnownRows, "_dropping", autospec=True, side_effect=KnownRows._dropping) as opened,
+        mock.patch.object(KnownRows, "_draw_by_sample", autospec=True, side_effect=KnownRows._draw_by_sample) as opened,
     ):
         with known.step(0, x, ids):  # nobody knows yet how long it takes
             pass
