@@ -1,4 +1,4 @@
-"""Trains under DDP with compressed gradients over one backend; prints a digest of the weights. Run by torchrun.
+"""Trains under DDP, uneven batches, in each code with feedback and without; prints a digest of the weights. By torchrun.
 
 torchrun --nproc-per-node 2 nccl_sums.py BACKEND
 """
@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 nccl_sums.py BACKEND
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 
 import torch
@@ -16,6 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 import nugnn
 
 
+STEPS = 200
+
+
+def _num_rows(rank: int) -> int:
+    """Uneven batches, so that the weights of ranks differ."""
+    return 16 - 5 * (rank % 2)
+
+
 def main() -> None:
     backend = sys.argv[1]
     dist.init_process_group(backend)
@@ -24,20 +33,22 @@ def main() -> None:
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
     digest = hashlib.sha256()
-    for bits in ("bf16", "fp16", 8, 4, 3, 2, 1, "adaptive", "powersgd"):
+    total = sum(_num_rows(each) for each in range(dist.get_world_size()))
+    for bits, feeds_back in itertools.product(("bf16", "fp16", 8, 4, 3, 2, 1, "adaptive", "powersgd"), (True, False)):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 10))
         model = DistributedDataParallel(net.to(device), device_ids=[device.index], bucket_cap_mb=0.2)
         scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=5)
-        sync = nugnn.comm.compress(model, bits, scaler=scaler, check_every=3)
+        sync = nugnn.comm.compress(model, bits, scaler=scaler, error_feedback=feeds_back, check_every=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(12):
-            x = torch.randn(16, 200, generator=torch.Generator().manual_seed(100 * step + rank)).to(device)
+        for step in range(STEPS):
+            x = torch.randn(_num_rows(rank), 200, generator=torch.Generator().manual_seed(100 * step + rank))
+            sync.weight = len(x) / total
             optimizer.zero_grad()
-            scaler.scale(model(x).square().mean()).backward()
+            scaler.scale(model(x.to(device)).square().mean()).backward()
             scaler.step(optimizer)
             scaler.update()
-        assert sync.report()["steps"] == 12
+        assert sync.report()["steps"] == STEPS
         for p in model.parameters():
             digest.update(p.detach().cpu().numpy().tobytes())
     seen: list[str] = [""] * dist.get_world_size()

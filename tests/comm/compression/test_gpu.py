@@ -101,7 +101,7 @@ def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int) -> None:
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
