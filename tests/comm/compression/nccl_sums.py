@@ -1,4 +1,4 @@
-"""Trains under DDP, uneven batches, in each code with feedback and without; prints a digest of the weights. By torchrun.
+"""Trains under DDP, uneven batches, each code with feedback and without; prints a digest of the weights. By torchrun.
 
 torchrun --nproc-per-node 2 nccl_sums.py BACKEND
 """
@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nugnn
-
 
 STEPS = 200
 
