@@ -42,17 +42,19 @@ class Arrangement:
         return tuple(Arrangement(is_across, size) for size in buckets for is_across in (False, True))
 
 
-def across(values: Tensor, num_rows: int) -> Tensor:
+def across(values: Tensor, num_rows: int, out: Tensor | None = None) -> Tensor:
     """The values of a matrix, column by column.
 
     Args:
         values: ``(n,)``, row by row.
         num_rows: Divides n.
+        out: ``(n,)``, other memory, to be filled; new memory when None.
 
     >>> across(torch.arange(6), 2).tolist(), across(across(torch.arange(6), 2), 3).tolist()
     ([0, 3, 1, 4, 2, 5], [0, 1, 2, 3, 4, 5])
     """
-    return values.view(num_rows, -1).t().reshape(-1)
+    turned = values.view(num_rows, -1).t()
+    return turned.reshape(-1) if out is None else out.view(turned.shape).copy_(turned).view(-1)
 
 
 def rounding_error(x: Tensor, wire: Wire) -> float:

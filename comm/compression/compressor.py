@@ -92,6 +92,10 @@ class Compressor:
         self._arranged = dict.fromkeys(self._compressed, self._choices[0])
         self._kept: dict[str, Tensor] = {}
         self._orders: dict[str, Order] = {}
+        """In which what is kept lies: that in which it travels."""
+        self._packed: dict[str, Order] = {}
+        """In which gradients come."""
+        self._room: Tensor | None = None
         self.step = 0
         self.traffic: dict[str, Traffic] = {}
         self._plans = Traffic()
@@ -128,11 +132,10 @@ class Compressor:
         """
         begin, before = time.perf_counter(), replace(link.sent)
         feeds_back, looks = self.settings.feeds_back, self.step % STEPS_BETWEEN_LOOKS == 0
-        for name, order in zip(names, orders, strict=True):
-            self._pack_as(name, order)
-        held = self._add_residuals(values, names) if feeds_back else {}
+        self._packed |= zip(names, orders, strict=True)
+        held = self._as_they_travel(values, names, feeds_back=feeds_back)
         if self.settings.is_quantized and self.step % STEPS_BETWEEN_PLANS == 0:
-            self._arrange(self._parts(values, names), link)
+            held = self._arrange(values, names, held, link)
         out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
         least, most = torch.aminmax(out) if out.numel() else (out.new_zeros(()),) * 2
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
@@ -174,22 +177,42 @@ class Compressor:
     ) -> tuple[Tensor, Tensor | None]:
         """The sum and what this rank has not sent; see `sum_encoded`. ``values`` are left as they travel."""
         rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
-        self._turn(values, names, back=False)
         out, rest = sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
-        for x in (out, rest):
-            if x is not None:
-                self._turn(x, names, back=True)
+        self._turn(out, names, back=True)
         return out, rest
+
+    def _as_they_travel(self, values: Tensor, names: Sequence[str], *, feeds_back: bool) -> dict[str, Tensor]:
+        """Pack ``values`` as they are arranged and add what was kept; see `_add_residuals`."""
+        self._turn(values, names, back=False)
+        for name in names:
+            self._pack_as(name, self._travelling(name))
+        return self._add_residuals(values, names) if feeds_back else {}
 
     def _turn(self, values: Tensor, names: Sequence[str], *, back: bool) -> None:
         """Pack those that are arranged across column by column, or back."""
         for name, part in self._parts(values, names):
             if self._arranged[name].is_across:
-                part.copy_(across(part, self._shape(name)[back]))
+                part.copy_(across(part, self._shape(name)[back], self._room_for(part)))
+
+    def _room_for(self, part: Tensor) -> Tensor | None:
+        """As large; on a CPU the same in each step, for the system takes longer to make memory than we to turn it."""
+        if part.device.type != "cpu":
+            return None
+        if self._room is None:
+            self._room = torch.empty(max(self._named[name].numel() for name in self._compressed))
+        return self._room[: len(part)]
+
+    def _travelling(self, name: str) -> Order:
+        """The order of axes in which its values travel: across, the first axis of those that are packed is the last."""
+        order = self._packed[name]
+        if name not in self._arranged or not self._arranged[name].is_across:
+            return order
+        axes = range(self._named[name].dim()) if order is None else order
+        return [*axes[1:], axes[0]]
 
     def _shape(self, name: str) -> tuple[int, int]:
-        """Rows and columns, as values are packed."""
-        shape, order = self._named[name].shape, self._orders.get(name)
+        """Rows and columns, as values come."""
+        shape, order = self._named[name].shape, self._packed.get(name)
         rows = shape[0 if order is None else order[0]]
         return rows, self._named[name].numel() // max(rows, 1)
 
@@ -240,16 +263,20 @@ class Compressor:
         return parts
 
     def _flat_residual(self, name: str) -> Tensor:
-        """As the gradient was packed last."""
+        """As the gradient travels."""
         parameter = self._named[name]
         if name not in self._kept:
             self._kept[name] = torch.zeros(parameter.numel(), device=parameter.device)
         return self._kept[name]
 
     def _pack_as(self, name: str, order: Order) -> None:
-        if name in self._kept and self._orders[name] != order:
-            self._kept[name] = flat(shaped(self._kept[name], self._named[name].shape, self._orders[name]), order)
+        if name in self._kept:
+            self._kept[name] = self._repacked(self._kept[name], name, self._orders[name], order)
         self._orders[name] = order
+
+    def _repacked(self, x: Tensor, name: str, before: Order, after: Order) -> Tensor:
+        """``x (n,)`` in another order of its axes."""
+        return x if before == after else flat(shaped(x, self._named[name].shape, before), after)
 
     @property
     def residuals(self) -> dict[str, Tensor]:
@@ -273,10 +300,12 @@ class Compressor:
         bits = self._agreed(of_each, lambda total: bits_for(sizes, total, buckets), link, device)
         self._set_wires({name: f"{b}bit" for name, b in zip(self._compressed, bits, strict=True)})
 
-    def _arrange(self, parts: Sequence[tuple[str, Tensor]], link: Link) -> None:
-        """Choose how gradients that are to be summed now lie in buckets."""
-        if not parts:
-            return
+    def _arrange(
+        self, values: Tensor, names: Sequence[str], held: Mapping[str, Tensor], link: Link
+    ) -> dict[str, Tensor]:
+        """Choose how gradients that are to be summed now lie in buckets, and pack all as chosen; gives ``held`` so."""
+        self._turn(values, names, back=True)
+        parts = self._parts(values, names)
         wires = {name: self._wires[name].name for name, _ in parts}
         of_each = [errors_of(part, self._shape(name)[0], wires[name], self._choices) for name, part in parts]
 
@@ -286,9 +315,15 @@ class Compressor:
                 for (name, part), errors in zip(parts, total, strict=True)
             ]
 
-        plan = self._agreed(of_each, choose, link, parts[0][1].device)
-        self._arranged |= {name: self._choices[number] for (name, _), number in zip(parts, plan, strict=True)}
-        self._set_wires(wires)
+        if parts:
+            plan = self._agreed(of_each, choose, link, parts[0][1].device)
+            self._arranged |= {name: self._choices[number] for (name, _), number in zip(parts, plan, strict=True)}
+            self._set_wires(wires)
+        packed, before = dict(held), dict(self._orders)
+        self._as_they_travel(values, names, feeds_back=False)
+        for name, kept in held.items():
+            packed[name] = self._repacked(kept, name, before[name], self._orders[name])
+        return packed
 
     def _agreed(
         self,
