@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import math
 import os
@@ -56,14 +57,18 @@ PAYLOAD_SHARE = 1448 / 1514
 """Of what the token bucket counts: frames of 1,514 bytes carry 1,448 of TCP with time stamps."""
 SAMPLE_WAYS = ("fp32", "bf16", "8bit", "4bit", "2bit", "powersgd", "auto")
 PEER_WAYS = ("ddp", "ddp fp16", "ddp powersgd")
-HALO_WAYS = {"fp32": "fp32", "bf16": "bf16", "int8": "8bit", "int4": "4bit", "int2": "2bit"}
+HALO_WAYS = {"fp32": "fp32", "bf16": "bf16", "int8": "8bit", "int4": "4bit", "int2": "2bit", "auto": "auto"}
 """Of halo rows, and what gradients travel as beside them."""
+_CANDIDATES = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
+"""Of ``auto``: the ways that it may come to."""
 MODELS = ("transformer", "mlp", "gnn")
 _PORT = 29_571
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
 _PROBE_SECONDS = 0.2
 _BATCH, _TOKENS = 2, 8
 _ONE_BUCKET_MB = 4096
+_STEPS_TO_CHOOSE = 6
+"""After which ``auto`` has chosen, for gradients and for halo rows, and sums begin in backward."""
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -182,19 +187,21 @@ class OfTrainer:
     """Steps of our trainer.
 
     Args:
-        family: With one step an epoch.
+        model: On this rank; a copy is trained.
+        family_of: Gives the copy's family, with one step an epoch.
         name: ``grad_sync``.
     """
 
-    def __init__(self, family: Any, name: str) -> None:
-        self._family, self._name = family, name
-        self.trainer = self._made()
+    def __init__(self, model: nn.Module, family_of: Callable[[nn.Module], Any], name: str) -> None:
+        self._model, self._family_of, self._name = model, family_of, name
         self._steps = 0
+        self._begin()
 
-    def _made(self) -> Any:
+    def _begin(self) -> None:
         import nugnn
 
-        return nugnn.Trainer(self._family, make_optimizer=sgd, grad_sync=self._name, check_replicas=0)
+        self._family = self._family_of(copy.deepcopy(self._model))
+        self.trainer = nugnn.Trainer(self._family, make_optimizer=sgd, grad_sync=self._name, check_replicas=0)
 
     def step(self) -> None:
         self.trainer.train_epoch()
@@ -203,10 +210,13 @@ class OfTrainer:
     def renew(self) -> str | None:
         if self._name != "auto":
             return None
-        self.trainer = self._made()
-        for _ in range(2):  # it chooses in the first one, which is watched besides
+        self._begin()
+        for _ in range(_STEPS_TO_CHOOSE):
             self.step()
-        return str(self.trainer.grad_sync.report()["choice"]["name"])
+        chosen = str(self.trainer.grad_sync.report()["choice"]["name"])
+        values = self._family.report().get("halo", {}).get("plan", {}).get("values", {})
+        of_rows = max(values, key=values.get, default=None)
+        return chosen if of_rows is None else f"{chosen}, rows {of_rows}"
 
     def counts(self) -> tuple[float, float]:
         report = self.trainer.grad_sync.report() or {}
@@ -279,11 +289,13 @@ def sample_ways(name: str, ranks: Any, columns: Sequence[str], seed: int) -> tup
 
     def ours(way: str) -> Way:
         alone = way == "compute"
-        family = nugnn.SampleFamily(
-            copy.deepcopy(model), own if alone else data, Ranks() if alone else ranks,
+        family_of = functools.partial(
+            nugnn.SampleFamily,
+            train=own if alone else data,
+            ranks=Ranks() if alone else ranks,
             sizes=(_BATCH,) * (1 if alone else ranks.world_size),
-        )  # fmt: skip
-        return OfTrainer(family, "fp32" if alone else way)
+        )
+        return OfTrainer(model, family_of, "fp32" if alone else way)
 
     found: dict[str, Way] = {"compute": ours("compute")}
     found |= {way: ours(way) for way in SAMPLE_WAYS if way in columns}
@@ -303,11 +315,12 @@ def halo_ways(ranks: Any, columns: Sequence[str], num_nodes: int, seed: int) -> 
     torch.manual_seed(seed)
     model = nugnn.GNN("sage", data.num_features, data.num_classes, layers=3, hidden=256, aggregator="mean", dropout=0.5)
     rows = torch.arange(graph.num_nodes())
+    splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
     found: dict[str, Way] = {}
     for way, gradients in HALO_WAYS.items():
         if way in columns:
-            splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
-            found[way] = OfTrainer(nugnn.GraphFamily(copy.deepcopy(model), graph, splits, halo_wire=way), gradients)
+            family_of = functools.partial(nugnn.GraphFamily, graph=graph, rows=splits, halo_wire=way)
+            found[way] = OfTrainer(model, family_of, gradients)
     return graph.index.plan.num_halo, found
 
 
@@ -516,7 +529,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     if "auto" in by_way:
         for rate, row in by_way["auto"].items():
             best = min(
-                (by_way[way][rate] for way in ("fp32", "bf16", "8bit", "4bit") if way in by_way),
+                (by_way[way][rate] for way in _CANDIDATES if way in by_way),
                 key=lambda other: other.seconds,
                 default=row,
             )
