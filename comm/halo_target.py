@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from nugnn.comm.halo_mode import HaloMode
 
-HALO_TARGETS = "a share of the computation such as 25%, or seconds such as 0.05s"
+HALO_TARGETS = "a share of the computation such as 10%, or seconds such as 0.05s"
 """What may be asked for, in words."""
-USUAL_TARGET = "25%"
+USUAL_TARGET = "10%"
 
 
 @dataclass(frozen=True, slots=True)

@@ -492,5 +492,6 @@ def _unknown(text: str, name: str, folder: Path | None) -> str:
     available = ", ".join([*_BUILT_IN, *in_folder])
     return (
         f"unknown dataset {text!r:.200}: {hint}{looked}. Available: {available}, and the published ones that "
-        "`nugnn datasets list` shows; or give the path of a file or folder"
+        "`nugnn datasets list` shows; or give the path of a file or folder. Of samples, which `nugnn train` and "
+        f"load_samples take: {', '.join((*samples, *(f'{kind}:PATH' for kind in kinds)))}"
     )

@@ -334,7 +334,7 @@ class TrainConfig(Settings):
         None,
         str,
         "How long the halo exchanges of an epoch may take under --halo-wire auto: a share of the computation (default: "
-        "25%), or seconds such as 0.05s.",
+        "10%), or seconds such as 0.05s.",
         optional=True,
     )
     grad_sync: str = option(

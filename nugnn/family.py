@@ -30,6 +30,7 @@ class Family(Protocol):
         steps_per_epoch: Optimizer steps.
         sums_in_backward: Whether gradients may be summed over ranks while backward runs, in the group ``ranks.halo``.
         has_own_loss: Whether the loss function is the user's.
+        remedy: What to do where a model's own code changes parameters or buffers by a rank's rows, in words.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class Family(Protocol):
     storage: Storage
     sums_in_backward: bool
     has_own_loss: bool
+    remedy: str
 
     @property
     def why_not_recorded(self) -> str | None:

@@ -44,7 +44,7 @@ class FitOptions(TrainOptions):
             The last two are approximate, see `nugnn.comm.halo_mode`. Evaluation is exact. It has no effect on one
             worker.
         halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
-            such as ``25%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
+            such as ``10%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
     """
 
     family: ClassVar[str] = "graphs"

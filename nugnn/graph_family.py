@@ -48,7 +48,7 @@ class GraphFamily:
             those of the step before; or ``sampled:P``, a random share P of its own, scaled by 1/P. See
             `nugnn.comm.halo_mode`. Evaluation and predictions are exact.
         halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
-            such as ``25%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
+            such as ``10%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
 
     Raises:
         ValueError: An option is not known, or does not fit the device or another option.
@@ -98,6 +98,7 @@ class GraphFamily:
         self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
 
     sums_in_backward = False  # few parameters, and halo rows travel then
+    remedy = "Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
 
     @property
     def why_not_recorded(self) -> str | None:

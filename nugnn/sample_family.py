@@ -121,6 +121,10 @@ class SampleFamily:
         self._mean = BatchMean(chosen, ranks, class_weights)
 
     sums_in_backward = True
+    remedy = (
+        "Every worker has other samples, so what forward writes must not depend on them (nn.Embedding(max_norm=...) "
+        "rescales the rows that it reads, for one): leave that out, or train with workers=1."
+    )
 
     @property
     def why_not_recorded(self) -> str | None:

@@ -102,7 +102,7 @@ def intercept(
             ``exact``, ``stale`` (those of the step before) or ``sampled:P`` (a random share), see
             `nugnn.comm.halo_mode`; the same on every rank. Under ``stale`` the factor of a loss scaler must not change.
         halo_target: How long the exchanges of a step may take under ``auto``, predicted: a share of its computation
-            such as ``25%`` (when None), or seconds such as ``0.05s``; the same on every rank.
+            such as ``10%`` (when None), or seconds such as ``0.05s``; the same on every rank.
 
     Raises:
         ValueError: No such choice of ``overlap``, ``halo_wire``, ``halo_mode`` or ``halo_target``, or one that does not

@@ -420,8 +420,7 @@ class Trainer:
         if (name := first_difference(named, self.ranks.max_)) is not None:
             raise ValueError(
                 f"{name} is no longer the same on all ranks after step {self.num_steps}: the model updates it from a "
-                "rank's own rows. Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all "
-                "nodes."
+                f"rank's own rows. {self.family.remedy}"
             )
 
     def _verify_finite(self, number: int) -> None:

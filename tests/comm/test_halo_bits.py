@@ -185,7 +185,7 @@ def test_targets() -> None:
         assert str(HaloTarget.parse(text)) == text
     assert HaloTarget.parse("25%").seconds(2.0) == 0.5 and HaloTarget.parse("3s").seconds(2.0) == 3.0
     for wrong in ("25", "-1s", "nan%", "infs", "s", "", "1 ms"):
-        with pytest.raises(ValueError, match="is not known; choose a share of the computation such as 25%"):
+        with pytest.raises(ValueError, match="is not known; choose a share of the computation such as 10%"):
             HaloTarget.parse(wrong)
     assert checked_target(None, halo_wire="auto", mode=HaloMode()) == HaloTarget(0.25, True)
     assert checked_target(None, halo_wire="int8", mode=HaloMode()) is None

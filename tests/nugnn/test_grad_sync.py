@@ -225,6 +225,7 @@ def _diverged(ranks: Ranks, every: int) -> str:
 def test_replicas_that_diverge_stop_the_run_and_are_named(ranks: Any) -> None:
     for said in ranks.run(2, _diverged, 2):
         assert said.startswith("NAME is no longer the same on all ranks after step 2")
+        assert "workers=1" in said and "graph" not in said  # of samples
     assert ranks.run(2, _diverged, 0) == ["nothing was said"] * 2
 
 

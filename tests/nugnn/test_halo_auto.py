@@ -282,7 +282,7 @@ def test_options() -> None:
     assert config.halo_target == "50%" and fit_arguments(config)["halo_target"] == "50%"
     assert FitOptions(halo_wire="auto", halo_target="0.10s").deciding()["halo_target"] == "0.1s"
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"halo_target": "10"}, "--halo-target 10 is not allowed; allowed: a share of the computation such as 25%"),
+        ({"halo_target": "10"}, "--halo-target 10 is not allowed; allowed: a share of the computation such as 10%"),
         ({"halo_wire": "int8", "halo_target": "10%"}, "--halo-target 10%: halo_target has no effect on halo_wire int8"),
         ({"halo_mode": "sampled:0.5"}, "--halo-wire auto: halo_wire auto plans by the bytes of each pair of workers"),
         ({"halo_feedback": True}, "--halo-feedback has no effect on --halo-wire auto, only on int8, int4, int2"),
