@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything for docs/performance.md in one call on a machine with a GPU, within about 560 seconds:
+# Everything for docs/performance.md in one call on a machine with a GPU, within about 610 seconds:
 #
 #     benchmarks/gpu_all.sh ROWS [PYTHON]
 #
@@ -29,7 +29,7 @@ part() { # part SECONDS SCRIPT OPTIONS...
 part 140 gpu_kernels.py --families products-like
 part 210 gpu_epoch.py
 part 120 gpu_peers.py
-part 40 gpu_kernels.py --families mixed-like --without-bounds --orders given planted \
+part 90 gpu_kernels.py --families mixed-like --without-bounds \
   --systems nugnn torch.sparse "cusparse alg2 pre" "cusparse alg3 pre"
 part 50 gpu_epoch.py --curves --models sage --systems cusparse nugnn
 

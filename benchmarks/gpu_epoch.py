@@ -279,6 +279,7 @@ def ours(
     everywhere = torch.arange(case.num_nodes, device=case.device)
     splits = {"train": rows, "val": case.val_nodes, "test": case.test_nodes}
     local_splits = {name: everywhere if nodes is None else local_rows[nodes] for name, nodes in splits.items()}
+    training |= {"seed": torch.initial_seed() % 2**31}  # of masks: that of the first weights
     family = nugnn.GraphFamily(model, shard_graph, local_splits, recompute_inputs=not keeps_first_sum, **training)
     recorded = {"cuda_graphs": "on"} if case.device.type == "cuda" else {}
     trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), case.device), **recorded)

@@ -8,8 +8,8 @@ Outcome at 300,000 nodes on a quiet machine of two cores: clusters and order 1.3
 0.39 and 0.22 of METIS' partition and order (1.72 and 1.64 s), with a cut of 0.131 against 0.139 and a fifth of the
 memory; KaMinPar 0.44 and 0.32. At the size of ogbn-products on two cores (one round): 51.5 s on one thread and 30.5
 on two, 0.31 and 0.18 of METIS' partition and order (104 and 63 s), cut 0.129 against 0.140, 0.7 GiB beside 8.1;
-KaMinPar 0.36 and 0.21. On ten cores of a Xeon: 25.8 s on one thread and 7.4 on all,
-0.32 and 0.09. Sums in the found order take as long as in the planted one, two thirds of the time in the given one.
+KaMinPar 0.36 and 0.21. On ten cores of a Xeon: 32.2 s on one thread and 10.9 on all,
+0.34 and 0.12. Sums in the found order take as long as in the planted one, two thirds of the time in the given one.
 
     python benchmarks/partition_order.py                        # 300,000 nodes / 12 M arcs
     python benchmarks/partition_order.py --scale 0.25           # a quarter of ogbn-products; 1 for all of it
