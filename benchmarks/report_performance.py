@@ -311,7 +311,7 @@ def epochs(rows: list[Row], card: str) -> str:
         lines.append([*cells, outcome(row, spread), gib(row), *(ratio(base, same) for base in beside)])
     head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak"]
     head += ["cuSPARSE / this", "tuned cuSPARSE / this"]
-    said = "Steps of nuGNN run as CUDA graphs (`--cuda-graphs on`), 2 % faster than without; the others' as PyTorch does."
+    said = "Steps of nuGNN run as CUDA graphs (`--cuda-graphs on`), 2 % faster than without; others as usual."
     return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines, said)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from nugnn.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, memory_order
+from nugnn.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Riders, memory_order
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks
 
@@ -61,6 +61,7 @@ class BackwardSums:
         while_backward_runs: Whether sums may begin before it has ended. They go through the group ``ranks.halo`` then,
             which has to be free of other exchanges.
         sums: How they travel; `PlainSums` when None.
+        riders: Travel with the last bucket, if it is of their type.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class BackwardSums:
         *,
         while_backward_runs: bool,
         sums: Sums | None = None,
+        riders: Riders | None = None,
     ) -> None:
-        self._all, self._ranks = list(parameters), ranks
+        self._all, self._ranks, self._riders = list(parameters), ranks, riders
         self._sums = PlainSums(ranks) if sums is None else sums
         self._may_begin = while_backward_runs and ranks.is_split and ranks.sums_aside
         self._trained: list[nn.Parameter] | None = None
@@ -148,7 +150,13 @@ class BackwardSums:
         numbers = torch.tensor([axis for p in trained for axis in orders[id(p)]], dtype=torch.int64)
         if not equal_everywhere([numbers], self._ranks):
             orders = {id(p): list(range(p.dim())) for p in trained}
-        self._buckets = [Bucket(group, [orders[id(p)] for p in group]) for group in in_buckets(trained)]
+        groups = in_buckets(trained)
+        riders = self._riders if groups and self._riders and self._riders.dtype is groups[-1][0].dtype else None
+        if self._riders is not None:
+            self._riders.are_carried = riders is not None
+        self._buckets = [
+            Bucket(group, [orders[id(p)] for p in group], riders if group is groups[-1] else None) for group in groups
+        ]
         self._bucket_of = {id(p): i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
         _remove_all(self._hooks)
         self._is_watching, self._begins = self._may_begin, False

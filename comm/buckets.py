@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """A small one leaves early; the others are large enough that nobody waits for the start of a sum."""
+
+
+class Riders(Protocol):
+    """Values that are summed over ranks beside gradients, and spare an exchange of their own.
+
+    Attributes:
+        dtype: Of the values; they ride with gradients of the same one.
+        num_values: As many in each step.
+        are_carried: Set where a bucket takes them.
+    """
+
+    dtype: torch.dtype
+    num_values: int
+    are_carried: bool
+
+    def summand(self) -> Tensor:
+        """``(num_values,)`` of this rank, as they are when the gradients leave."""
+        ...
+
+    def take(self, total: Tensor) -> None:
+        """Their sum over ranks."""
+        ...
 
 
 class Bucket:
@@ -21,24 +44,39 @@ class Bucket:
     Args:
         parameters: Of one dtype, on one device; the same on every rank.
         orders: For each the axes in the order in which its values lie in memory; its own order of axes when None.
+        riders: At the end, behind the flags.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], orders: Sequence[Sequence[int]] | None = None) -> None:
-        self.parameters = list(parameters)
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        orders: Sequence[Sequence[int]] | None = None,
+        riders: Riders | None = None,
+    ) -> None:
+        self.parameters, self._riders = list(parameters), riders
         self._orders: list[list[int] | None] = [None] * len(self.parameters)
         if orders is not None:
             self._orders = [None if list(order) == sorted(order) else list(order) for order in orders]
         self._is_present: list[bool] = []
-        self._kept: tuple[Tensor, list[Tensor], Tensor] | None = None
-        """The tensor, and its parts: a gradient of each parameter in its shape; flags."""
+        self._kept: tuple[Tensor, list[Tensor], Tensor, Tensor] | None = None
+        """The tensor, and its parts: a gradient of each parameter in its shape; flags; riders."""
 
     @property
     def orders(self) -> list[list[int] | None]:
         """Of each parameter the axes in the order in which its values are packed; None for its own order of axes."""
         return self._orders
 
+    @property
+    def num_plain(self) -> int:
+        """Values at the end that are no gradients."""
+        return len(self.parameters) + self._num_riders
+
+    @property
+    def _num_riders(self) -> int:
+        return 0 if self._riders is None else self._riders.num_values
+
     def packed(self) -> Tensor:
-        """The gradients and flags of this rank; zeros where there is no gradient."""
+        """The gradients, flags and riders of this rank; zeros where there is no gradient."""
         first = self.parameters[0]
         self._is_present = [p.grad is not None for p in self.parameters]
         if first.device.type == "cpu":
@@ -48,14 +86,14 @@ class Bucket:
         else:
             flags = torch.tensor(self._is_present, dtype=first.dtype).to(first.device, non_blocking=True)
         pieces = [_flat(p, order) for p, order in zip(self.parameters, self._orders, strict=True)]
-        return torch.cat([*pieces, flags])
+        return torch.cat([*pieces, flags, *([] if self._riders is None else [self._riders.summand()])])
 
     def _packed_where_it_was(self) -> Tensor:
         first = self.parameters[0]
         if self._kept is None or self._kept[0].dtype is not first.dtype:
-            size = sum(p.numel() for p in self.parameters) + len(self.parameters)
+            size = sum(p.numel() for p in self.parameters) + self.num_plain
             self._kept = self._parts(torch.empty(size, dtype=first.dtype))
-        tensor, gradients, flags = self._kept
+        tensor, gradients, flags, riders = self._kept
         with torch.no_grad():
             for parameter, place in zip(self.parameters, gradients, strict=True):
                 if (gradient := parameter.grad) is None:
@@ -63,21 +101,29 @@ class Bucket:
                 elif gradient is not place:
                     place.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
             flags.fill_(1) if all(self._is_present) else flags.copy_(torch.tensor(self._is_present))
+            if self._riders is not None:
+                riders.copy_(self._riders.summand())
         return tensor
 
-    def _parts(self, total: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-        """``total``, the gradients in it, and the flags."""
-        *pieces, flags = total.split([*(p.numel() for p in self.parameters), len(self.parameters)])
+    def _parts(self, total: Tensor) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        """``total``, the gradients in it, the flags and the riders."""
+        sizes = [*(p.numel() for p in self.parameters), len(self.parameters), self._num_riders]
+        *pieces, flags, riders = total.split(sizes)
         shapes = zip(pieces, self.parameters, self._orders, strict=True)
-        return total, [shaped(piece, p.shape, order) for piece, p, order in shapes], flags
+        return total, [shaped(piece, p.shape, order) for piece, p, order in shapes], flags, riders
 
     def unpack(self, total: Tensor) -> None:
-        """Give each parameter its part of ``total``, the sum over ranks; none where no rank has a gradient."""
+        """Give each parameter, and riders, their part of ``total``, the sum over ranks.
+
+        A parameter of which no rank has a gradient gets none.
+        """
         is_kept = self._kept is not None and total is self._kept[0]
-        _, gradients, counts = self._kept if is_kept else self._parts(total)  # type: ignore[misc]
+        _, gradients, counts, riders = self._kept if is_kept else self._parts(total)  # type: ignore[misc]
         is_somewhere = self._is_present if all(self._is_present) else (counts != 0).tolist()
         for parameter, gradient, somewhere in zip(self.parameters, gradients, is_somewhere, strict=True):
             parameter.grad = gradient if somewhere else None
+        if self._riders is not None:
+            self._riders.take(riders)
 
 
 def memory_order(x: Tensor) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from nugnn.comm.buckets import Riders
 from nugnn.comm.groups import Ranks
 from nugnn.precision.storage import Storage
 
@@ -39,6 +40,11 @@ class Family(Protocol):
     sums_in_backward: bool
     has_own_loss: bool
     remedy: str
+
+    @property
+    def riders(self) -> Riders | None:
+        """What travels with the gradients of a step."""
+        ...
 
     @property
     def why_not_recorded(self) -> str | None:

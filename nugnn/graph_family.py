@@ -98,6 +98,7 @@ class GraphFamily:
         self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
 
     sums_in_backward = False  # few parameters, and halo rows travel then
+    riders = None
     remedy = "Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
 
     @property

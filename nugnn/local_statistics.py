@@ -19,9 +19,14 @@ class LocalStatistics:
     bits everywhere: the moving average of the weighted means over ranks. Training reads none of them. The variance is
     that inside the ranks' samples; what their means differ by, one batch's worth of chance, is left out.
 
+    They ride with the gradients where these are of their type, see `nugnn.comm.buckets.Riders`.
+
     Args:
         model: With modules of batch norm; their buffers are changed in place.
         ranks: Who takes part.
+
+    Attributes:
+        counts: Samples of each rank in the step; to be set before it.
 
     Raises:
         ValueError: The model has no batch norm.
@@ -34,21 +39,27 @@ class LocalStatistics:
         kept = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
         self._buffers: list[Tensor] = [buffer for buffer in kept if buffer is not None]
         self._ranks = ranks
+        self.counts: Sequence[int] = ()
+        self.dtype = self._buffers[0].dtype if self._buffers else torch.float32
+        self.num_values = sum(buffer.numel() for buffer in self._buffers)
+        self.are_carried = False
 
-    def average(self, counts: Sequence[int]) -> None:
-        """Average; a collective call.
+    def average(self) -> None:
+        """Average what no gradients carry; a collective call."""
+        if self._ranks.is_split and self._buffers and not self.are_carried:
+            with self._ranks.clock.measure("sync", self._ranks.device):
+                self.take(self._ranks.sum_(self.summand()))
 
-        Args:
-            counts: Samples of each rank in the step.
-        """
-        if not self._ranks.is_split or not self._buffers:
-            return
-        weight = counts[self._ranks.rank] / sum(counts)
-        flat = torch.cat([buffer.reshape(-1) for buffer in self._buffers]) * weight
+    def summand(self) -> Tensor:
+        """``(num_values,)``: this rank's, by the weight of its samples."""
+        weight = self.counts[self._ranks.rank] / sum(self.counts)
+        flat = [buffer.reshape(-1) for buffer in self._buffers]
+        return (torch.cat(flat) if flat else torch.empty(0, dtype=self.dtype, device=self._ranks.device)) * weight
+
+    def take(self, total: Tensor) -> None:
+        """The weighted averages, ``(num_values,)``."""
         sizes = [buffer.numel() for buffer in self._buffers]
-        with self._ranks.clock.measure("sync", self._ranks.device):
-            self._ranks.sum_(flat)
-        for buffer, mean in zip(self._buffers, flat.split(sizes), strict=True):
+        for buffer, mean in zip(self._buffers, total.split(sizes) if sizes else (), strict=True):
             buffer.copy_(mean.view_as(buffer))
 
 

@@ -100,10 +100,9 @@ class SampleFamily:
         self._known_rows = KnownRows(model, self.interceptor, ranks, batch_norm=batch_norm)
         self.sampler = SplitBatchSampler(_length(train), sizes, ranks.rank, seed=seed, drop_last=drop_last)
         self._micro_batches, self._augment, self._seed = micro_batches, augment, seed
-        self._counts: Sequence[int] = sizes
-        self._statistics = None
+        self.riders: LocalStatistics | None = None
         if batch_norm == "local":
-            self._statistics = LocalStatistics(model, ranks)
+            self.riders = LocalStatistics(model, ranks)
             check_local_batches(self.sampler, micro_batches)
         is_gpu = ranks.device.type == "cuda"
         how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_data_workers, "pin_memory": is_gpu}
@@ -153,7 +152,9 @@ class SampleFamily:
             if not self.has_own_loss:
                 _refuse_negative_labels(batch)
             whole = batch.to(self.ranks.device)
-            self._counts = self.sampler.counts(number)
+            counts = self.sampler.counts(number)
+            if self.riders is not None:
+                self.riders.counts = counts
             if self._augment is not None:
                 x, labels = whole.data
                 with whose("augment"):
@@ -162,7 +163,7 @@ class SampleFamily:
                 whole = Batch(whole.ids, (x, labels))
             pieces = [whole.part(part, self._micro_batches) for part in range(self._micro_batches)]
             parts = [self._prepared(piece, dtype) for piece in pieces]
-            total = self._mean.total(self._counts, [labels for _, labels in parts])
+            total = self._mean.total(counts, [labels for _, labels in parts])
             yield [_Part(x, labels, total, piece.ids) for (x, labels), piece in zip(parts, pieces, strict=True)]
 
     @contextmanager
@@ -208,8 +209,8 @@ class SampleFamily:
         return work.total
 
     def settle(self, *, is_good: bool) -> None:
-        if self._statistics is not None:
-            self._statistics.average(self._counts)
+        if self.riders is not None:
+            self.riders.average()
 
     def own_rows(self) -> dict[str, Tensor]:
         """None: what is kept between steps is parameters and buffers."""

@@ -143,8 +143,9 @@ class Trainer:
         self._replicated = list(replicated.values())
         self.grad_sync = GradientSync(grad_sync, replicated, self.ranks, grad_sync_hosts)
         self._sums = BackwardSums(
-            self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync
-        )
+            self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync,
+            riders=family.riders,
+        )  # fmt: skip
         broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:
             self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)

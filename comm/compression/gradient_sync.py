@@ -124,7 +124,7 @@ class GradientSync:
         assert self._compressor is not None
         names = [self._names[id(p)] for p in bucket.parameters]
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            packed.copy_(self._compressor.sum(packed.float(), names, bucket.orders, len(names), link))
+            packed.copy_(self._compressor.sum(packed.float(), names, bucket.orders, bucket.num_plain, link))
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

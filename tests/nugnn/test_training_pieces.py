@@ -171,13 +171,17 @@ def test_schedules_that_do_not_fit_are_refused() -> None:
 # -- local batch norm ----------------------------------------------------------------------------------------------
 
 
-def _fit_local(ranks: Ranks, sizes: tuple[int, ...]) -> tuple[list[Any], dict[str, Tensor]]:
+def _fit_local(ranks: Ranks, sizes: tuple[int, ...], ride: bool) -> tuple[list[Any], dict[str, Tensor]]:
     data = {split: make_data("images", num) for split, num in (("train", 53), ("val", 20))}
     model = make_model("cnn").double()
     model.dropout.p = 0.0
     family = SampleFamily(model, data.pop("train"), ranks, sizes=sizes, seed=3, batch_norm="local", **data)
+    assert family.riders is not None
+    if not ride:
+        family.riders.dtype = torch.int8  # of no gradient
     trainer = Trainer(family, make_optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
     history = trainer.fit(2)
+    assert family.riders.are_carried == ride
     return [(epoch.loss, epoch.val) for epoch in history.epochs], copy.deepcopy(model.state_dict())
 
 
@@ -210,15 +214,33 @@ def _local_by_hand(sizes: tuple[int, ...]) -> dict[str, Tensor]:
     return copy.deepcopy(model.state_dict())
 
 
-@pytest.mark.parametrize("sizes", [(8, 4), (12, 0)], ids=str)
-def test_local_batch_norm_is_each_ranks_own_with_statistics_averaged(ranks: Any, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sizes", "ride"), [((8, 4), True), ((12, 0), True), ((8, 4), False)], ids=str)
+def test_local_batch_norm_is_each_ranks_own_with_statistics_averaged(
+    ranks: Any, sizes: tuple[int, ...], ride: bool
+) -> None:
     expected = _local_by_hand(sizes)
-    runs = ranks.run(len(sizes), _fit_local, sizes)
+    runs = ranks.run(len(sizes), _fit_local, sizes, ride)
     for epochs, state in runs:
         assert epochs == runs[0][0]
         for name, value in expected.items():
             assert torch.equal(state[name], runs[0][1][name])
             torch.testing.assert_close(state[name], value, rtol=FLOAT64_BOUND, atol=FLOAT64_BOUND)
+
+
+def _statistics(ranks: Ranks, grad_sync: str) -> dict[str, Tensor]:
+    """After an epoch in which the weights stay what they are."""
+    model = make_model("cnn").float()
+    family = SampleFamily(model, make_data("images", 53, torch.float32), ranks, sizes=(8, 4), batch_norm="local")
+    trainer = Trainer(family, make_optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.0), grad_sync=grad_sync)
+    trainer.train_epoch()
+    return {name: x.clone() for name, x in model.named_buffers()}
+
+
+def test_statistics_beside_gradients_of_few_bits_travel_as_they_are(ranks: Any) -> None:
+    exact, short = (ranks.run(2, _statistics, grad_sync) for grad_sync in ("fp32", "2bit"))
+    for name, value in exact[0].items():
+        assert torch.equal(short[0][name], short[1][name])
+        torch.testing.assert_close(short[0][name], value, rtol=1e-6, atol=1e-7)  # two addends, in either order
 
 
 def test_local_batch_norm_that_cannot_be_is_refused() -> None:
