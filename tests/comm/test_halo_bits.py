@@ -187,7 +187,7 @@ def test_targets() -> None:
     for wrong in ("25", "-1s", "nan%", "infs", "s", "", "1 ms"):
         with pytest.raises(ValueError, match="is not known; choose a share of the computation such as 10%"):
             HaloTarget.parse(wrong)
-    assert checked_target(None, halo_wire="auto", mode=HaloMode()) == HaloTarget(0.25, True)
+    assert checked_target(None, halo_wire="auto", mode=HaloMode()) == HaloTarget(0.1, True)
     assert checked_target(None, halo_wire="int8", mode=HaloMode()) is None
     with pytest.raises(ValueError, match="halo_target has no effect on halo_wire int8, only on auto"):
         checked_target("10%", halo_wire="int8", mode=HaloMode())
