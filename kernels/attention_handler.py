@@ -61,7 +61,7 @@ class AttentionHandler:
         scale = a.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         weights = _weights(query * scale, key, mask)
-        return dropout_rows(weights, a["dropout_p"], interceptor.random_key(call.name), ids) @ value
+        return dropout_rows(weights, a["dropout_p"], interceptor.random_key(call.name, rows), ids) @ value
 
     def _multi_head(self, call: OperatorCall, proceed: Proceed, interceptor: Interceptor) -> Any:
         """Sequences stand on axis 1 here: `torch.nn.MultiheadAttention` turns what ``batch_first`` gave it."""
@@ -84,7 +84,7 @@ class AttentionHandler:
         if unusual or (a["is_causal"] and a["attn_mask"] is None):  # torch refuses the latter
             return self._by_position(call, proceed, f" with {', '.join(unusual)}")
         ids = _checked(call.name, rows, a["query"].shape[1]).to(a["query"].device).row_ids(a["query"].shape[1])
-        key = interceptor.random_key(call.name)
+        key = interceptor.random_key(call.name, rows)
         out, weights = _multi_head(a, lambda x: dropout_rows(x, a["dropout_p"], key, ids))
         return tag(out, rows), weights
 

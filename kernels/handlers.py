@@ -63,7 +63,7 @@ class DropoutHandler:
                 f"{call.name}: dropout on rows whose identity is not known (shape {tuple(x.shape)}), so its mask would "
                 f"depend on the split{calling_line()}.{where_lost(x)} {self._instead}"
             )
-        key = interceptor.random_key(call.name)
+        key = interceptor.random_key(call.name, rows)
         ids = _row_ids(call.name, x, rows)
         if x.layout is torch.sparse_csr:
             crow, col = x.crow_indices(), x.col_indices()

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
 from nugnn.kernels.module_state import ModuleState
+from nugnn.kernels.passes import Passes
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.random_draws import draws
 from nugnn.kernels.row_follower import follower, noting_losses
@@ -218,6 +219,7 @@ class Interceptor(TorchFunctionMode):
         self._scope = ""
         self._counters = _Counters()
         self._anchor_depth = 0
+        self._passes = Passes()
         self._second_run = ExitStack()
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -228,6 +230,7 @@ class Interceptor(TorchFunctionMode):
         self.step_number = number
         self._counters, self._scope, self._anchor_depth = _Counters(), "", 0
         self._path_stack = [""]
+        self._passes = Passes()
         self._second_run = ExitStack()
         for handler in self._handlers:
             if (begin := getattr(handler, "begin_step", None)) is not None:
@@ -397,8 +400,13 @@ class Interceptor(TorchFunctionMode):
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    def random_key(self, name: str) -> RandomKey:
+    def random_key(self, name: str, rows: Rows | None = None) -> RandomKey:
         """Key of the random numbers of operator ``name`` in this step.
+
+        Args:
+            name: Of the call.
+            rows: That get them. A batch that the model cuts into chunks has as many calls as chunks, and ranks with
+                other shares have other chunks: a call on samples counts the calls before that had one of them.
 
         Raises:
             RuntimeError: The operator runs again in backward, outside any module, so its first name is not known.
@@ -408,7 +416,7 @@ class Interceptor(TorchFunctionMode):
                 f"{name} is recomputed in backward by a function, so it cannot be matched with its first run. Give "
                 "torch.utils.checkpoint a module whose forward does this, not a function or method."
             )
-        return RandomKey(self.seed, self.step_number, zlib.crc32(name.encode()))
+        return RandomKey(self.seed, self.step_number, zlib.crc32(self._passes.name(name, rows).encode()))
 
     def call(
         self, kind: str, structure: Structure | None, inputs: tuple[Any, ...], attrs: dict[str, Any], run: Any
