@@ -144,7 +144,7 @@ def measure_products(recorder: Recorder, arguments: argparse.Namespace, device: 
                     x = torch.randn(csr.num_nodes, width, device=device, generator=generator).to(DTYPES[dtype])
                     row = {"kind": "spmm", "graph": family, "order": order, "dtype": dtype, "shape": f"F={width}"}
                     row |= {"width": width, "num_nodes": csr.num_nodes, "num_edges": csr.num_edges}
-                    is_first = order == arguments.orders[0]
+                    is_first = (dtype, width) not in in_reach
                     measured = []
                     for system in arguments.systems:
                         if system.startswith("cusparse") and not is_first and system not in in_reach[dtype, width]:
@@ -158,7 +158,8 @@ def measure_products(recorder: Recorder, arguments: argparse.Namespace, device: 
                         if system.startswith("cusparse") and "median_ms" in done:
                             measured.append((done["median_ms"], system))
                     if is_first:
-                        in_reach[dtype, width] = [each for ms, each in measured if ms <= 2 * min(measured)[0]]
+                        least = min(measured, default=(0.0, ""))[0]
+                        in_reach[dtype, width] = [each for ms, each in measured if ms <= 2 * least]
                     del x
             if device.type == "cuda" and order == "given" and "torch.sparse" in arguments.systems:
                 name_kernels(recorder, family, csr, arguments)

@@ -59,8 +59,8 @@ SAMPLE_WAYS = ("fp32", "bf16", "8bit", "4bit", "2bit", "powersgd", "auto")
 PEER_WAYS = ("ddp", "ddp fp16", "ddp powersgd")
 HALO_WAYS = {"fp32": "fp32", "bf16": "bf16", "int8": "8bit", "int4": "4bit", "int2": "2bit", "auto": "auto"}
 """Of halo rows, and what gradients travel as beside them."""
-_CANDIDATES = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
-"""Of ``auto``: the ways that it may come to."""
+_MEASURED = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
+"""The ways that ``auto`` is compared with; gradients get no fewer than 4 bits, rows ``fp16`` for ``bf16``."""
 MODELS = ("transformer", "mlp", "gnn")
 _PORT = 29_571
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
@@ -140,7 +140,7 @@ class Row:
         local_seconds: Compute and codec of the slowest rank, by its processor, as measured without a limit; None where
             ``auto`` chose what is not among the ways.
         predicted_seconds: By the model.
-        chosen: What ``auto`` chose.
+        chosen: What ``auto`` chose; of a graph for gradients and for most of the rows.
     """
 
     model: str
@@ -216,7 +216,7 @@ class OfTrainer:
         chosen = str(self.trainer.grad_sync.report()["choice"]["name"])
         values = self._family.report().get("halo", {}).get("plan", {}).get("values", {})
         of_rows = max(values, key=values.get, default=None)
-        return chosen if of_rows is None else f"{chosen}, rows {of_rows}"
+        return chosen if of_rows is None else f"{chosen}+{of_rows}"
 
     def counts(self) -> tuple[float, float]:
         report = self.trainer.grad_sync.report() or {}
@@ -529,13 +529,13 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     if "auto" in by_way:
         for rate, row in by_way["auto"].items():
             best = min(
-                (by_way[way][rate] for way in _CANDIDATES if way in by_way),
+                (by_way[way][rate] for way in _MEASURED if way in by_way),
                 key=lambda other: other.seconds,
                 default=row,
             )
             yield (
                 f"auto at {rate:g} Gb/s: {row.chosen}, {100 * (row.seconds / best.seconds - 1):+.0f} % "
-                f"beside the best of its candidates, {best.way}"
+                f"beside the fastest, {best.way}"
             )
 
 

@@ -170,7 +170,7 @@ def products(rows: list[Row], card: str) -> str:
     head += ["cuSPARSE / ours given", "cuSPARSE / ours found", "planted / found", "copy floor", "gather from L2"]
     said = (
         "`gather from L2`: all rows gathered at the rate that the L2 gave above. It is no bound where the first-level "
-        "cache still has some of them, as it has in float32."
+        "cache still has some of them."
     )
     return titled("SpMM (sum over in-edges), ms", head, lines, said)
 
@@ -311,7 +311,7 @@ def epochs(rows: list[Row], card: str) -> str:
         lines.append([*cells, outcome(row, spread), gib(row), *(ratio(base, same) for base in beside)])
     head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak"]
     head += ["cuSPARSE / this", "tuned cuSPARSE / this"]
-    said = "Steps of nuGNN run as CUDA graphs (`--cuda-graphs on`), 2 % faster than without; others as usual."
+    said = "Steps of nuGNN run as CUDA graphs (`--cuda-graphs on`), the others' as usual."
     return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines, said)
 
 

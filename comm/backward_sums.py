@@ -151,12 +151,12 @@ class BackwardSums:
         if not equal_everywhere([numbers], self._ranks):
             orders = {id(p): list(range(p.dim())) for p in trained}
         groups = in_buckets(trained)
-        riders = self._riders if groups and self._riders and self._riders.dtype is groups[-1][0].dtype else None
+        self._buckets = [Bucket(group, [orders[id(p)] for p in group]) for group in groups]
         if self._riders is not None:
-            self._riders.are_carried = riders is not None
-        self._buckets = [
-            Bucket(group, [orders[id(p)] for p in group], riders if group is groups[-1] else None) for group in groups
-        ]
+            fits = bool(groups) and groups[-1][0].dtype is self._riders.dtype
+            self._riders.are_carried = fits
+            if fits:
+                self._buckets[-1].riders = self._riders
         self._bucket_of = {id(p): i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
         _remove_all(self._hooks)
         self._is_watching, self._begins = self._may_begin, False

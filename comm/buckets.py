@@ -1,4 +1,4 @@
-"""Gradients of several parameters as one tensor, in which they travel together."""
+"""Gradients of several parameters as one tensor, in which they travel together, and what rides with them."""
 
 from __future__ import annotations
 
@@ -44,16 +44,14 @@ class Bucket:
     Args:
         parameters: Of one dtype, on one device; the same on every rank.
         orders: For each the axes in the order in which its values lie in memory; its own order of axes when None.
-        riders: At the end, behind the flags.
+
+    Attributes:
+        riders: At the end, behind the flags; to be set before the first use.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        orders: Sequence[Sequence[int]] | None = None,
-        riders: Riders | None = None,
-    ) -> None:
-        self.parameters, self._riders = list(parameters), riders
+    def __init__(self, parameters: Sequence[nn.Parameter], orders: Sequence[Sequence[int]] | None = None) -> None:
+        self.parameters = list(parameters)
+        self.riders: Riders | None = None
         self._orders: list[list[int] | None] = [None] * len(self.parameters)
         if orders is not None:
             self._orders = [None if list(order) == sorted(order) else list(order) for order in orders]
@@ -73,7 +71,7 @@ class Bucket:
 
     @property
     def _num_riders(self) -> int:
-        return 0 if self._riders is None else self._riders.num_values
+        return 0 if self.riders is None else self.riders.num_values
 
     def packed(self) -> Tensor:
         """The gradients, flags and riders of this rank; zeros where there is no gradient."""
@@ -86,7 +84,7 @@ class Bucket:
         else:
             flags = torch.tensor(self._is_present, dtype=first.dtype).to(first.device, non_blocking=True)
         pieces = [_flat(p, order) for p, order in zip(self.parameters, self._orders, strict=True)]
-        return torch.cat([*pieces, flags, *([] if self._riders is None else [self._riders.summand()])])
+        return torch.cat([*pieces, flags, *([] if self.riders is None else [self.riders.summand()])])
 
     def _packed_where_it_was(self) -> Tensor:
         first = self.parameters[0]
@@ -101,8 +99,8 @@ class Bucket:
                 elif gradient is not place:
                     place.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
             flags.fill_(1) if all(self._is_present) else flags.copy_(torch.tensor(self._is_present))
-            if self._riders is not None:
-                riders.copy_(self._riders.summand())
+            if self.riders is not None:
+                riders.copy_(self.riders.summand())
         return tensor
 
     def _parts(self, total: Tensor) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
@@ -122,8 +120,8 @@ class Bucket:
         is_somewhere = self._is_present if all(self._is_present) else (counts != 0).tolist()
         for parameter, gradient, somewhere in zip(self.parameters, gradients, is_somewhere, strict=True):
             parameter.grad = gradient if somewhere else None
-        if self._riders is not None:
-            self._riders.take(riders)
+        if self.riders is not None:
+            self.riders.take(riders)
 
 
 def memory_order(x: Tensor) -> list[int]:

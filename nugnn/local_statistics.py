@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from nugnn.comm.groups import Ranks
 
 
 class LocalStatistics:
-    """Averages running means and variances over ranks after a step, each weighted by the rank's samples in it.
+    """Averages running means and variances over ranks in each step, weighted by the ranks' samples in it.
 
     They are moving averages of what each rank found in its own samples. Averaged after every step they stay the same
     bits everywhere: the moving average of the weighted means over ranks. Training reads none of them. The variance is
@@ -40,12 +41,12 @@ class LocalStatistics:
         self._buffers: list[Tensor] = [buffer for buffer in kept if buffer is not None]
         self._ranks = ranks
         self.counts: Sequence[int] = ()
-        self.dtype = self._buffers[0].dtype if self._buffers else torch.float32
+        self.dtype = functools.reduce(torch.promote_types, (buffer.dtype for buffer in self._buffers), torch.bfloat16)
         self.num_values = sum(buffer.numel() for buffer in self._buffers)
         self.are_carried = False
 
-    def average(self) -> None:
-        """Average what no gradients carry; a collective call."""
+    def average_unless_carried(self) -> None:
+        """Average, where no gradients carry them; a collective call, at the end of a step."""
         if self._ranks.is_split and self._buffers and not self.are_carried:
             with self._ranks.clock.measure("sync", self._ranks.device):
                 self.take(self._ranks.sum_(self.summand()))
@@ -54,12 +55,12 @@ class LocalStatistics:
         """``(num_values,)``: this rank's, by the weight of its samples."""
         weight = self.counts[self._ranks.rank] / sum(self.counts)
         flat = [buffer.reshape(-1) for buffer in self._buffers]
-        return (torch.cat(flat) if flat else torch.empty(0, dtype=self.dtype, device=self._ranks.device)) * weight
+        return torch.cat([torch.empty(0, dtype=self.dtype, device=self._ranks.device), *flat]) * weight
 
     def take(self, total: Tensor) -> None:
         """The weighted averages, ``(num_values,)``."""
         sizes = [buffer.numel() for buffer in self._buffers]
-        for buffer, mean in zip(self._buffers, total.split(sizes) if sizes else (), strict=True):
+        for buffer, mean in zip(self._buffers, total[: self.num_values].split(sizes) if sizes else (), strict=True):
             buffer.copy_(mean.view_as(buffer))
 
 

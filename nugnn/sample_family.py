@@ -52,8 +52,8 @@ class SampleFamily:
         class_weights: ``(C,)``, for the loss.
         label_smoothing: See `nugnn.loss.SmoothedCrossEntropy`.
         batch_norm: ``all``: statistics over the samples of all ranks, as one process has them; ``local``: approximate,
-            each rank's own samples, no exchange in forward and backward; running statistics are averaged over ranks
-            after each step, see `nugnn.local_statistics`.
+            each rank's own samples, no exchange in forward; running statistics are averaged over ranks in each step,
+            with the gradients where they are of one type, see `nugnn.local_statistics`.
         augment: Changes training samples at random, keyed by sample and epoch; see `nugnn.augmentation`.
         seed: Of the order of samples, of dropout masks and of augmentation.
         precision: See `nugnn.precision.storage.Storage`.
@@ -100,9 +100,9 @@ class SampleFamily:
         self._known_rows = KnownRows(model, self.interceptor, ranks, batch_norm=batch_norm)
         self.sampler = SplitBatchSampler(_length(train), sizes, ranks.rank, seed=seed, drop_last=drop_last)
         self._micro_batches, self._augment, self._seed = micro_batches, augment, seed
-        self.riders: LocalStatistics | None = None
+        self._statistics: LocalStatistics | None = None
         if batch_norm == "local":
-            self.riders = LocalStatistics(model, ranks)
+            self._statistics = LocalStatistics(model, ranks)
             check_local_batches(self.sampler, micro_batches)
         is_gpu = ranks.device.type == "cuda"
         how: dict[str, Any] = {"collate_fn": collate_fn, "num_workers": num_data_workers, "pin_memory": is_gpu}
@@ -124,6 +124,10 @@ class SampleFamily:
         "Every worker has other samples, so what forward writes must not depend on them (nn.Embedding(max_norm=...) "
         "rescales the rows that it reads, for one): leave that out, or train with workers=1."
     )
+
+    @property
+    def riders(self) -> LocalStatistics | None:
+        return self._statistics
 
     @property
     def why_not_recorded(self) -> str | None:
@@ -153,8 +157,8 @@ class SampleFamily:
                 _refuse_negative_labels(batch)
             whole = batch.to(self.ranks.device)
             counts = self.sampler.counts(number)
-            if self.riders is not None:
-                self.riders.counts = counts
+            if self._statistics is not None:
+                self._statistics.counts = counts
             if self._augment is not None:
                 x, labels = whole.data
                 with whose("augment"):
@@ -203,14 +207,15 @@ class SampleFamily:
         known = (bool, int, float, str, type(None))  # of others it is not known when they are the same
         plain = [None if isinstance(x, Tensor) else x if isinstance(x, known) else object() for x in leaves]
         total = None if isinstance(work.total, Tensor) else work.total
-        return total, structure, tuple(plain)
+        counts = None if self._statistics is None else tuple(self._statistics.counts)  # weights of its averages
+        return total, counts, structure, tuple(plain)
 
     def weight(self, work: _Part) -> float | Tensor:
         return work.total
 
     def settle(self, *, is_good: bool) -> None:
-        if self.riders is not None:
-            self.riders.average()
+        if self._statistics is not None:
+            self._statistics.average_unless_carried()
 
     def own_rows(self) -> dict[str, Tensor]:
         """None: what is kept between steps is parameters and buffers."""

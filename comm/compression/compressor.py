@@ -137,17 +137,19 @@ class Compressor:
         if self.settings.is_quantized and self.step % STEPS_BETWEEN_PLANS == 0:
             held = self._arrange(values, names, held, link)
         out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
-        least, most = torch.aminmax(out) if out.numel() else (out.new_zeros(()),) * 2
+        num_gradients = len(values) - num_plain
+        least, most = torch.aminmax(out[:num_gradients]) if num_gradients else (out.new_zeros(()),) * 2
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
         traffic = self.traffic.setdefault(names[0] if names else "", Traffic())
         if rest is not None and looks:
-            traffic.error = float(rest.norm() / values.norm().clamp(min=torch.finfo(values.dtype).tiny))
+            size = values[:num_gradients].norm().clamp(min=torch.finfo(values.dtype).tiny)
+            traffic.error = float(rest[:num_gradients].norm() / size)
         if rest is not None and feeds_back:
             self._keep(rest, names, held)
         if self._bits_are_measured:
             for name, part in self._parts(values, names):  # as it travels; the sums have been rounded already
                 self._pending.errors[name] = quantization_errors(part, self._arranged[name].bucket)
-        traffic.num_values, traffic.steps = len(values) - num_plain, traffic.steps + 1
+        traffic.num_values, traffic.steps = num_gradients, traffic.steps + 1
         traffic.sent_bytes += link.sent.num_bytes - before.num_bytes
         traffic.across_bytes += link.sent.across_bytes - before.across_bytes
         traffic.exchange_seconds += link.sent.seconds - before.seconds
@@ -199,7 +201,8 @@ class Compressor:
         if part.device.type != "cpu":
             return None
         if self._room is None:
-            self._room = torch.empty(max(self._named[name].numel() for name in self._compressed))
+            largest = max(self._named[name].numel() for name in self._compressed)
+            self._room = torch.empty(largest, dtype=torch.float32, device=part.device)
         return self._room[: len(part)]
 
     def _travelling(self, name: str) -> Order:
@@ -266,12 +269,17 @@ class Compressor:
         """As the gradient travels."""
         parameter = self._named[name]
         if name not in self._kept:
-            self._kept[name] = torch.zeros(parameter.numel(), device=parameter.device)
+            self._kept[name] = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         return self._kept[name]
 
     def _pack_as(self, name: str, order: Order) -> None:
         if name in self._kept:
-            self._kept[name] = self._repacked(self._kept[name], name, self._orders[name], order)
+            before = self._kept[name]
+            self._kept[name] = self._repacked(before, name, self._orders[name], order)
+            if (
+                before.is_cuda and self._kept[name] is not before
+            ):  # perhaps made on another stream, and free from here on
+                before.record_stream(torch.cuda.current_stream(before.device))
         self._orders[name] = order
 
     def _repacked(self, x: Tensor, name: str, before: Order, after: Order) -> Tensor:

@@ -95,7 +95,7 @@ class GradientSync:
             self._compressor.open(scale)
 
     def sum_(self, bucket: Bucket) -> Tensor:
-        """The sum over ranks of what ``bucket`` holds, flags too; a collective call."""
+        """The sum over ranks of what ``bucket`` holds, flags and riders too; a collective call."""
         if self._compressor is None:
             return self._plain.sum_(bucket)
         packed = bucket.packed()

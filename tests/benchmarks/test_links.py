@@ -69,14 +69,14 @@ def test_tables_fit_and_say_who_won() -> None:
         for rate in (None, 0.1, 1.0)
         for way, seconds, sent, chosen in (
             ("fp32", 1.0, 87e6, None), ("bf16", 0.6, 43e6, None), ("4bit", 0.2, 11e6, None),
-            ("auto", 0.21, 11e6, "4bit"), ("ddp powersgd", 0.3, 1e6, None),
+            ("auto", 0.21, 11e6, "4bit"), ("ddp powersgd", 0.3, 1e6, None), ("longest", 0.5, 1e6, "fp32+int8"),
         )
     ]  # fmt: skip
     lines = [line for rate in (None, 0.1, 1.0) for line in links.table([row for row in rows if row.rate == rate])]
     assert all(len(line) <= 80 for line in lines), max(lines, key=len)
     assert sum("95 % of fp32 is communication" in line for line in lines) == 1
     said = list(links.summary(rows))
-    assert "auto at 0.1 Gb/s: 4bit, +5 % beside the best of its candidates, 4bit" in said
+    assert "auto at 0.1 Gb/s: 4bit, +5 % beside the fastest, 4bit" in said
     assert any(line.startswith("4bit beats fp32 at every rate; by the model") for line in said)
     assert any("1.002 to 1.002 times" in line for line in said)
 

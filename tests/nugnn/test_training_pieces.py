@@ -243,6 +243,37 @@ def test_statistics_beside_gradients_of_few_bits_travel_as_they_are(ranks: Any) 
         torch.testing.assert_close(short[0][name], value, rtol=1e-6, atol=1e-7)  # two addends, in either order
 
 
+def _residuals_around_an_infinite_variance(ranks: Ranks) -> list[dict[str, Tensor]]:
+    norm = nn.BatchNorm1d(64)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(72, 64), norm, nn.ReLU(), nn.Linear(64, NUM_CLASSES))
+    family = SampleFamily(model, make_data("images", 53, torch.float32), ranks, sizes=(8, 4), batch_norm="local")
+    trainer = Trainer(family, grad_sync="2bit")
+    found = []
+    for _ in range(2):
+        trainer.train_epoch()
+        assert trainer.grad_sync._compressor is not None
+        found.append({name: kept.clone() for name, kept in trainer.grad_sync._compressor.residuals.items()})
+        norm.running_var[0] = torch.inf  # of one batch with an outlier; training never reads it
+    return found
+
+
+def test_statistics_that_are_not_finite_leave_error_feedback_alone(ranks: Any) -> None:
+    for before, after in ranks.run(2, _residuals_around_an_infinite_variance):
+        assert before and not any(torch.equal(after[name], kept) for name, kept in before.items())
+
+
+def test_a_recorded_step_knows_the_weights_of_its_statistics() -> None:
+    data, weights = make_data("images", 53, torch.float32), torch.ones(NUM_CLASSES)
+    family = SampleFamily(
+        make_model("cnn").float(), data, Ranks(), sizes=(12,), batch_norm="local", class_weights=weights
+    )
+    kinds = []
+    for (work,) in family.steps(0):
+        assert isinstance(work.total, Tensor)  # which says nothing about the kind
+        kinds.append(family.kind_of(work))
+    assert len(set(kinds)) == 2  # of whole batches and of the last one
+
+
 def test_local_batch_norm_that_cannot_be_is_refused() -> None:
     data = make_data("images", 49)
     with pytest.raises(ValueError, match="no batch norm"):
