@@ -180,7 +180,9 @@ def test_the_exchange_happens_once_and_names_stay(fused_calls: list[Any]) -> Non
         interceptor = intercept(model, graph)
         drawn: list[str] = []
         plain = interceptor.random_key
-        interceptor.random_key = lambda name, plain=plain, drawn=drawn: (drawn.append(name), plain(name))[1]  # type: ignore[method-assign]
+        interceptor.random_key = lambda name, *rows, plain=plain, drawn=drawn: (drawn.append(name), plain(name, *rows))[
+            1
+        ]  # type: ignore[method-assign]
         with interceptor.step(0):
             model(graph, graph.ndata["feat"])
         counters = interceptor._counters.calls
