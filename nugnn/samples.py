@@ -1,18 +1,19 @@
 """Training on batches that are divided unevenly among ranks, as one process would: pieces for a loop of one's own.
 
-ranks = nugnn.init()
-sampler = nugnn.SplitBatchSampler(len(dataset), sizes=(18, 6), rank=ranks.rank)
-mean = nugnn.BatchMean(nugnn.loss.cross_entropy, ranks)
-interceptor = nugnn.intercept_samples(model, ranks)
-for epoch in range(epochs):
-sampler.begin(epoch)
-for step, batch in enumerate(nugnn.batch_loader(dataset, sampler), epoch * len(sampler)):
-images, labels = nugnn.as_samples(batch, ranks).data
-with interceptor.step(step):
-loss = mean(model(images), labels, sum(sampler.counts(step % len(sampler))))
-loss.backward()
-sum_gradients(model.parameters(), ranks)
-optimizer.step()
+    ranks = nugnn.init()
+    sampler = nugnn.SplitBatchSampler(len(dataset), sizes=(18, 6), rank=ranks.rank)
+    mean = nugnn.BatchMean(nugnn.loss.cross_entropy, ranks)
+    interceptor = nugnn.intercept_samples(model, ranks)
+    for epoch in range(epochs):
+        sampler.begin(epoch)
+        for step, batch in enumerate(nugnn.batch_loader(dataset, sampler), epoch * len(sampler)):
+            images, labels = nugnn.as_samples(batch, ranks).data
+            with interceptor.step(step):
+                loss = mean(model(images), labels, sum(sampler.counts(step % len(sampler))))
+                optimizer.zero_grad()
+                loss.backward()
+            sum_gradients(model.parameters(), ranks)
+            optimizer.step()
 """
 
 from __future__ import annotations

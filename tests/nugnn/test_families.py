@@ -44,7 +44,7 @@ def test_graphs_train_without_samples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("without", "tests"), [(_OF_GRAPHS, _SAMPLE_TESTS), (_OF_SAMPLES, _GRAPH_TESTS)])
 def test_all_tests_of_one_family_pass_without_the_other(without: str, tests: list[str]) -> None:
-    assert _passed(without, *tests) > 70
+    assert _passed(without, *tests) > 50
 
 
 @pytest.mark.parametrize("names", [_OF_GRAPHS, _OF_SAMPLES])
