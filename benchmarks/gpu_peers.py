@@ -29,6 +29,7 @@ from gpu_kernels import DTYPES, ORDERS, ordered_graphs
 from harness import Recorder, free_memory, result_differs, time_ms
 from torch import Tensor
 
+from nugnn.datasets.synthetic_device import FAMILIES
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
 from nugnn.kernels.attention import gatv2_attention
 from nugnn.kernels.attention.reference import gatv2_attention_reference
@@ -356,23 +357,30 @@ def operands_of(name: str, dtype: torch.dtype, csr: Csr, seed: int) -> tuple[str
 
 
 def measure_order(
-    recorder: Recorder, order: str, csr: Csr, arguments: argparse.Namespace, has_time: Callable[[str], bool]
+    recorder: Recorder,
+    family: str,
+    order: str,
+    csr: Csr,
+    arguments: argparse.Namespace,
+    has_time: Callable[[str], bool],
 ) -> None:
     """Rows of all cases and systems in one order; torch's scatter, which is slow, last: one case in the first order."""
     checks = Checks(csr, arguments.seed)
     slow = "torch scatter"
     made = {system: SYSTEMS[system](csr) for system in arguments.systems if system != slow}
     for name, dtype in arguments.cases if made else ():
-        measure_case(recorder, order, name, dtype, made, checks, arguments, has_time)
+        measure_case(recorder, family, order, name, dtype, made, checks, arguments, has_time)
     del made
     free_memory()
     if slow in arguments.systems and order == arguments.orders[0] and "fp32" in arguments.dtypes:
         made = {slow: SYSTEMS[slow](csr)}
-        measure_case(recorder, order, "max F=64", "fp32", made, checks, arguments, has_time, warmup=1, least_repeats=3)
+        options = {"warmup": 1, "least_repeats": 3}
+        measure_case(recorder, family, order, "max F=64", "fp32", made, checks, arguments, has_time, **options)
 
 
 def measure_case(
     recorder: Recorder,
+    family: str,
     order: str,
     name: str,
     dtype: str,
@@ -386,7 +394,7 @@ def measure_case(
     csr = checks.csr
     method, operands, grad = operands_of(name, DTYPES[dtype], csr, arguments.seed)
     short = name.removesuffix(" 4x32").replace(" F=", "")  # a line of the log has little room
-    row = {"kind": "peers", "graph": "products-like", "order": order, "dtype": dtype, "case": name, "flushed": True}
+    row = {"kind": "peers", "graph": family, "order": order, "dtype": dtype, "case": name, "flushed": True}
     row |= {"num_nodes": csr.num_nodes, "num_edges": csr.num_edges, "seed": arguments.seed}
     row |= {"input_bytes": sum(operand.numel() * operand.element_size() for operand in operands)}
     for step, given in (("fwd", None), ("f+b", grad)):
@@ -405,6 +413,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=["products-like"])
     parser.add_argument("--nodes", type=int, default=FULL_NODES)
     parser.add_argument("--arcs", type=int, default=FULL_ARCS)
     parser.add_argument("--seed", type=int, default=0)
@@ -432,8 +441,9 @@ def main(given: list[str] | None = None) -> Recorder:
             print(f"{what}: left out, {arguments.seconds:.0f} s are over", flush=True)
         return is_left
 
-    for order, csr in ordered_graphs(recorder, "products-like", arguments, device):
-        measure_order(recorder, order, csr, arguments, has_time)
+    for family in arguments.families:
+        for order, csr in ordered_graphs(recorder, family, arguments, device):
+            measure_order(recorder, family, order, csr, arguments, has_time)
     return recorder
 
 

@@ -255,11 +255,20 @@ def milliseconds(row: Row | None) -> str:
 def all_peers(rows: list[Row], card: str) -> str:
     """Attention and maxima of every system with spread and memory."""
     lines = [
-        [row["order"], row["case"], row["step"], row["dtype"], row["system"], outcome(row, spread), own_peak(row)]
+        [
+            row["graph"],
+            row["order"],
+            row["case"],
+            row["step"],
+            row["dtype"],
+            row["system"],
+            outcome(row, spread),
+            own_peak(row),
+        ]
         for row in rows
         if row["kind"] == "peers"
     ]
-    head = ["order", "what", "step", "type", "system", "ms", "own peak / inputs"]
+    head = ["graph", "order", "what", "step", "type", "system", "ms", "own peak / inputs"]
     return titled("Attention and maxima, every system", head, lines)
 
 
@@ -319,21 +328,22 @@ def scaling(rows: list[Row], card: str) -> str:
     """Several ranks beside one."""
     of_kind = [row for row in rows if row["kind"] == "scaling"]
     single = {
-        (row["dtype"], row["num_nodes"], row["order"]): row
+        (row["graph"], row["dtype"], row["num_nodes"], row["order"]): row
         for row in of_kind
         if row["num_ranks"] == 1 and row.get("median_ms") is not None
     }
     lines = []
     for row in of_kind:
         is_timed = row.get("median_ms") is not None
-        beside = single.get((row["dtype"], row["num_nodes"], row["order"]))
+        beside = single.get((row["graph"], row["dtype"], row["num_nodes"], row["order"]))
         nccl = max((answer["nccl_ms"] or 0.0 for answer in row.get("ranks", [])), default=0.0)
         exposed = max((answer["halo_ms"] for answer in row.get("ranks", [])), default=0.0)
         shares = [f"{ms / row['median_ms']:.0%}" if is_timed and ms else "-" for ms in (nccl, exposed)]
-        cells = [str(row["num_ranks"]), row.get("overlap", "off") if row["num_ranks"] > 1 else "-", row["dtype"]]
+        cells = [row["graph"], str(row["num_ranks"]), row.get("overlap", "off") if row["num_ranks"] > 1 else "-"]
+        cells.append(row["dtype"])
         cells += [row["order"], f"{row['num_nodes']:,}", outcome(row, spread)]
         lines.append([*cells, ratio(beside, row if is_timed else None), *shares, gib(row)])
-    head = ["ranks", "overlap", "precision", "order", "nodes", "ms of an epoch", "beside one"]
+    head = ["graph", "ranks", "overlap", "precision", "order", "nodes", "ms of an epoch", "beside one"]
     head += ["NCCL kernels", "waits for halo rows", "largest peak"]
     return titled("Several GPUs: SAGE, equal shares, the same losses", head, lines)
 

@@ -38,7 +38,7 @@ _LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
 def worker(arguments: argparse.Namespace) -> None:
     """One rank: trains and writes what it saw to a file of its own."""
     import nugnn
-    from nugnn.datasets import products_like
+    from nugnn.datasets import synthetic
 
     is_gpu = torch.device(arguments.device).type == "cuda"
     ranks = nugnn.init(**supported(nugnn.init, "CUDA", {"device": "cuda"} if is_gpu else {}))
@@ -46,7 +46,8 @@ def worker(arguments: argparse.Namespace) -> None:
     if is_gpu:
         torch.cuda.set_device(device)
     begin = time.perf_counter()
-    data = products_like(arguments.nodes, arguments.arcs, arguments.seed, device=device)
+    make = {"products-like": synthetic.products_like, "mixed-like": synthetic.mixed_like}[arguments.family]
+    data = make(arguments.nodes, arguments.arcs, arguments.seed, device=device)
     generated = time.perf_counter()
     order = supported(nugnn.shard, "order of its own", {} if arguments.order == "none" else {"order": arguments.order})
     graph = nugnn.shard(data, ranks, method=arguments.method, **order)
@@ -107,6 +108,7 @@ def run(num_ranks: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         command += [__file__, "--worker", "--results", results]
         for name in (
             "device",
+            "family",
             "nodes",
             "arcs",
             "seed",
@@ -143,7 +145,7 @@ def measure(recorder: Recorder, arguments: argparse.Namespace) -> None:
         system = f"nugnn {num_ranks} ranks" + (f", overlap {arguments.overlap}" if num_ranks > 1 else "")
         system += ", recorded" if recorded == "on" else ""
         row: dict[str, Any] = {"kind": "scaling", "system": system, "num_ranks": num_ranks}
-        row |= {"graph": "products-like", "dtype": arguments.precision, "shape": f"sage {arguments.nodes}"}
+        row |= {"graph": arguments.family, "dtype": arguments.precision, "shape": f"sage {arguments.nodes}"}
         row |= {"num_nodes": arguments.nodes, "num_edges": arguments.arcs, "hidden": arguments.hidden}
         row |= {"seed": arguments.seed, "method": arguments.method, "order": arguments.order}
         row |= {"overlap": arguments.overlap, "cuda_graphs": recorded}
@@ -170,6 +172,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--family", choices=("products-like", "mixed-like"), default="products-like")
     parser.add_argument("--nodes", type=int, default=FULL_NODES)
     parser.add_argument("--arcs", type=int, default=FULL_ARCS)
     parser.add_argument("--seed", type=int, default=0)
