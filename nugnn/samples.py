@@ -1,5 +1,7 @@
 """Training on batches that are divided unevenly among ranks, as one process would: pieces for a loop of one's own.
 
+Put together:
+
     ranks = nugnn.init()
     sampler = nugnn.SplitBatchSampler(len(dataset), sizes=(18, 6), rank=ranks.rank)
     mean = nugnn.BatchMean(nugnn.loss.cross_entropy, ranks)
