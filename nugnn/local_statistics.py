@@ -41,26 +41,26 @@ class LocalStatistics:
         self._buffers: list[Tensor] = [buffer for buffer in kept if buffer is not None]
         self._ranks = ranks
         self.counts: Sequence[int] = ()
-        self.dtype = functools.reduce(torch.promote_types, (buffer.dtype for buffer in self._buffers), torch.bfloat16)
+        types = [buffer.dtype for buffer in self._buffers] or [torch.float32]
+        self.dtype = functools.reduce(torch.promote_types, types)
         self.num_values = sum(buffer.numel() for buffer in self._buffers)
         self.are_carried = False
 
     def average_unless_carried(self) -> None:
         """Average, where no gradients carry them; a collective call, at the end of a step."""
-        if self._ranks.is_split and self._buffers and not self.are_carried:
+        if self._ranks.is_split and self.num_values and not self.are_carried:
             with self._ranks.clock.measure("sync", self._ranks.device):
                 self.take(self._ranks.sum_(self.summand()))
 
     def summand(self) -> Tensor:
         """``(num_values,)``: this rank's, by the weight of its samples."""
         weight = self.counts[self._ranks.rank] / sum(self.counts)
-        flat = [buffer.reshape(-1) for buffer in self._buffers]
-        return torch.cat([torch.empty(0, dtype=self.dtype, device=self._ranks.device), *flat]) * weight
+        return torch.cat([buffer.reshape(-1) for buffer in self._buffers]) * weight
 
     def take(self, total: Tensor) -> None:
         """The weighted averages, ``(num_values,)``."""
         sizes = [buffer.numel() for buffer in self._buffers]
-        for buffer, mean in zip(self._buffers, total[: self.num_values].split(sizes) if sizes else (), strict=True):
+        for buffer, mean in zip(self._buffers, total.split(sizes), strict=True):
             buffer.copy_(mean.view_as(buffer))
 
 

@@ -127,7 +127,7 @@ class SampleFamily:
 
     @property
     def riders(self) -> LocalStatistics | None:
-        return self._statistics
+        return self._statistics if self._statistics is not None and self._statistics.num_values else None
 
     @property
     def why_not_recorded(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,20 @@ def test_what_is_deleted_cannot_be_imported(names: str) -> None:
             check=False,
         )
         assert f"{name} was deleted" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_architecture_page_counts_what_families_share() -> None:
+    """Within 3 %, for a page is not written at every commit."""
+    root = _TESTS.parents[1]
+    done = subprocess.run(
+        [sys.executable, str(root / "tools" / "families.py")], capture_output=True, text=True, check=True
+    )
+    page = (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for what in ("both", "graphs alone", "samples alone"):
+        found = re.search(rf"^{what} +(\d+) modules +([\d,]+) lines", done.stdout, re.MULTILINE)
+        told = re.search(rf"^\| {what} \| (\d+) \| ([\d,]+) \|", page, re.MULTILINE)
+        assert found is not None and told is not None, what
+        for pair in zip(found.groups(), told.groups(), strict=True):
+            counted, stated = (int(number.replace(",", "")) for number in pair)
+            assert abs(stated - counted) <= 0.03 * counted, f"{what}: the page has {stated}, there are {counted}"
