@@ -19,6 +19,7 @@ $(STAMP): requirements-dev.lock pyproject.toml
 	@$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --no-deps triton==3.6.0 || echo "triton is not to be had here; tests of Triton kernels will be skipped" >&2
 	@touch $@
+	@echo "installed in .venv; now: make train"
 
 train: install
 	$(BIN)/nugnn train --dataset digits --workers 2 --shares 0.7,0.3 --out runs/digits
