@@ -61,7 +61,7 @@ class CuSparseProduct:
         self._library = library()
         self._num_rows = num_rows = len(indptr) - 1
         y = torch.empty(num_rows, x.shape[1], dtype=x.dtype, device=x.device)
-        self._kept = (indptr, indices, values)  # the descriptor holds their addresses
+        self._kept: tuple[Tensor, ...] = (indptr, indices, values)  # the descriptor holds their addresses
         kind = _TYPES[x.dtype]
         self._handle, self._matrix, self._x, self._y = (c_void_p() for _ in range(4))
         self._call("cusparseCreate", byref(self._handle))
@@ -88,12 +88,21 @@ class CuSparseProduct:
         if preprocess:
             self._call("cusparseSpMM_preprocess", *self._arguments)
 
-    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """The product, in ``y`` or in new memory; both contiguous."""
+    def __call__(self, x: Tensor, y: Tensor | None = None, values: Tensor | None = None) -> Tensor:
+        """The product, in ``y`` or in new memory; both contiguous.
+
+        Args:
+            x: As the one that it was made for.
+            y: ``(N, F)`` to fill.
+            values: ``(E,)`` contiguous, instead of those that were given first: the analysis is one of the pattern.
+        """
         if y is None:
             y = torch.empty(self._num_rows, x.shape[1], dtype=x.dtype, device=x.device)
         for descriptor, dense in ((self._x, x), (self._y, y)):
             self._call("cusparseDnMatSetValues", descriptor, c_void_p(dense.data_ptr()))
+        if values is not None:
+            self._call("cusparseSpMatSetValues", self._matrix, c_void_p(values.data_ptr()))
+            self._kept = self._kept[:2]  # whoever frees these does so on the same stream, after the product
         self._call("cusparseSpMM", *self._arguments)
         return y
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from baselines import Csr
 from harness import Recorder, brief, free_memory, kernels_of, milliseconds, moment, synchronize, timing_of
-from plain_models import Adjacency, PlainModel, TunedModel
+from plain_models import Adjacency, PlainModel, TunedModel, padded
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -51,10 +51,17 @@ Step = Callable[[], Tensor]
 
 @dataclasses.dataclass
 class Run:
-    """A system ready to train: ``step`` does one epoch and returns its loss as a tensor, ``logits`` evaluates."""
+    """A system ready to train.
+
+    Args:
+        step: Does one epoch and returns its loss as a tensor.
+        logits: Evaluates.
+        is_recorded: Whether its steps run as CUDA graphs by now.
+    """
 
     step: Step
     logits: Callable[[], Tensor]
+    is_recorded: Callable[[], bool] = lambda: False
 
 
 class Case:
@@ -182,7 +189,9 @@ def plain(
     model.load_state_dict(state)
     model.to(case.device)
     adjacency = Adjacency(Csr(graph.indptr.int(), graph.indices))
-    if kind != "gat":
+    if kind == "gat":
+        adjacency.prepare_weighted(storage_of(precision), [padded(layer.shape[1]) for layer in model.layers])
+    else:
         adjacency.prepare({"sage": "mean", "gcn": "both"}[kind], storage_of(precision), model.summed_widths)
     x = graph.features
     return trained(model, lambda: model(adjacency, x), case, rows, precision)
@@ -283,7 +292,11 @@ def ours(
     family = nugnn.GraphFamily(model, shard_graph, local_splits, recompute_inputs=not keeps_first_sum, **training)
     recorded = {"cuda_graphs": "on"} if case.device.type == "cuda" else {}
     trainer = nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), case.device), **recorded)
-    return Run(lambda: torch.as_tensor(trainer.train_epoch()), lambda: family.predict(trainer.num_steps)[local_rows])
+    return Run(
+        lambda: torch.as_tensor(trainer.train_epoch()),
+        lambda: family.predict(trainer.num_steps)[local_rows],
+        lambda: trainer.num_recorded > 0,
+    )
 
 
 def supported(function: Callable[..., Any], what: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -389,7 +402,7 @@ def measure(recorder: Recorder, case: Case, system: str, model: str, precision: 
             free_memory()
             samples, losses, most = time_epochs(run, arguments.epochs, case.device)
             timing = timing_of(samples)
-            row |= {"losses": losses, "peak_bytes": most, "samples_ms": samples}
+            row |= {"losses": losses, "peak_bytes": most, "samples_ms": samples, "cuda_graphs": run.is_recorded()}
             if arguments.kernels:
                 row |= {"kernels": kernels_of(run.step, arguments.kernels, case.device)}
     except Exception as error:

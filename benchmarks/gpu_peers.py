@@ -98,7 +98,8 @@ class TurboGnn(System):
     times the product of all, 6,720 times 60 calls for a maximum, which is over an hour here, most of them alike (more
     warps than a row has features are cut back, tiles count only in the 2-D kernel, edges only in the other). For
     attention its tuner varies nothing but the bound between light and heavy nodes, which the attention kernels do not
-    read; the chunk of the attention vector's gradient, which it leaves alone, is searched here.
+    read; the chunk of the attention vector's gradient, which it leaves alone, is searched here. Forward alone, and with
+    backward, are searched each for itself.
     """
 
     def __init__(self, csr: Csr) -> None:
@@ -129,19 +130,20 @@ class TurboGnn(System):
 
         if grad is None:
             return prepared(512)
-        return prepared(self._searched(x_src, lambda: self._fastest([128, 256, 512, 1024, 2048], prepared)))
+        chunks = [128, 256, 512, 1024, 2048]
+        return prepared(self._searched(x_src, grad, lambda: self._fastest(chunks, prepared)))
 
     def maximum(self, operands: list[Tensor], grad: Tensor | None) -> Function:
         from turbo_gnn import reduction_aggr
 
         (x,) = operands
 
-        def prepared(settings: dict[str, Any], grad: Tensor | None = None) -> Function:
+        def prepared(settings: dict[str, Any]) -> Function:
             chosen = dict(settings)
             graph = self._graph.repartition(forward_huge_degree_threshold_quantile=chosen.pop("quantile"))
             return differentiated(lambda: reduction_aggr(graph, x, reduce="max", **chosen), operands, grad)
 
-        return prepared(self._searched(x, lambda: self._searched_maximum(x, prepared)), grad)
+        return prepared(self._searched(x, grad, lambda: self._searched_maximum(x, prepared)))
 
     def _searched_maximum(self, x: Tensor, prepared: Callable[[Any], Function]) -> dict[str, Any]:
         needed = -(-x.shape[1] * x.element_size() // 128)  # a thread takes four bytes of a row
@@ -158,9 +160,9 @@ class TurboGnn(System):
         bounds = [heavy | {"quantile": quantile} for quantile in (0.9, 0.95, 0.99, 0.999)]
         return self._fastest([best, *bounds], prepared)
 
-    def _searched(self, x: Tensor, search: Callable[[], Any]) -> Any:
-        """What a search has found for rows of this shape and type."""
-        key = (x.shape, x.dtype)
+    def _searched(self, x: Tensor, grad: Tensor | None, search: Callable[[], Any]) -> Any:
+        """What a search has found for rows of this shape and type, with or without backward."""
+        key = (x.shape, x.dtype, grad is None)
         if key not in self._found:
             self._found[key] = search()
         return self._found[key]

@@ -201,11 +201,14 @@ class Recorder:
     Args:
         path: JSON lines, appended to; its folder is made. None keeps rows in memory only.
         device: Whose name and versions the rows get.
+        line: What is shown of a row; `line_of` unless another is given.
     """
 
-    def __init__(self, path: Path | None, device: torch.device) -> None:
+    def __init__(
+        self, path: Path | None, device: torch.device, line: Callable[[dict[str, Any]], str] | None = None
+    ) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._path, self._device = path, device
+        self._path, self._device, self._line = path, device, line or line_of
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -216,7 +219,7 @@ class Recorder:
         if self._path is not None:
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        print(line_of(row), flush=True)
+        print(self._line(row), flush=True)
         return row
 
     def measure(

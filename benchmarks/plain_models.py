@@ -9,8 +9,10 @@ What makes them good baselines:
 * The mean's ``1 / degree`` and GCN's ``1 / sqrt(d_u d_v)`` are values of the matrix: they cost no pass of their own.
 * A layer multiplies with the weight first where that makes the rows narrower, last where it makes them wider.
 * Under autocast the features are stored in bfloat16 and aggregated in it.
-* GAT aggregates head by head with cuSPARSE; its softmax scatters, with a hand-written backward that keeps only the
-  result; gradients of scores are cuSPARSE's sampled products (SDDMM), so no ``(E, H, D)`` tensor exists.
+* GAT aggregates head by head with cuSPARSE, each product by the fastest call, too: its analysis is one of the pattern,
+  which all heads and epochs share. Heads have widths that are multiples of 16. Its softmax scatters, with a
+  hand-written backward that keeps only the result; gradients of scores are cuSPARSE's sampled products (SDDMM), so no
+  ``(E, H, D)`` tensor exists.
 
 Parameters have the names and shapes of ``dgl.nn``, so a state of ``nugnn.GNN`` loads and the results can be compared.
 
@@ -20,8 +22,8 @@ Shape suffixes: N nodes, E edges, H heads, D features of a head.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from baselines import Csr
@@ -30,6 +32,10 @@ from harness import time_ms
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
+
+Product = Callable[[Tensor], Tensor]
+WeightedProduct = Callable[[Tensor, Tensor], Tensor]
+Way = TypeVar("Way", bound=Callable[..., Tensor])
 
 
 class Adjacency:
@@ -42,7 +48,8 @@ class Adjacency:
     def __init__(self, csr: Csr) -> None:
         self.csr = csr
         self._matrices: dict[tuple[str, torch.dtype, bool], Tensor] = {}
-        self._products: dict[tuple[str, torch.dtype, bool, int], Callable[[Tensor], Tensor]] = {}
+        self._products: dict[tuple[str, torch.dtype, bool, int], Product] = {}
+        self._weighted: dict[tuple[torch.dtype, int], WeightedProduct] = {}
         self._reverse: Tensor | None = None
         self._destinations: Tensor | None = None
 
@@ -97,20 +104,58 @@ class Adjacency:
                     self._products[key] = fastest_product(matrix, x)
         self._destinations = None
 
+    def prepare_weighted(self, dtype: torch.dtype, widths: Iterable[int]) -> None:
+        """Find out the fastest way of `multiply_weighted` for rows of these widths on a GPU."""
+        for width in set(widths) if self.csr.indices.is_cuda else ():
+            x = torch.ones(self.csr.num_nodes, width, dtype=dtype, device=self.csr.indices.device)
+            values = torch.ones(self.csr.num_edges, dtype=dtype, device=x.device)
+            self._weighted[dtype, width] = fastest_weighted_product(self, values, x)
+
     def multiply(self, norm: str, x: Tensor, is_transposed: bool) -> Tensor:
         """The matrix of ``norm`` with ``x``, in the way found out by `prepare`."""
         product = self._products.get((norm, x.dtype, is_transposed and norm == "mean", x.shape[1]))
         return self.matrix(norm, x.dtype, is_transposed) @ x if product is None else product(x)
 
+    def multiply_weighted(self, values_E: Tensor, x: Tensor) -> Tensor:
+        """The matrix with these values in its pattern, with ``x``, in the way found out by `prepare_weighted`."""
+        product = self._weighted.get((x.dtype, x.shape[1]))
+        return self.with_values(values_E) @ x if product is None else product(values_E, x)
 
-def fastest_product(matrix: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
+
+def fastest_product(matrix: Tensor, x: Tensor) -> Product:
     """The fastest way to multiply a CSR ``matrix`` with rows like ``x``: torch's call, or cuSPARSE's ALG2 or ALG3."""
-    parts = matrix.crow_indices(), matrix.col_indices(), matrix.values()
-    ways: list[Callable[[Tensor], Tensor]] = [lambda x: matrix @ x]
+    ways: list[Product] = [lambda x: matrix @ x]
+    ways += analysed(matrix.crow_indices(), matrix.col_indices(), matrix.values(), x)
+    return fastest(ways, x)
+
+
+def fastest_weighted_product(adjacency: Adjacency, values_E: Tensor, x: Tensor) -> WeightedProduct:
+    """As `fastest_product`, of a matrix whose values change from call to call.
+
+    Raises:
+        RuntimeError: An analysed product is another one after its values have changed.
+    """
+    ways: list[WeightedProduct] = [lambda values_E, x: adjacency.with_values(values_E) @ x]
+    others = torch.rand(len(values_E), device=x.device).to(x.dtype)
+    expected = ways[0](others, x).float()
+    for product in analysed(adjacency.csr.indptr, adjacency.csr.indices, values_E, x):
+        ways.append(lambda values_E, x, product=product: product(x, values=values_E))
+        if not torch.allclose(ways[-1](others, x).float(), expected, rtol=0.1):  # sums of up to 20,000 bfloat16
+            raise RuntimeError("an analysed product does not take other values")
+    return fastest(ways, others, x)
+
+
+def analysed(indptr: Tensor, indices: Tensor, values_E: Tensor, x: Tensor) -> Iterator[CuSparseProduct]:
+    """CuSPARSE's ALG2 and ALG3 with their analysis, where they take the type."""
     for algorithm in ("alg2", "alg3"):
-        with contextlib.suppress(CuSparseError):  # not for this type
-            ways.append(CuSparseProduct(*parts, x, algorithm, preprocess=True))
-    times = [time_ms(lambda way=way: way(x), x.device, budget_seconds=0.1).median_ms for way in ways]
+        with contextlib.suppress(CuSparseError):
+            yield CuSparseProduct(indptr, indices, values_E, x, algorithm, preprocess=True)
+
+
+def fastest(ways: list[Way], *given: Tensor) -> Way:
+    """The one with the smallest median time."""
+    device = given[0].device
+    times = [time_ms(lambda way=way: way(*given), device, budget_seconds=0.1).median_ms for way in ways]
     return ways[times.index(min(times))]
 
 
@@ -203,8 +248,8 @@ class _WeightedHeads(torch.autograd.Function):
         out = torch.empty_like(z)
         with torch.autocast(z.device.type, enabled=False):
             for head in range(z.shape[1]):
-                matrix = adjacency.with_values(alpha[:, head].to(z.dtype).contiguous())
-                out[:, head] = matrix @ z[:, head].contiguous()
+                values = alpha[:, head].to(z.dtype).contiguous()
+                out[:, head] = adjacency.multiply_weighted(values, _head_of(z, head))[:, : z.shape[2]]
         return out
 
     @staticmethod
@@ -215,14 +260,19 @@ class _WeightedHeads(torch.autograd.Function):
         grad_alpha, grad_z = torch.empty_like(alpha), torch.empty_like(z)
         zeros = adjacency.with_values(alpha.new_zeros(len(alpha)))
         for head in range(z.shape[1]):
-            grad_h, z_h = grad[:, head].contiguous(), z[:, head].contiguous()
+            grad_h, z_h = _head_of(grad, head), _head_of(z, head)
             # the matrix is symmetric in pattern: the transpose has the value of the reversed edge at each place
             values = alpha[:, head].index_select(0, adjacency.reverse).to(grad.dtype)
-            grad_z[:, head] = adjacency.with_values(values) @ grad_h
+            grad_z[:, head] = adjacency.multiply_weighted(values, grad_h)[:, : z.shape[2]]
             # SDDMM takes float32 alone
             sampled = torch.sparse.sampled_addmm(zeros, grad_h.float(), z_h.float().t(), beta=0.0)
             grad_alpha[:, head] = sampled.values()
         return grad_alpha, grad_z, None
+
+
+def _head_of(z: Tensor, head: int) -> Tensor:
+    """Rows of one head, contiguous, with columns of zeros behind up to a multiple of 16."""
+    return F.pad(z[:, head], (0, padded(z.shape[2]) - z.shape[2])).contiguous()
 
 
 class GraphAttention(nn.Module):
@@ -295,19 +345,19 @@ class TunedModel(PlainModel):
 
     def __init__(self, kind: str, *settings: Any, **more: Any) -> None:
         super().__init__(kind, *settings, **more)
-        self.summed_widths[-1] = _padded(self.summed_widths[-1])
+        self.summed_widths[-1] = padded(self.summed_widths[-1])
         self._norm = {"sage": "mean", "gcn": "both"}[kind]
         self._kept: tuple[Tensor, Tensor] | None = None
 
     def forward(self, adjacency: Adjacency, x: Tensor) -> Tensor:
         """Logits ``(N, num_classes)`` for the same ``x`` in every call."""
         if self._kept is None:
-            x = F.pad(x, (0, _padded(x.shape[1]) - x.shape[1]))
+            x = F.pad(x, (0, padded(x.shape[1]) - x.shape[1]))
             self._kept = (x, aggregate(adjacency, self._norm, x).contiguous())
         x, first = self._kept
         for number, layer in enumerate(self.layers):
             own, neigh, bias = _weights(layer)
-            grown = (0, _padded(neigh.shape[1]) - neigh.shape[1], 0, _padded(len(neigh)) - len(neigh))
+            grown = (0, padded(neigh.shape[1]) - neigh.shape[1], 0, padded(len(neigh)) - len(neigh))
             if layer.transforms_first:
                 out = aggregate(adjacency, self._norm, F.linear(x, F.pad(neigh, grown)))
                 out = out + (F.pad(bias, grown[2:]) if own is None else F.linear(x, *_pair(own, bias, grown)))
@@ -320,7 +370,8 @@ class TunedModel(PlainModel):
         return out[:, : len(neigh)]
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
+    """The next multiple of 16."""
     return -(-width // 16) * 16
 
 

@@ -320,7 +320,8 @@ def epochs(rows: list[Row], card: str) -> str:
         lines.append([*cells, outcome(row, spread), gib(row), *(ratio(base, same) for base in beside)])
     head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak"]
     head += ["cuSPARSE / this", "tuned cuSPARSE / this"]
-    said = "Steps of nuGNN run as CUDA graphs (`--cuda-graphs on`), the others' as usual."
+    recorded = sorted({f"`{row['system']}`" for row in of_kind if row.get("cuda_graphs")})
+    said = f"Steps of {', '.join(recorded)} ran as CUDA graphs, the others' as usual." if recorded else ""
     return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines, said)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -70,6 +71,33 @@ def test_two_cards_equal_one() -> None:
     two = _train("gatv2", device="cuda", workers=2, shares=[0.6, 0.4])
     gap = float((one.logits - two.logits).abs().max() / one.logits.abs().max())
     assert gap <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2", "gin"])
+def test_an_epoch_does_not_wait_for_the_gpu(kind: str, precision: str) -> None:
+    """Until the loss is read: torch reports each of its calls that makes the host wait for the GPU."""
+    data = make_graph(dtype=torch.float32)
+    graph = nugnn.shard(data, device="cuda")
+    rows = torch.argsort(graph.global_node_ids)
+    torch.manual_seed(0)
+    model = GNN(kind, NUM_FEATURES, NUM_CLASSES, hidden=8, norm="batch", dropout=0.3).to("cuda")
+    family = nugnn.GraphFamily(model, graph, {"train": rows[data.train_nodes.cuda()]}, precision=precision, seed=3)
+    trainer = nugnn.Trainer(family, make_optimizer=_adam, cuda_graphs="off", clip_norm=1.0)
+    for _ in range(3):  # kernels are compiled, what the graph keeps is made
+        trainer.train_epoch()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):  # it would be noticed
+            graph.ndata["feat"].sum().item()
+        losses = [trainer.train_epoch() for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+def _adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
 
 
 # -- what is kept for backward -------------------------------------------------------------------------------------
