@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all processes")
     parser.add_argument("--rounds", type=int, default=9, help="sums in each order; the first 2 are not counted")
     parser.add_argument("--without-metis-order", action="store_true", help="METIS takes as long again for that row")
-    parser.add_argument("--json", type=Path, help="write one object per row here")
+    parser.add_argument("--json", type=Path, help="add one object per row to this file")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
@@ -298,12 +298,22 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     jobs += [] if arguments.without_metis_order else [("order:metis", 1)]
     orders = ("clusters", "started") if "clusters" in arguments.methods else ("clusters",)
     jobs += [(f"order:{method}", threads) for method in orders for threads in thread_counts]
+    facts = {"kind": "partition", "graph": f"{arguments.family}-like", "num_nodes": arguments.nodes}
+    facts |= {"num_edges": num_arcs, "shares": SHARES, "processor": processor(), "python": platform.python_version()}
+
+    def keep(row: dict[str, Any]) -> None:  # as soon as it is there
+        if arguments.json:
+            with open(arguments.json, "a", encoding="utf-8") as file:
+                file.write(json.dumps(facts | row) + "\n")
+
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {job: [] for job in jobs}
     for _ in range(arguments.repeats):
         for run, threads in jobs:
             answer = spawn(folder, run, threads, arguments.rounds)
             if answer is not None:
                 rows[run, threads].append(answer)
+                keep({"work": run, "threads": threads} | answer)
+                print(f"{run}, {threads} threads: {answer['seconds']:.1f} s", file=sys.stderr, flush=True)
     print(f"{'work':20}{'threads':>8}{'seconds':>9}{'cpu s':>8}{'MiB':>7}{'cut':>8}{'load':>7}{'near':>7}")
     for (run, threads), answers in rows.items():
         if not answers:
@@ -321,24 +331,7 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     sums = None if arguments.without_sums else spawn(folder, "spmm", cores, arguments.rounds)
     if sums is not None:
         show_sums(sums, cores)
-    if arguments.json:
-        facts = {
-            "kind": "partition",
-            "graph": f"{arguments.family}-like",
-            "num_nodes": arguments.nodes,
-            "num_edges": num_arcs,
-            "shares": SHARES,
-            "processor": processor(),
-            "python": platform.python_version(),
-        }
-        lines = [
-            json.dumps(facts | {"work": run, "threads": threads} | answer)
-            for (run, threads), answers in rows.items()
-            for answer in answers
-        ]
-        if sums is not None:
-            lines.append(json.dumps(facts | {"work": "spmm", "threads": cores, "sums": sums}))
-        arguments.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        keep({"work": "spmm", "threads": cores, "sums": sums})
 
 
 def processor() -> str:

@@ -132,16 +132,15 @@ def fastest_product(matrix: Tensor, x: Tensor) -> Product:
 def fastest_weighted_product(adjacency: Adjacency, values_E: Tensor, x: Tensor) -> WeightedProduct:
     """As `fastest_product`, of a matrix whose values change from call to call.
 
-    Raises:
-        RuntimeError: An analysed product is another one after its values have changed.
+    What keeps the values that it has analysed is left out: ALG3 in bfloat16 does (H200, CUDA 13.0).
     """
     ways: list[WeightedProduct] = [lambda values_E, x: adjacency.with_values(values_E) @ x]
     others = torch.rand(len(values_E), device=x.device).to(x.dtype)
     expected = ways[0](others, x).float()
     for product in analysed(adjacency.csr.indptr, adjacency.csr.indices, values_E, x):
-        ways.append(lambda values_E, x, product=product: product(x, values=values_E))
-        if not torch.allclose(ways[-1](others, x).float(), expected, rtol=0.1):  # sums of up to 20,000 bfloat16
-            raise RuntimeError("an analysed product does not take other values")
+        found = product(x, values=others).float()
+        if torch.allclose(found, expected, rtol=0.1):  # sums of up to 20,000 values in bfloat16
+            ways.append(lambda values_E, x, product=product: product(x, values=values_E))
     return fastest(ways, others, x)
 
 
