@@ -184,7 +184,8 @@ class _EpochLog:
 
 
 def _line(epoch: Epoch) -> str:
-    return json.dumps(asdict(epoch)) + "\n"
+    plain = {name: _number(value) if isinstance(value, float) else value for name, value in asdict(epoch).items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
 
 
 def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]
 
 
 def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None  # JSON has no other numbers
 
 
 def _write(path: Path, text: str) -> None:

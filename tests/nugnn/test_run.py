@@ -67,6 +67,17 @@ def test_the_run_folder(tmp_path: Path) -> None:
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_epochs_without_an_evaluation_have_nulls(tmp_path: Path) -> None:
+    run_from_config(TrainConfig(dataset="digits", epochs=3, evaluate_every=2, out=str(tmp_path / "out")))
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert [epoch["val"] is None for epoch in epochs] == [True, False, False]
+
+
 def test_predictions_of_several_labels_are_zeros_and_ones() -> None:
     data = make_graph(multilabel=True)
     logits = torch.tensor([[0.5, -0.5, 0.0, 2.0]])
