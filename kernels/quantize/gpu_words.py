@@ -12,13 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nugnn.kernels.philox import DerivedKey
-from nugnn.kernels.philox.gpu import key_word, philox_tile
-from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
-from nugnn.kernels.quantize.gpu_levels import level_of, scale_and_inverse, step_and_back, value_of
+from nugnn.kernels.quantize.gpu_levels import draws_of, level_of, scale_and_inverse, step_and_back, value_of
 from nugnn.kernels.quantize.reference import OVERFLOW, row_bytes
 
-_M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
-_ROUNDS = tl.constexpr(ROUNDS)
 _OVERFLOW = tl.constexpr(OVERFLOW)
 _TILE, _WARPS = 1024, 1
 """Values in a program's tile, and its warps. Of 512 to 4,096 values and 1 to 8 warps nearly the fastest for 8, 4 and 2
@@ -58,26 +54,23 @@ def _largest(value, inside):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store_words(  # type: ignore[no-untyped-def]
-    words, value, inside, row, in_row, word, lane, ids, low, high, k0, k1,
+    words, value, inside, row, in_row, first, lane, ids, low, high, k0, k1,
     words_of_row: tl.constexpr, bits: tl.constexpr, is_stochastic: tl.constexpr,
 ):  # fmt: skip
     lanes: tl.constexpr = lane.shape[0]
     most: tl.constexpr = (1 << bits) - 1
     is_number = low == low  # noqa: PLR0124
     scale, inverse = scale_and_inverse(low, high, most)
-    random = word
+    word = first + tl.arange(0, value.shape[1])
+    draws = word
     if is_stochastic:
-        blocks: tl.constexpr = lanes // 4
-        block = (word[:, None] * blocks + tl.arange(0, blocks)[None, :]).to(tl.int64)
-        c0, c1, c2, c3 = philox_tile(
-            ids[:, None, None], block[None, :, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS
-        )
-        random = tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), value.shape)  # words 0 to 3 of each block
+        draws = draws_of(ids, first * lanes // 8, value.shape[1] * lanes // 8, k0, k1)
+        draws = tl.reshape(draws, value.shape)
     is_valid = inside & is_number[:, None, None]
-    level = level_of(value, is_valid, low, scale, inverse, random, most, is_stochastic).to(tl.int32)
+    level = level_of(value, is_valid, low, scale, inverse, draws, most, is_stochastic)
     string = tl.sum(level << (lane * bits)[None, None, :], 2)
     kept = in_row[:, None] & (word < words_of_row - 2)[None, :]
-    tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string.to(tl.int32), mask=kept)
+    tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string, mask=kept)
 
 
 @triton.jit(do_not_specialize=["num_rows", "k0", "k1"])
@@ -105,14 +98,12 @@ def _encode_words_kernel(  # type: ignore[no-untyped-def]
     high = tl.where(is_number, high + 0.0, float("nan"))
     tl.store(words + row * words_of_row, low.to(tl.int32, bitcast=True), mask=in_row)
     tl.store(words + row * words_of_row + 1, high.to(tl.int32, bitcast=True), mask=in_row)
-    _store_words(
-        words, value, inside, row, in_row, word, lane, ids, low, high, k0, k1, words_of_row, bits, is_stochastic
-    )
+    _store_words(words, value, inside, row, in_row, 0, lane, ids, low, high, k0, k1, words_of_row, bits, is_stochastic)
     if words_of_row - 2 > block_words:
         for first in range(block_words, words_of_row - 2, block_words):
             more, inside_more = _load_values(x, row, in_row, first + word, lane, num_columns)
             _store_words(
-                words, more, inside_more, row, in_row, first + word, lane, ids, low, high, k0, k1, words_of_row, bits,
+                words, more, inside_more, row, in_row, first, lane, ids, low, high, k0, k1, words_of_row, bits,
                 is_stochastic,
             )  # fmt: skip
 
@@ -166,6 +157,7 @@ def _launch(wire: Tensor, num_columns: int, bits: int, *, is_random: bool = Fals
     words_of_row = wire.shape[1] // 4
     tile, warps = (_RANDOM_TILE, _RANDOM_WARPS) if is_random else (_TILE, _WARPS)
     words = min(tile * bits // 32, triton.next_power_of_2(words_of_row - 2))
+    words = max(words, bits // 4)  # eight values, a block of random words
     rows = max(1, tile // (words * (32 // bits)))
     how = {"num_columns": num_columns, "words_of_row": words_of_row, "bits": bits, "num_warps": warps}
     return rows, words, how | {"enable_fp_fusion": False}

@@ -212,6 +212,7 @@ def random_words() -> None:
 
 
 def codec(width: int, bits: int) -> None:
+    quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, (1, 2), torch.arange(NUM_ROWS))
     wire = quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, None, None)
     quantize_gpu.decode(torch.empty(NUM_ROWS, width), wire, width, bits)
 
