@@ -15,6 +15,7 @@ from nugnn.kernels.quantize.reference import DRAW_BITS, OVERFLOW, RESCALE, SMALL
 
 _SMALL, _RESCALE = np.float32(SMALL_RANGE), np.float32(RESCALE)
 _ONE, _ZERO, _NAN, _UNITS = np.float32(1), np.float32(0), np.float32(np.nan), np.float32(2.0**DRAW_BITS)
+_DRAW_BITS = np.int32(DRAW_BITS)
 _HALVES = np.float32(1.5 * 2.0**23)
 """Added and taken away again, it rounds to an integer, ties to even."""
 _SIGN = np.int32(31)
@@ -66,7 +67,7 @@ def _drawn(x, low, scale, inverse, top, halves, levels):  # type: ignore[no-unty
     for c in range(len(x)):
         place = ((x[c] - low) * scale) * units
         place = np.int32(place if place < last else last)
-        levels[c] = (place + np.int32(halves[c]) * 2 + 1) >> DRAW_BITS
+        levels[c] = np.int32(place + 2 * np.int32(halves[c]) + 1) >> _DRAW_BITS
 
 
 @jit()

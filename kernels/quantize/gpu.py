@@ -69,7 +69,8 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
         if is_stochastic:
             draws = tl.reshape(draws_of(ids, first // 8, block_groups, k0, k1), value.shape)
         is_valid = inside & is_number[:, None, None]
-        level = level_of(value, is_valid, low, scale, inverse, draws, most, is_stochastic).to(tl.int64)
+        level = level_of(value, low, scale, inverse, draws, most, is_stochastic)
+        level = tl.where(is_valid, level, 0).to(tl.int64)
         string = tl.sum(level << (lane * bits).to(tl.int64)[None, None, :], 2)
         for byte in tl.static_range(bits):
             place_of_byte = group * bits + byte

@@ -42,16 +42,16 @@ def draws_of(ids, first_block, num_blocks: tl.constexpr, k0, k1):  # type: ignor
 
 @triton.jit
 def level_of(  # type: ignore[no-untyped-def]
-    value, is_valid, low, scale, inverse, draws, most: tl.constexpr, is_stochastic: tl.constexpr
+    value, low, scale, inverse, draws, most: tl.constexpr, is_stochastic: tl.constexpr
 ):
-    """Levels, int32, of ``value (rows, ., .)``, 0 where it is not valid; ``draws`` are of its shape if stochastic."""
+    """Levels, int32, of ``value (rows, ., .)``, anything where the row has no such value or is NaN; ``draws`` alike."""
     distance = (value - low[:, None, None]) * scale[:, None, None]
     if is_stochastic:
         place = tl.minimum(distance * (inverse * _UNITS)[:, None, None], most * _UNITS)
-        return (tl.where(is_valid, place, 0.0).to(tl.int32) + draws) >> _DRAW_BITS
+        return (place.to(tl.int32) + draws) >> _DRAW_BITS
     else:
         place = tl.minimum(distance * inverse[:, None, None], most * 1.0)
-        return ((tl.where(is_valid, place, 0.0) + _HALVES) - _HALVES).to(tl.int32)
+        return ((place + _HALVES) - _HALVES).to(tl.int32)
 
 
 @triton.jit
