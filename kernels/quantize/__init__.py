@@ -1,8 +1,10 @@
 """Rows of few bits a value for the wire and for what backward keeps: max-min quantization, the same bytes everywhere.
 
 A row is sent as its smallest and largest value in float32 and, for each value, its place between them in ``2**bits``
-levels. The largest and smallest come back as they were, and so does a row of equal values. The scheme is that of CGX's
-buckets (Markov et al., "CGX: Adaptive System Support for Communication-Efficient Deep Learning", Middleware 2022).
+levels. The largest and smallest come back as they were, and so does a row of equal values; only rounded at random to 8
+bits may a largest one, where its place is not quite the last level, come a step lower, once in ``2**16`` draws. The
+scheme is that of CGX's buckets (Markov et al., "CGX: Adaptive System Support for Communication-Efficient Deep
+Learning", Middleware 2022).
 Unlike there, the ends are always float32, rounding is to nearest or stochastic under the project's own random words
 (`nugnn.kernels.philox`), small ranges are not collapsed, and a row with a value that is infinite, NaN or at least
 2**126 comes back as NaN throughout, so that nobody misses an overflow.
@@ -32,7 +34,8 @@ def encode_rows(x: Tensor, bits: int, key: RandomKey | None = None, row_ids: Ten
     Args:
         x: ``(n, D)`` float32, bfloat16 or float16; computed in float32.
         bits: For each value, from 1 to 8.
-        key: Of stochastic rounding, whose expectation is the value; rounding is to nearest (ties to even) when None.
+        key: Of stochastic rounding, whose expectation is the value within ``2**-17`` of a step and the rounding of
+            float32; rounding is to nearest (ties to even) when None.
         row_ids: ``(n,)`` int64: who each row is to ``key``, such as a global id; the row's number when None.
 
     Returns:
@@ -58,7 +61,8 @@ def encode_rows(x: Tensor, bits: int, key: RandomKey | None = None, row_ids: Ten
 
         return gpu.encode(x.contiguous(), bits, None if key is None else gpu_key(key), row_ids)
     if x.device.type != "cpu":
-        return encode_reference(x, bits, None if key is None else random_words(key, row_ids, x.shape[1]))  # type: ignore[arg-type]
+        words = None if key is None else random_words(key, row_ids, (x.shape[1] + 1) // 2)  # type: ignore[arg-type]
+        return encode_reference(x, bits, words)
     from nugnn.kernels.quantize import cpu
 
     ends = torch.empty(len(x), 2)

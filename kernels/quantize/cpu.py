@@ -11,10 +11,11 @@ import numpy as np
 
 from nugnn.kernels._jit import jit
 from nugnn.kernels.philox.cpu import BATCH, ROWS_PER_TASK, fill_words
-from nugnn.kernels.quantize.reference import OVERFLOW, RESCALE, SMALL_RANGE
+from nugnn.kernels.quantize.reference import DRAW_BITS, OVERFLOW, RESCALE, SMALL_RANGE
 
 _SMALL, _RESCALE = np.float32(SMALL_RANGE), np.float32(RESCALE)
-_ONE, _ZERO, _NAN, _UNIT = np.float32(1), np.float32(0), np.float32(np.nan), np.float32(2.0**-24)
+_ONE, _ZERO, _NAN, _UNITS = np.float32(1), np.float32(0), np.float32(np.nan), np.float32(2.0**DRAW_BITS)
+_DRAW_BITS = np.int32(DRAW_BITS)
 _HALVES = np.float32(1.5 * 2.0**23)
 """Added and taken away again, it rounds to an integer, ties to even."""
 _SIGN = np.int32(31)
@@ -61,12 +62,12 @@ def _nearest(x, low, scale, inverse, top, levels):  # type: ignore[no-untyped-de
 
 
 @jit()
-def _drawn(x, low, scale, inverse, top, words, levels):  # type: ignore[no-untyped-def]
+def _drawn(x, low, scale, inverse, top, halves, levels):  # type: ignore[no-untyped-def]
+    units, last = inverse * _UNITS, top * _UNITS
     for c in range(len(x)):
-        place = ((x[c] - low) * scale) * inverse
-        level = np.floor(place + np.float32(np.int32(words[c] >> np.uint32(8))) * _UNIT)
-        level = level if level > _ZERO else _ZERO
-        levels[c] = np.int32(level if level < top else top)
+        place = ((x[c] - low) * scale) * units
+        place = np.int32(place if place < last else last)
+        levels[c] = np.int32(place + 2 * np.int32(halves[c]) + 1) >> _DRAW_BITS
 
 
 @jit()
@@ -162,6 +163,7 @@ def encode(x, bits, is_stochastic, row_ids, k0, k1, ends, payload):  # type: ign
     for task in numba.prange((num_rows + ROWS_PER_TASK - 1) // ROWS_PER_TASK):
         rows, blocks = np.empty(BATCH, np.int64), np.empty(BATCH, np.uint32)
         words = np.empty(4 * BATCH, np.uint32)
+        halves = words.view(np.uint16)
         pair = np.empty(2, np.int32)
         low_and_high = pair.view(np.float32)
         levels = np.empty(_HELD, np.uint8)
@@ -179,12 +181,12 @@ def encode(x, bits, is_stochastic, row_ids, k0, k1, ends, payload):  # type: ign
                 count = min(_HELD, num_columns - start)
                 part = x[row, start : start + count]
                 if is_stochastic:
-                    num_blocks = (count + 3) // 4
+                    num_blocks = (count + 7) // 8
                     for i in range(num_blocks):
                         rows[i] = row_ids[row]
-                        blocks[i] = start // 4 + i
+                        blocks[i] = start // 8 + i
                     fill_words(rows, blocks, num_blocks, k0, k1, words)
-                    _drawn(part, low, scale, inverse, top, words, levels)
+                    _drawn(part, low, scale, inverse, top, halves, levels)
                 else:
                     _nearest(part, low, scale, inverse, top, levels)
                 levels[count : (count + 7) // 8 * 8] = 0

@@ -14,14 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from nugnn.kernels.philox import DerivedKey
-from nugnn.kernels.philox.gpu import key_word, philox_tile
-from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from nugnn.kernels.quantize import gpu_words
-from nugnn.kernels.quantize.gpu_levels import level_of, scale_and_inverse, step_and_back, value_of
+from nugnn.kernels.quantize.gpu_levels import draws_of, level_of, scale_and_inverse, step_and_back, value_of
 from nugnn.kernels.quantize.reference import OVERFLOW, ends_of, row_bytes
 
-_M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
-_ROUNDS = tl.constexpr(ROUNDS)
 _OVERFLOW = tl.constexpr(OVERFLOW)
 _MOST_GROUPS = 128
 _TILE = 1024
@@ -69,18 +65,12 @@ def _encode_kernel(  # type: ignore[no-untyped-def]
         inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
         at = row[:, None, None] * num_columns + column[None, :, :]
         value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
-        words = group
+        draws = group
         if is_stochastic:
-            half = tl.arange(0, 2)
-            block = (group[:, None] * 2 + half[None, :]).to(tl.int64)
-            c0, c1, c2, c3 = philox_tile(
-                ids[:, None, None], block[None, :, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS
-            )
-            words = tl.reshape(
-                tl.join(tl.join(c0, c2), tl.join(c1, c3)), [block_rows, block_groups, 8]
-            )  # words 0 to 3 of both blocks
+            draws = tl.reshape(draws_of(ids, first // 8, block_groups, k0, k1), value.shape)
         is_valid = inside & is_number[:, None, None]
-        level = level_of(value, is_valid, low, scale, inverse, words, most, is_stochastic).to(tl.int64)
+        level = level_of(value, low, scale, inverse, draws, most, is_stochastic)
+        level = tl.where(is_valid, level, 0).to(tl.int64)
         string = tl.sum(level << (lane * bits).to(tl.int64)[None, None, :], 2)
         for byte in tl.static_range(bits):
             place_of_byte = group * bits + byte

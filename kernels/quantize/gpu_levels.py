@@ -9,9 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nugnn.kernels.quantize.reference import RESCALE, SMALL_RANGE
+from nugnn.kernels.philox.gpu import key_word, philox_tile
+from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
+from nugnn.kernels.quantize.reference import DRAW_BITS, RESCALE, SMALL_RANGE
 
 _SMALL, _RESCALE = tl.constexpr(SMALL_RANGE), tl.constexpr(RESCALE)
+_M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
+_ROUNDS = tl.constexpr(ROUNDS)
+_DRAW_BITS, _UNITS = tl.constexpr(DRAW_BITS), tl.constexpr(2.0**DRAW_BITS)
 _HALVES = tl.constexpr(1.5 * 2.0**23)
 """Added and taken away again, it rounds to an integer, ties to even."""
 
@@ -26,16 +31,27 @@ def scale_and_inverse(low, high, most: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
+def draws_of(ids, first_block, num_blocks: tl.constexpr, k0, k1):  # type: ignore[no-untyped-def]
+    """``(rows, 8 num_blocks)`` odd integers below ``2**17``, of the random bits of eight values a Philox block."""
+    block = first_block + tl.arange(0, num_blocks)
+    c0, c1, c2, c3 = philox_tile(ids[:, None], block[None, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS)
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))
+    draws = tl.join((words << 1) & 0x1FFFF | 1, words >> 15 | 1)
+    return tl.reshape(draws.to(tl.int32), [ids.shape[0], 8 * num_blocks])
+
+
+@triton.jit
 def level_of(  # type: ignore[no-untyped-def]
-    value, is_valid, low, scale, inverse, random, most: tl.constexpr, is_stochastic: tl.constexpr
+    value, low, scale, inverse, draws, most: tl.constexpr, is_stochastic: tl.constexpr
 ):
-    """Float levels of ``value (rows, ., .)``, 0 where it is not valid; ``random``: words of its shape if stochastic."""
-    place = ((value - low[:, None, None]) * scale[:, None, None]) * inverse[:, None, None]
+    """Levels, int32, of ``value (rows, ., .)``, anything where the row has no such value or is NaN; ``draws`` alike."""
+    distance = (value - low[:, None, None]) * scale[:, None, None]
     if is_stochastic:
-        place = tl.floor(place + (random >> 8).to(tl.float32) * 5.9604644775390625e-08)
+        place = tl.minimum(distance * (inverse * _UNITS)[:, None, None], most * _UNITS)
+        return (place.to(tl.int32) + draws) >> _DRAW_BITS
     else:
-        place = (place + _HALVES) - _HALVES
-    return tl.where(is_valid, tl.minimum(tl.maximum(place, 0.0), most * 1.0), 0.0)
+        place = tl.minimum(distance * inverse[:, None, None], most * 1.0)
+        return ((place + _HALVES) - _HALVES).to(tl.int32)
 
 
 @triton.jit

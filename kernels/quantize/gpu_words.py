@@ -1,7 +1,9 @@
 """Quantized rows in Triton whose bytes come in whole words: 1, 2, 4 or 8 bits a value, 4 bytes the unit of a row.
 
 A thread makes or reads a word of 32 bits at once, where :mod:`nugnn.kernels.quantize.gpu` does so byte by byte; the
-bytes are the same. Rows that fit a tile are read once. Import this module only where Triton is installed.
+bytes are the same. Rows that fit a tile are read once. What is done for each value is kept short, since that bounds the
+speed: values are not searched for NaN, which smallest and largest pass on, and masked only where rows need it. Import
+this module only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -12,13 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nugnn.kernels.philox import DerivedKey
-from nugnn.kernels.philox.gpu import key_word, philox_tile
-from nugnn.kernels.philox.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
-from nugnn.kernels.quantize.gpu_levels import level_of, scale_and_inverse, step_and_back, value_of
+from nugnn.kernels.quantize.gpu_levels import draws_of, level_of, scale_and_inverse, step_and_back, value_of
 from nugnn.kernels.quantize.reference import OVERFLOW, row_bytes
 
-_M0, _M1, _W0, _W1 = (tl.constexpr(word) for word in (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
-_ROUNDS = tl.constexpr(ROUNDS)
 _OVERFLOW = tl.constexpr(OVERFLOW)
 _TILE, _WARPS = 1024, 1
 """Values in a program's tile, and its warps. Of 512 to 4,096 values and 1 to 8 warps nearly the fastest for 8, 4 and 2
@@ -33,51 +31,61 @@ def takes(wire: Tensor, bits: int) -> bool:
 
 
 @triton.jit
-def _load_values(x, row, in_row, word, lane, num_columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``(values (rows, words, lanes) float32, which of them are of the row)``."""
+def _load_values(x, row, in_row, word, lane, num_columns: tl.constexpr, is_whole: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(rows, words, lanes)`` float32; a row's first value behind its last one, unless rows are whole tiles."""
     lanes: tl.constexpr = lane.shape[0]
     column = word[:, None] * lanes + lane[None, :]
-    inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
-    value = tl.load(x + (row[:, None, None] * num_columns + column[None, :, :]), mask=inside, other=0)
-    return value.to(tl.float32), inside
+    at = x + (row[:, None, None] * num_columns + column[None, :, :])
+    if is_whole:
+        value = tl.load(at, mask=in_row[:, None, None], other=0)
+    else:
+        first = tl.load(x + row * num_columns, mask=in_row, other=0)
+        inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
+        value = tl.where(inside, tl.load(at, mask=inside, other=0), first[:, None, None])
+    return value.to(tl.float32)
 
 
 @triton.jit
-def _smallest(value, inside):  # type: ignore[no-untyped-def]
-    is_in = inside & (tl.abs(value) < _OVERFLOW)
-    return tl.min(tl.min(tl.where(is_in, value, float("inf")), 2), 1)
+def _smaller(a, b):  # type: ignore[no-untyped-def]
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _largest(value, inside):  # type: ignore[no-untyped-def]
-    """Infinite where one is out of range."""
-    is_out = inside & ((tl.abs(value) < _OVERFLOW) == 0)
-    value = tl.where(is_out, float("inf"), tl.where(inside, value, float("-inf")))
-    return tl.max(tl.max(value, 2), 1)
+def _larger(a, b):  # type: ignore[no-untyped-def]
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smallest(value):  # type: ignore[no-untyped-def]
+    return tl.reduce(tl.reduce(value, 2, _smaller), 1, _smaller)
+
+
+@triton.jit
+def _largest(value):  # type: ignore[no-untyped-def]
+    return tl.reduce(tl.reduce(value, 2, _larger), 1, _larger)
 
 
 @triton.jit
 def _store_words(  # type: ignore[no-untyped-def]
-    words, value, inside, row, in_row, word, lane, ids, low, high, k0, k1,
-    words_of_row: tl.constexpr, bits: tl.constexpr, is_stochastic: tl.constexpr,
+    words, value, row, in_row, first, lane, ids, low, high, k0, k1,
+    num_columns: tl.constexpr, words_of_row: tl.constexpr, bits: tl.constexpr, is_stochastic: tl.constexpr,
 ):  # fmt: skip
-    lanes: tl.constexpr = lane.shape[0]
+    lanes: tl.constexpr = 32 // bits
     most: tl.constexpr = (1 << bits) - 1
     is_number = low == low  # noqa: PLR0124
     scale, inverse = scale_and_inverse(low, high, most)
-    random = word
+    word = first + tl.arange(0, value.shape[1])
+    draws = word
     if is_stochastic:
-        blocks: tl.constexpr = lanes // 4
-        block = (word[:, None] * blocks + tl.arange(0, blocks)[None, :]).to(tl.int64)
-        c0, c1, c2, c3 = philox_tile(
-            ids[:, None, None], block[None, :, :], key_word(k0), key_word(k1), _M0, _M1, _W0, _W1, _ROUNDS
-        )
-        random = tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), value.shape)  # words 0 to 3 of each block
-    is_valid = inside & is_number[:, None, None]
-    level = level_of(value, is_valid, low, scale, inverse, random, most, is_stochastic).to(tl.int32)
-    string = tl.sum(level << (lane * bits)[None, None, :], 2)
+        draws = draws_of(ids, first * lanes // 8, value.shape[1] * lanes // 8, k0, k1)
+        draws = tl.reshape(draws, value.shape)
+    level = level_of(value, low, scale, inverse, draws, most, is_stochastic)
+    if num_columns % lanes != 0:
+        column = word[:, None] * lanes + lane[None, :]
+        level = tl.where((column < num_columns)[None, :, :], level, 0)
+    string = tl.where(is_number[:, None], tl.sum(level << (lane * bits)[None, None, :], 2), 0)
     kept = in_row[:, None] & (word < words_of_row - 2)[None, :]
-    tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string.to(tl.int32), mask=kept)
+    tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string, mask=kept)
 
 
 @triton.jit(do_not_specialize=["num_rows", "k0", "k1"])
@@ -87,32 +95,34 @@ def _encode_words_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     in_row = row < num_rows
-    lane = tl.arange(0, 32 // bits)
+    lanes: tl.constexpr = 32 // bits
+    is_whole: tl.constexpr = num_columns % (block_words * lanes) == 0
+    lane = tl.arange(0, lanes)
     word = tl.arange(0, block_words)
     ids = row
     if is_stochastic:
         ids = tl.load(row_ids + row, mask=in_row, other=0)
-    value, inside = _load_values(x, row, in_row, word, lane, num_columns)
-    low = _smallest(value, inside)
-    high = _largest(value, inside)
+    value = _load_values(x, row, in_row, word, lane, num_columns, is_whole)
+    low = _smallest(value)
+    high = _largest(value)
     if words_of_row - 2 > block_words:
         for first in range(block_words, words_of_row - 2, block_words):
-            more, inside_more = _load_values(x, row, in_row, first + word, lane, num_columns)
-            low = tl.minimum(low, _smallest(more, inside_more))
-            high = tl.maximum(high, _largest(more, inside_more))
-    is_number = high < float("inf")
+            more = _load_values(x, row, in_row, first + word, lane, num_columns, is_whole)
+            low = _smaller(low, _smallest(more))
+            high = _larger(high, _largest(more))
+    is_number = (low > -_OVERFLOW) & (high < _OVERFLOW)
     low = tl.where(is_number, low + 0.0, float("nan"))  # -0 becomes 0
     high = tl.where(is_number, high + 0.0, float("nan"))
     tl.store(words + row * words_of_row, low.to(tl.int32, bitcast=True), mask=in_row)
     tl.store(words + row * words_of_row + 1, high.to(tl.int32, bitcast=True), mask=in_row)
     _store_words(
-        words, value, inside, row, in_row, word, lane, ids, low, high, k0, k1, words_of_row, bits, is_stochastic
+        words, value, row, in_row, 0, lane, ids, low, high, k0, k1, num_columns, words_of_row, bits, is_stochastic
     )
     if words_of_row - 2 > block_words:
         for first in range(block_words, words_of_row - 2, block_words):
-            more, inside_more = _load_values(x, row, in_row, first + word, lane, num_columns)
+            more = _load_values(x, row, in_row, first + word, lane, num_columns, is_whole)
             _store_words(
-                words, more, inside_more, row, in_row, first + word, lane, ids, low, high, k0, k1, words_of_row, bits,
+                words, more, row, in_row, first, lane, ids, low, high, k0, k1, num_columns, words_of_row, bits,
                 is_stochastic,
             )  # fmt: skip
 
@@ -166,6 +176,7 @@ def _launch(wire: Tensor, num_columns: int, bits: int, *, is_random: bool = Fals
     words_of_row = wire.shape[1] // 4
     tile, warps = (_RANDOM_TILE, _RANDOM_WARPS) if is_random else (_TILE, _WARPS)
     words = min(tile * bits // 32, triton.next_power_of_2(words_of_row - 2))
+    words = max(words, bits // 4)  # eight values, a block of random words
     rows = max(1, tile // (words * (32 // bits)))
     how = {"num_columns": num_columns, "words_of_row": words_of_row, "bits": bits, "num_warps": warps}
     return rows, words, how | {"enable_fp_fusion": False}

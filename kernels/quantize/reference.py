@@ -13,6 +13,8 @@ OVERFLOW = 2.0**126
 """Rows with a value of this size or more, infinite or NaN, are sent as NaN: differences of larger ones overflow."""
 SMALL_RANGE, RESCALE = 2.0**-60, 2.0**64
 """Smaller ranges are multiplied by a power of 2 first: their steps would be subnormal and inverses overflow."""
+DRAW_BITS = 17
+"""Stochastic rounding sees places in units of ``2**-17`` of a step."""
 
 
 def row_bytes(num_columns: int, bits: int) -> int:
@@ -27,10 +29,16 @@ def row_bytes(num_columns: int, bits: int) -> int:
 def levels_reference(x: Tensor, bits: int, words: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """``(levels (n, D) int64, smallest (n,), largest (n,))``.
 
+    Stochastic rounding cuts a place off to units of ``2**-17`` of a step, adds ``2 h + 1`` of them, where ``h`` are the
+    value's 16 random bits, and rounds down. So a place that is ``f`` above a level is rounded up with the multiple of
+    ``2**-16`` nearest to ``f`` for probability, off by at most ``2**-17``, and one that is a level stays. Integers are
+    added: in float32 the sum of a place from 128 on and a draw would be rounded, now and then to the next level.
+
     Args:
         x: ``(n, D)``, ``D`` at least 1.
         bits: From 1 to 8.
-        words: ``(n, D)`` random words in ``[0, 2**32)`` for stochastic rounding; to nearest (ties to even) when None.
+        words: ``(n, ceil(D / 2))`` random words in ``[0, 2**32)`` for stochastic rounding, of which each serves two
+            values, its lower 16 bits the first; to nearest (ties to even) when None.
     """
     x = x.float()
     low, high = x.amin(1) + 0.0, x.amax(1) + 0.0  # -0 becomes 0
@@ -39,24 +47,25 @@ def levels_reference(x: Tensor, bits: int, words: Tensor | None) -> tuple[Tensor
     span = high - low
     scale = _scale(span)
     top = float(2**bits - 1)
-    inverse = torch.where(span > 0, top / (span * scale), 0.0)
-    place = ((x - low[:, None]) * scale[:, None]) * inverse[:, None]
+    # of a number and a tensor torch makes a product with the reciprocal, rounded twice
+    inverse = torch.where(span > 0, torch.full_like(span, top) / (span * scale), 0.0)
+    unit = 1 if words is None else 1 << DRAW_BITS
+    place = ((x - low[:, None]) * scale[:, None]) * (inverse * unit)[:, None]
+    place = place.clamp(max=top * unit).masked_fill(is_out[:, None], 0)
     if words is None:
-        level = place.round()
-    else:
-        level = (place + (words >> 8).float() * 2.0**-24).floor()
-    level = level.clamp(0, top).masked_fill(is_out[:, None], 0)
-    return level.long(), low, high
+        return place.round().long(), low, high
+    halves = torch.stack([words & 0xFFFF, words >> 16], 2).flatten(1)[:, : x.shape[1]]
+    return (place.long() + 2 * halves + 1) >> DRAW_BITS, low, high
 
 
 def values_reference(levels: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
     """``(n, D)`` float32 of what :func:`levels_reference` gives."""
-    top = float(2**bits - 1)
+    top = 2**bits - 1
     span = high - low
     scale = _scale(span)
-    step = (span * scale) / top
+    step = (span * scale) / torch.full_like(span, top)
     value = low[:, None] + (levels.float() * step[:, None]) * (1.0 / scale)[:, None]
-    return torch.where(levels == int(top), high[:, None], value)
+    return torch.where(levels == top, high[:, None], value)
 
 
 def _scale(span: Tensor) -> Tensor:

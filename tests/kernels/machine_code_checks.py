@@ -211,8 +211,8 @@ def random_words() -> None:
     drop_csr_values(torch.ones(NUM_ROWS), *csr, epilogue.Mask(1 << 31, 2.0, (1, 2), range(NUM_ROWS)))
 
 
-def codec(width: int, bits: int) -> None:
-    wire = quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, None, None)
+def codec(width: int, bits: int, key: tuple[int, int] | None = None) -> None:
+    wire = quantize_gpu.encode(torch.ones(NUM_ROWS, width), bits, key, torch.arange(NUM_ROWS))
     quantize_gpu.decode(torch.empty(NUM_ROWS, width), wire, width, bits)
 
 
@@ -241,6 +241,7 @@ WIDE: list[tuple[Any, ...]] = [
     *((row_steps, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS, ("relu", "none"), _FLAGS)),
     *((loss, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS)),
     *((codec, *case) for case in product((1, 9, 33, 47, 100, 368, 904, 1024), range(1, 9))),
+    *((codec, *case, (1, 2)) for case in product((9, 368, 1024), (3, 4, 8))),
     (random_words,),
 ]
 

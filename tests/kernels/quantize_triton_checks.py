@@ -10,10 +10,11 @@ from triton_laws import DEVICE, run_laws
 from nugnn.kernels.philox import derived_key
 from nugnn.kernels.quantize import decode_rows, encode_rows, gpu, gpu_words, row_bytes
 
-IN_BYTES = [(1, 3), (9, 5), (65, 4), (33, 8)]
-IN_WORDS = [(32, 1), (64, 2), (31, 4), (1100, 8)]
+IN_BYTES = [(1, 3), (9, 5), (65, 4), (33, 8), (1033, 7)]
+IN_WORDS = [(32, 1), (64, 2), (31, 4), (4, 8), (12, 8), (2052, 8)]
+"""Of less than a Philox block's eight values, an odd number of words, and more than a tile."""
 CASES = IN_BYTES + IN_WORDS if DEVICE == "cpu" else [
-    (width, bits) for width in (1, 9, 33, 64, 1024, 3001) for bits in range(1, 9)
+    (width, bits) for width in (1, 4, 9, 12, 33, 64, 1024, 2052, 3001) for bits in range(1, 9)
 ]  # fmt: skip
 
 
