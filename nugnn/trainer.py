@@ -178,7 +178,7 @@ class Trainer:
         trained = functools.partial(_trained, self.model, self.optimizer)
         self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0
-        self.in_progress = EpochInProgress()
+        self.in_progress = self._new_epoch()
         self._loss_of_epoch: HostNumber | None = None
         self._room = HostNumber.room_for(self.ranks.device)
         self._lap_began = time.perf_counter()
@@ -194,8 +194,11 @@ class Trainer:
         """
         self._run_steps(lambda: False)
         loss = self._end_epoch()
-        self.in_progress = EpochInProgress()
+        self.in_progress = self._new_epoch()
         return loss
+
+    def _new_epoch(self) -> EpochInProgress:
+        return EpochInProgress(torch.zeros((), dtype=torch.float64, device=self.ranks.device))
 
     @property
     def steps_into_epoch(self) -> int:
@@ -225,7 +228,7 @@ class Trainer:
         """The steps that are left of an epoch; False when ``between_steps`` said to stop before its end."""
         self.model.train()
         done = self.in_progress
-        done.loss = done.loss.to(self.ranks.device)
+        done.loss = done.loss.to(self.ranks.device)  # that of a checkpoint
         epoch, first = divmod(self.num_steps, self.family.steps_per_epoch)
         with nullcontext() if self._graphs is None else self._graphs.aside():
             return self._steps_of(epoch, first, between_steps)
@@ -380,7 +383,7 @@ class Trainer:
             loss = self._end_epoch()
             self.ranks.synchronize()  # what is left of the epoch is its time
             self._lap()
-            spent, self.in_progress = self.in_progress.seconds, EpochInProgress()
+            spent, self.in_progress = self.in_progress.seconds, self._new_epoch()
             begin = time.perf_counter()
             scores = dict.fromkeys(("train", "val", "test"), math.nan)
             is_evaluated = number % evaluate_every == 0 or number == epochs
