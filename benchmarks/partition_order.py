@@ -14,6 +14,7 @@ KaMinPar 0.36 and 0.21. On ten cores of a Xeon: 32.2 s on one thread and 10.9 on
     python benchmarks/partition_order.py                        # 300,000 nodes / 12 M arcs
     python benchmarks/partition_order.py --scale 0.25           # a quarter of ogbn-products; 1 for all of it
     python benchmarks/partition_order.py --family mixed         # 30 % of the edges inside communities
+    python benchmarks/partition_order.py --balance edges        # shares of the edges, not of the nodes
 
 The graph is `products-like` or `mixed-like`, its node ids shuffled; the planted communities are used for the row
 "planted" only. Every measurement is a process of its own, kernels compiled before the clock starts. Of a partitioner
@@ -84,7 +85,8 @@ def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return seconds | {"grown_bytes": resident("VmHWM") - before} | answer
 
 
-def run_partition(arrays: dict[str, np.ndarray], method: str, folder: str) -> dict[str, Any]:
+def run_partition(arrays: dict[str, np.ndarray], method: str, folder: str, balance: str) -> dict[str, Any]:
+    """Parts with these shares of the nodes or of the edges: the cut, and the largest load beside its share of both."""
     from scipy import sparse
 
     from nugnn.partition.balance import Balance
@@ -96,26 +98,28 @@ def run_partition(arrays: dict[str, np.ndarray], method: str, folder: str) -> di
         num_nodes = len(indptr) - 1
         twos = np.full(len(indices), 2, np.int64)
         adjacency = sparse.csr_array((twos, indices, indptr), shape=(num_nodes, num_nodes))
-        return SymmetricGraph(adjacency, 0, 0), Balance(np.ones((num_nodes, 1)), SHARES, 0.02)
+        weights = np.ones(num_nodes) if balance == "nodes" else np.maximum(np.diff(indptr), 1).astype(np.float64)
+        return SymmetricGraph(adjacency, 0, 0), Balance(weights[:, None], SHARES, 0.02)
 
-    def partition(graph: SymmetricGraph, balance: Balance, notes: list[str]) -> np.ndarray:
+    def partition(graph: SymmetricGraph, target: Balance, notes: list[str]) -> np.ndarray:
         if method == "clusters":
-            part, clusters = cluster_parts(graph, balance, 0, notes)
+            part, clusters = cluster_parts(graph, target, 0, notes)
             np.save(Path(folder) / "clusters.npy", clusters)  # the last ones are those of the graph itself
             return part
-        return {"metis": metis_parts, "kaminpar": kaminpar_parts}[method](graph, balance, 0, notes)
+        return {"metis": metis_parts, "kaminpar": kaminpar_parts}[method](graph, target, 0, notes)
 
     partition(*graph_of(*path_graph(10_000)), [])  # compiles
-    graph, balance = graph_of(arrays["indptr"], arrays["indices"])
+    graph, target = graph_of(arrays["indptr"], arrays["indices"])
     notes: list[str] = []
     kept: list[np.ndarray] = []
-    answer = measured(lambda: kept.append(partition(graph, balance, notes)) or {})  # type: ignore[func-returns-value]
+    answer = measured(lambda: kept.append(partition(graph, target, notes)) or {})  # type: ignore[func-returns-value]
     part = kept[0]
     row = np.repeat(np.arange(len(part)), np.diff(arrays["indptr"]))
-    loads = np.bincount(part, minlength=len(SHARES)) / len(part)
+    nodes, edges = (np.bincount(of, minlength=len(SHARES)) / len(of) for of in (part, part[row]))
     return answer | {
         "cut": float((part[row] != part[arrays["indices"]]).mean()),
-        "worst_load": float((loads / np.array(SHARES)).max()),
+        "worst_load": float((nodes / np.array(SHARES)).max()),
+        "worst_edge_load": float((edges / np.array(SHARES)).max()),
         "notes": notes,
     }
 
@@ -234,14 +238,15 @@ def child(arguments: argparse.Namespace) -> None:
     if what == "spmm":
         answer = run_spmm(arrays, arguments.rounds, arguments.folder)
     else:
-        answer = {"partition": run_partition, "order": run_order}[what](arrays, method, arguments.folder)
+        balanced = {"balance": arguments.balance} if what == "partition" else {}
+        answer = {"partition": run_partition, "order": run_order}[what](arrays, method, arguments.folder, **balanced)
     print(json.dumps(answer))
 
 
-def spawn(folder: str, run: str, threads: int, rounds: int) -> dict[str, Any] | None:
+def spawn(folder: str, run: str, threads: int, rounds: int, balance: str) -> dict[str, Any] | None:
     """What the process found; None, and its last words on standard error, when it failed."""
     command = [sys.executable, os.path.abspath(__file__), "--run", run, "--folder", folder]
-    command += ["--threads", str(threads), "--rounds", str(rounds)]
+    command += ["--threads", str(threads), "--rounds", str(rounds), "--balance", balance]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
@@ -257,6 +262,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=300_000)
     parser.add_argument("--arcs", type=int, default=None, help="default: 12 M for 300,000 nodes, else as ogbn-products")
     parser.add_argument("--scale", type=float, help="of ogbn-products, instead of --nodes")
+    parser.add_argument("--balance", choices=("nodes", "edges"), default="nodes", help="what the shares are of")
     parser.add_argument("--methods", nargs="+", choices=("clusters", "kaminpar"), default=["clusters", "kaminpar"])
     parser.add_argument("--without-sums", action="store_true", help="no sums in each order")
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all processes")
@@ -285,7 +291,8 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     num_arcs = len(np.load(Path(folder) / "src.npy", mmap_mode="r"))
     cores = len(os.sched_getaffinity(0))
     print(
-        f"{arguments.family}-like, {arguments.nodes} nodes, {num_arcs} arcs, {cores} cores, shares {SHARES}, "
+        f"{arguments.family}-like, {arguments.nodes} nodes, {num_arcs} arcs, {cores} cores, "
+        f"shares {SHARES} of the {arguments.balance}, "
         f"generated in {seconds['generate']:.1f} s, symmetric graph in {seconds['symmetric graph']:.1f} s",
         flush=True,
     )
@@ -299,7 +306,13 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     orders = ("clusters", "started") if "clusters" in arguments.methods else ("clusters",)
     jobs += [(f"order:{method}", threads) for method in orders for threads in thread_counts]
     facts = {"kind": "partition", "graph": f"{arguments.family}-like", "num_nodes": arguments.nodes}
-    facts |= {"num_edges": num_arcs, "shares": SHARES, "processor": processor(), "python": platform.python_version()}
+    facts |= {
+        "num_edges": num_arcs,
+        "shares": SHARES,
+        "balance": arguments.balance,
+        "processor": processor(),
+        "python": platform.python_version(),
+    }
 
     def keep(row: dict[str, Any]) -> None:  # as soon as it is there
         if arguments.json:
@@ -309,12 +322,12 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {job: [] for job in jobs}
     for _ in range(arguments.repeats):
         for run, threads in jobs:
-            answer = spawn(folder, run, threads, arguments.rounds)
+            answer = spawn(folder, run, threads, arguments.rounds, arguments.balance)
             if answer is not None:
                 rows[run, threads].append(answer)
                 keep({"work": run, "threads": threads} | answer)
                 print(f"{run}, {threads} threads: {answer['seconds']:.1f} s", file=sys.stderr, flush=True)
-    print(f"{'work':20}{'threads':>8}{'seconds':>9}{'cpu s':>8}{'MiB':>7}{'cut':>8}{'load':>7}{'near':>7}")
+    print(f"{'work':20}{'threads':>8}{'seconds':>9}{'cpu s':>8}{'MiB':>7}{'cut':>8}{'nodes':>7}{'edges':>7}{'near':>7}")
     for (run, threads), answers in rows.items():
         if not answers:
             continue
@@ -325,10 +338,14 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
         last = answers[-1]
         print(
             f"{run:20}{threads:8}{row['seconds']:9.2f}{row['cpu_seconds']:8.2f}{row['grown_bytes'] / 2**20:7.0f}"
-            + (f"{last['cut']:8.4f}{last['worst_load']:7.3f}" if "cut" in last else " " * 15 + f"{last['near']:7.3f}")
+            + (
+                f"{last['cut']:8.4f}{last['worst_load']:7.3f}{last['worst_edge_load']:7.3f}"
+                if "cut" in last
+                else " " * 22 + f"{last['near']:7.3f}"
+            )
         )
     show_ratios({job: [answer["seconds"] for answer in answers] for job, answers in rows.items()})
-    sums = None if arguments.without_sums else spawn(folder, "spmm", cores, arguments.rounds)
+    sums = None if arguments.without_sums else spawn(folder, "spmm", cores, arguments.rounds, arguments.balance)
     if sums is not None:
         show_sums(sums, cores)
         keep({"work": "spmm", "threads": cores, "sums": sums})

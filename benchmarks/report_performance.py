@@ -51,7 +51,7 @@ def page(rows: list[Row]) -> str:
         "Times are milliseconds, the median with the 20th and 80th percentile; CUDA events around each call, L2 "
         "written over before it. A result is checked before it is timed; what could not run says why. What was "
         "expected of each step, and what came of it: `performance-notes.md`. The rows are kept in `benchmarks/rows`; "
-        "those with `restored` were lost but for the figures of an earlier version of this page.",
+        "those with `restored` were lost but for their figures, on an earlier page or in the run's log.",
     ]
     partitions = [row for row in rows if row["kind"] == "partition"]
     rows = latest(row for row in rows if row["kind"] != "partition")
@@ -82,11 +82,14 @@ def page(rows: list[Row]) -> str:
 def partitioning(rows: list[Row]) -> list[str]:
     """Partitioners and orders beside METIS, a section for each graph and processor; medians over rounds."""
     sections: list[str] = []
-    cases = dict.fromkeys((row["processor"], row["graph"], row["num_nodes"], row["num_edges"]) for row in rows)
-    for case in cases:
+
+    def case_of(row: Row) -> tuple[Any, ...]:
+        return row["processor"], row["graph"], row["num_nodes"], row["num_edges"], row.get("balance", "nodes")
+
+    for case in dict.fromkeys(map(case_of, rows)):
         of_case: dict[tuple[str, int], list[Row]] = {}
         for row in rows:
-            if case == (row["processor"], row["graph"], row["num_nodes"], row["num_edges"]) and row["work"] != "spmm":
+            if case == case_of(row) and row["work"] != "spmm":
                 of_case.setdefault((row["work"], row["threads"]), []).append(row)
         seconds = {job: statistics.median(row["seconds"] for row in of_job) for job, of_job in of_case.items()}
         metis = sum(seconds.get((work, 1), float("nan")) for work in ("partition:metis", "order:metis"))
@@ -99,12 +102,16 @@ def partitioning(rows: list[Row]) -> list[str]:
             lines.append([
                 f"{what}: {method}", str(threads), f"{seconds[work, threads]:.1f}",
                 f"{of_job[-1]['cut']:.4f}" if "cut" in of_job[-1] else "-",
+                f"{of_job[-1]['worst_edge_load']:.2f}" if "worst_edge_load" in of_job[-1] else "-",
                 f"{max(row['grown_bytes'] for row in of_job) / 2**30:.2f}",
                 "-" if both is None or both != both else f"{both:.1f} ({both / metis:.2f})",  # noqa: PLR0124
             ])  # fmt: skip
-        name, graph, num_nodes, num_edges = case
-        head = ["work", "threads", "seconds", "cut", "GiB beyond the graph", "with its order, s (of METIS' both)"]
-        sections.append(titled(f"{graph}, {num_nodes} nodes, {num_edges} arcs; {name}", head, lines))
+        name, graph, num_nodes, num_edges, balance = case
+        shares = ", ".join(f"{share:g}" for share in next(iter(of_case.values()))[0]["shares"])
+        head = ["work", "threads", "seconds", "cut", "edges of the fullest part beside its share"]
+        head += ["GiB beyond the graph", "with its order, s (of METIS' both)"]
+        title = f"{graph}, {num_nodes} nodes, {num_edges} arcs; shares {shares} of the {balance}; {name}"
+        sections.append(titled(title, head, lines))
     return sections
 
 

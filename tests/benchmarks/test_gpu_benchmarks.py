@@ -5,6 +5,7 @@ import nugnn  # noqa: F401  # lets dgl import under this torch
 # isort: split
 import argparse
 import ctypes
+import importlib.util
 import math
 import sys
 from types import SimpleNamespace
@@ -484,6 +485,7 @@ def test_ratios_are_of_the_same_order_and_of_the_given_one_beside_ours_found():
 def test_partitioners_stand_beside_metis_on_the_page() -> None:
     def row(work: str, threads: int, seconds: float, **more: object) -> dict[str, object]:
         of_graph = {"graph": "products-like", "num_nodes": 9, "num_edges": 20, "processor": "a processor"}
+        of_graph |= {"shares": [0.6, 0.4]}
         return {"kind": "partition", "work": work, "threads": threads, "seconds": seconds, "grown_bytes": 1 << 30} | (
             of_graph | more
         )
@@ -498,16 +500,28 @@ def test_partitioners_stand_beside_metis_on_the_page() -> None:
         row("partition:kaminpar", 1, 30.0, cut=0.1),
         row("order:clusters", 1, 5.0),
     ]
+    rows.append(row("partition:metis", 1, 70.0, cut=0.3, balance="edges", worst_edge_load=1.5))
     text = report_performance.page([*rows, row("spmm", 2, 0.0)])
-    assert "products-like, 9 nodes, 20 arcs; a processor" in text
-    assert "| partition: metis | 1 | 60.0 | 0.2000 | 1.00 | 100.0 (1.00) |" in text
-    assert "| partition: clusters | 1 | 22.0 | 0.1000 | 1.00 | 25.0 (0.25) |" in text
-    assert "| partition: kaminpar | 1 | 30.0 | 0.1000 | 1.00 | 35.0 (0.35) |" in text
+    assert "products-like, 9 nodes, 20 arcs; shares 0.6, 0.4 of the nodes; a processor" in text
+    assert "| partition: metis | 1 | 60.0 | 0.2000 | - | 1.00 | 100.0 (1.00) |" in text
+    assert "| partition: clusters | 1 | 22.0 | 0.1000 | - | 1.00 | 25.0 (0.25) |" in text
+    assert "| partition: kaminpar | 1 | 30.0 | 0.1000 | - | 1.00 | 35.0 (0.35) |" in text
+    assert "shares 0.6, 0.4 of the edges; a processor" in text
+    assert "| partition: metis | 1 | 70.0 | 0.3000 | 1.50 | 1.00 | - |" in text
 
 
 def test_the_page_is_what_the_kept_rows_say():
     rows = harness.read_rows(report_performance.KEPT)
     assert (harness.ROOT / "docs" / "performance.md").read_text(encoding="utf-8") == report_performance.page(rows)
+
+
+def test_the_page_of_dgl_s_modules_is_what_the_kept_rows_say():
+    spec = importlib.util.spec_from_file_location("conformance_script", harness.ROOT / "benchmarks" / "conformance.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    rows = harness.read_rows(script.KEPT)
+    assert script.PAGE.read_text(encoding="utf-8") == script.page(rows)
+    assert all(row["is_same"] for row in rows) and len({row["machine"]["card"] for row in rows}) == 2
 
 
 @pytest.mark.parametrize("system", ["cusparse tuned", "nugnn anew"])
