@@ -182,7 +182,7 @@ def code_version() -> str:
         is_changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
         return commit + ("+" if is_changed else "")
     digest = hashlib.sha256()
-    for folder in ("benchmarks", "comm", "datasets", "kernels", "nugnn", "partition", "precision"):
+    for folder in ("benchmarks", "comm", "datasets", "kernels", "nugnn", "partition", "planning", "precision"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
     return "sources " + digest.hexdigest()[:12]

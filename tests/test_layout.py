@@ -17,9 +17,10 @@ MAY_IMPORT = {
     "partition": {"kernels", "datasets"},
     "comm": {"kernels", "datasets"},
     "precision": {"kernels", "datasets"},
-    "nugnn": {"kernels", "datasets", "partition", "comm", "precision"},
+    "planning": {"kernels", "datasets", "partition", "comm", "precision"},
+    "nugnn": {"kernels", "datasets", "partition", "comm", "precision", "planning"},
 }
-"""Folder -> the other folders it may know: kernels, datasets <- partition, comm, precision <- nugnn."""
+"""Folder -> the other folders it may know: kernels, datasets <- partition, comm, precision <- planning <- nugnn."""
 
 OPEN_TO_ALL = {"nugnn._dgl_compat", "nugnn._regular_file"}
 """Know no other module of the project. ``require_dgl`` is wanted wherever DGL is used. Readers say what is no file, and

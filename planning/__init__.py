@@ -1,0 +1,1 @@
+"""What devices and links can do, and what follows from it: predictions and plans."""
