@@ -364,13 +364,14 @@ def show_ratios(seconds: dict[tuple[str, int], list[float]]) -> None:
     metis = medians.get(("partition:metis", 1))
     if metis is None:
         return
-    both = metis + medians.get(("order:metis", 1), float("nan"))
+    order_too = medians.get(("order:metis", 1))
     for (run, threads), taken in medians.items():
         order = medians.get(("order:started" if run == "partition:clusters" else "order:clusters", threads))
         if run in ("partition:clusters", "partition:kaminpar") and order is not None:
             print(
                 f"{run.partition(':')[2]} and order on {threads} threads: {taken + order:.2f} s, "
-                f"{(taken + order) / metis:.2f} of METIS' partition, {(taken + order) / both:.2f} of METIS' both"
+                f"{(taken + order) / metis:.2f} of METIS' partition"
+                + ("" if order_too is None else f", {(taken + order) / (metis + order_too):.2f} of METIS' both")
             )
 
 
