@@ -100,11 +100,13 @@ def partitioning(rows: list[Row]) -> list[str]:
             order = seconds.get(("order:clusters", threads)) if order is None else order
             both = seconds[work, threads] + order if what == "partition" and order is not None else None
             lines.append([
-                f"{what}: {method}", str(threads), f"{seconds[work, threads]:.1f}",
+                f"{what}: {method}" + (", beside other work" if of_job[-1].get("is_busy") else ""),
+                str(threads),
+                f"{seconds[work, threads]:.1f}",
                 f"{of_job[-1]['cut']:.4f}" if "cut" in of_job[-1] else "-",
                 f"{of_job[-1]['worst_edge_load']:.2f}" if "worst_edge_load" in of_job[-1] else "-",
                 f"{max(row['grown_bytes'] for row in of_job) / 2**30:.2f}",
-                "-" if both is None or both != both else f"{both:.1f} ({both / metis:.2f})",  # noqa: PLR0124
+                "-" if both is None else f"{both:.1f}" + (f" ({both / metis:.2f})" if metis > 0 else ""),
             ])  # fmt: skip
         name, graph, num_nodes, num_edges, balance = case
         shares = ", ".join(f"{share:g}" for share in next(iter(of_case.values()))[0]["shares"])
