@@ -81,9 +81,11 @@ def page(rows: list[dict[str, Any]]) -> str:
     ]
     for card in dict.fromkeys(row["machine"]["card"] for row in rows):
         of_card = {row["system"]: row for row in rows if row["machine"]["card"] == card}
-        versions = next(reversed(of_card.values()))["machine"]
-        lines = [f"## {card}", ""]
-        lines += [f"torch {versions['torch']}, Python {versions['python']}; code {versions['code']}.", ""]
+        torch_, python, code = (
+            " and ".join(dict.fromkeys(row["machine"][name] for row in of_card.values()))
+            for name in ("torch", "python", "code")
+        )
+        lines = [f"## {card}", "", f"torch {torch_}, Python {python}; code {code}.", ""]
         lines += ["| module | configurations | 3 parts - 1 | nuGNN - DGL | bound | |", "|---|---|---|---|---|---|"]
         for name, row in sorted(of_card.items()):
             found = [row["error"]] if "error" in row else [f"{row[key]:.1e}" for key in ("to_one", "to_dgl", "bound")]

@@ -61,7 +61,8 @@ class CuSparseProduct:
         self._library = library()
         self._num_rows = num_rows = len(indptr) - 1
         y = torch.empty(num_rows, x.shape[1], dtype=x.dtype, device=x.device)
-        self._kept: tuple[Tensor, ...] = (indptr, indices, values)  # the descriptor holds their addresses
+        self._kept = (indptr, indices)  # the descriptor holds their addresses
+        self._values: Tensor | None = values
         kind = _TYPES[x.dtype]
         self._handle, self._matrix, self._x, self._y = (c_void_p() for _ in range(4))
         self._call("cusparseCreate", byref(self._handle))
@@ -94,7 +95,8 @@ class CuSparseProduct:
         Args:
             x: As the one that it was made for.
             y: ``(N, F)`` to fill.
-            values: ``(E,)`` contiguous, instead of those that were given first: the analysis is one of the pattern.
+            values: ``(E,)`` contiguous, instead of those that were given first, which are let go: the analysis is one
+                of the pattern. Whoever has given some gives some in each call.
         """
         if y is None:
             y = torch.empty(self._num_rows, x.shape[1], dtype=x.dtype, device=x.device)
@@ -102,7 +104,9 @@ class CuSparseProduct:
             self._call("cusparseDnMatSetValues", descriptor, c_void_p(dense.data_ptr()))
         if values is not None:
             self._call("cusparseSpMatSetValues", self._matrix, c_void_p(values.data_ptr()))
-            self._kept = self._kept[:2]  # whoever frees these does so on the same stream, after the product
+            self._values = None  # whoever frees these does so on the same stream, after the product
+        elif self._values is None:
+            raise ValueError("the first values are gone: give some")
         self._call("cusparseSpMM", *self._arguments)
         return y
 

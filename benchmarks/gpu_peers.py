@@ -98,8 +98,8 @@ class TurboGnn(System):
     times the product of all, 6,720 times 60 calls for a maximum, which is over an hour here, most of them alike (more
     warps than a row has features are cut back, tiles count only in the 2-D kernel, edges only in the other). For
     attention its tuner varies nothing but the bound between light and heavy nodes, which the attention kernels do not
-    read; the chunk of the attention vector's gradient, which it leaves alone, is searched here. Forward alone, and with
-    backward, are searched each for itself.
+    read; the chunk of the attention vector's gradient, which it leaves alone, is searched here. Maxima
+    forward alone, and with backward, are searched each for itself; attention forward has nothing to search.
     """
 
     def __init__(self, csr: Csr) -> None:

@@ -86,10 +86,11 @@ def partitioning(rows: list[Row]) -> list[str]:
     def case_of(row: Row) -> tuple[Any, ...]:
         return row["processor"], row["graph"], row["num_nodes"], row["num_edges"], row.get("balance", "nodes")
 
-    for case in dict.fromkeys(map(case_of, rows)):
+    newest = {case_of(row): row.get("code") for row in rows}  # rows of other code are no rounds of the same
+    for case, code in newest.items():
         of_case: dict[tuple[str, int], list[Row]] = {}
         for row in rows:
-            if case == case_of(row) and row["work"] != "spmm":
+            if case == case_of(row) and row["work"] != "spmm" and row.get("code") == code:
                 of_case.setdefault((row["work"], row["threads"]), []).append(row)
         seconds = {job: statistics.median(row["seconds"] for row in of_job) for job, of_job in of_case.items()}
         metis = sum(seconds.get((work, 1), float("nan")) for work in ("partition:metis", "order:metis"))
@@ -109,7 +110,7 @@ def partitioning(rows: list[Row]) -> list[str]:
                 "-" if both is None else f"{both:.1f}" + (f" ({both / metis:.2f})" if metis > 0 else ""),
             ])  # fmt: skip
         name, graph, num_nodes, num_edges, balance = case
-        shares = ", ".join(f"{share:g}" for share in next(iter(of_case.values()))[0]["shares"])
+        shares = ", ".join(f"{share:g}" for share in next(row for row in rows if case == case_of(row))["shares"])
         head = ["work", "threads", "seconds", "cut", "edges of the fullest part beside its share"]
         head += ["GiB beyond the graph", "with its order, s (of METIS' both)"]
         title = f"{graph}, {num_nodes} nodes, {num_edges} arcs; shares {shares} of the {balance}; {name}"
@@ -326,11 +327,14 @@ def epochs(rows: list[Row], card: str) -> str:
         same = None if row.get("median_ms") is None else row
         cells = [row["model"], row["dtype"], row["system"], row["graph"], f"{row['num_nodes']:,}"]
         beside = [timed.get((system, *(row[name] for name in case))) for system in ("cusparse", "cusparse tuned")]
+        cells.append({True: "yes", False: "no", None: "-"}[row.get("cuda_graphs")])
         lines.append([*cells, outcome(row, spread), gib(row), *(ratio(base, same) for base in beside)])
-    head = ["model", "precision", "system", "graph", "nodes", "ms of an epoch", "peak"]
+    head = ["model", "precision", "system", "graph", "nodes", "CUDA graphs", "ms of an epoch", "peak"]
     head += ["cuSPARSE / this", "tuned cuSPARSE / this"]
-    recorded = sorted({f"`{row['system']}`" for row in of_kind if row.get("cuda_graphs")})
-    said = f"Steps of {', '.join(recorded)} ran as CUDA graphs, the others' as usual." if recorded else ""
+    said = (
+        "CUDA graphs: whether steps were recorded; rows without a word are older than that column, and those of nuGNN "
+        "among them ran with `cuda_graphs` on, which records or fails."
+    )
     return titled("Epochs: 3 layers, dropout 0.5, Adam, loss over all nodes", head, lines, said)
 
 

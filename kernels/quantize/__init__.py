@@ -54,8 +54,8 @@ def encode_rows(x: Tensor, bits: int, key: RandomKey | None = None, row_ids: Ten
     if x.numel() == 0:
         return torch.zeros(len(x), row_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
     x = x.detach()
-    if key is not None and row_ids is None:
-        row_ids = torch.arange(len(x), device=x.device)
+    if key is not None:
+        row_ids = torch.arange(len(x), device=x.device) if row_ids is None else row_ids.contiguous()
     if _runs_in_triton(x):
         from nugnn.kernels.quantize import gpu
 
@@ -67,7 +67,7 @@ def encode_rows(x: Tensor, bits: int, key: RandomKey | None = None, row_ids: Ten
 
     ends = torch.empty(len(x), 2)
     payload = torch.empty(len(x), row_bytes(x.shape[1], bits) - 8, dtype=torch.uint8)
-    ids = np.empty(0, np.int64) if row_ids is None else row_ids.contiguous().numpy()
+    ids = np.empty(0, np.int64) if row_ids is None or key is None else row_ids.numpy()
     k0, k1 = (0, 0) if key is None else derived_key(key)
     rows = x.float().contiguous().numpy()
     cpu.encode(rows, bits, key is not None, ids, np.uint64(k0), np.uint64(k1), ends.numpy(), payload.numpy())

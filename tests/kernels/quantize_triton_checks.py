@@ -34,6 +34,20 @@ def check_bytes_and_values_are_those_of_the_cpu() -> None:
             assert same(back, decode_rows(wire, width, bits)), (width, bits)
 
 
+def check_a_row_with_nan_anywhere_is_nan() -> None:
+    """In the interpreter a maximum always passes NaN on; on a GPU only if told to, from every tile."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for width, bits in ((12, 8), (33, 8), (2052, 8), (64, 2), (65, 4)):
+            for place in (0, width // 2, width - 1):
+                for bad in (torch.nan, torch.inf, -torch.inf):
+                    x = torch.ones(3, width, dtype=dtype)
+                    x[1, place] = bad
+                    for words in (None, derived_key(KEY)):
+                        wire = gpu.encode(x.to(DEVICE), bits, words, torch.arange(3, device=DEVICE))
+                        back = decode_rows(wire.cpu(), width, bits)
+                        assert bool(back[1].isnan().all()) and same(back[[0, 2]], torch.ones(2, width)), (width, place)
+
+
 def check_rows_of_whole_words_are_made_word_by_word() -> None:
     def takes(width: int, bits: int) -> bool:
         return gpu_words.takes(torch.empty(3, row_bytes(width, bits), dtype=torch.uint8), bits)
@@ -41,6 +55,16 @@ def check_rows_of_whole_words_are_made_word_by_word() -> None:
     assert all(takes(*case) for case in IN_WORDS) and not any(takes(*case) for case in IN_BYTES)
     apart = torch.empty(100, dtype=torch.uint8)
     assert gpu_words.takes(apart[4:].view(8, 12), 4) and not gpu_words.takes(apart[2:98].view(8, 12), 4)
+
+
+def check_kernels_09_nothing_is_read_behind_a_row_s_end() -> None:
+    for width in (1, 3, 7, 33, 100):
+        memory = torch.full((5 * width + 64,), 1e30)
+        memory[: 5 * width] = torch.randn(5 * width, generator=torch.Generator().manual_seed(width))
+        x = memory[: 5 * width].view(5, width)
+        there = memory.to(DEVICE)[: 5 * width].view(5, width)
+        for bits in (8, 4, 2, 1):
+            assert torch.equal(gpu.encode(there, bits, None, None).cpu(), encode_rows(x, bits)), (width, bits)
 
 
 def check_half_types_are_read_as_they_are() -> None:

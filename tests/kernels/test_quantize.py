@@ -103,6 +103,9 @@ def test_a_row_is_sent_alike_whoever_sends_it_and_each_step_differently() -> Non
     wire = encode_rows(x, 3, KEY, ids)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
     assert torch.equal(encode_rows(x[order], 3, KEY, ids[order]), wire[order])
+    assert torch.equal(
+        encode_rows(x, 3, KEY, torch.arange(500, 660)[::4]), encode_rows(x, 3, KEY, 500 + 4 * torch.arange(40))
+    )
     for other in (RandomKey(5, 4, 7), RandomKey(5, 3, 8), RandomKey(6, 3, 7)):
         assert not torch.equal(encode_rows(x, 3, other, ids), wire)
 
@@ -121,6 +124,41 @@ def test_buckets_of_any_size(bits: int) -> None:
                 there = back[number * bucket : number * bucket + len(part)]
                 assert torch.equal(there, decode_rows(alone, len(part), bits)[0])
             assert whole <= size == len(back)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_kernels_08_rows_of_zeros_come_back_as_zeros(bits: int) -> None:
+    x = torch.randn(9, 40, generator=torch.Generator().manual_seed(bits))
+    without = [decode_rows(encode_rows(x, bits, key), 40, bits) for key in (None, KEY)]
+    x[4], x[6] = 0.0, -0.0
+    others = [row for row in range(9) if row not in (4, 6)]
+    for key, before in zip((None, KEY), without, strict=True):
+        back = decode_rows(encode_rows(x, bits, key), 40, bits)
+        assert torch.equal(back[[4, 6]], torch.zeros(2, 40)) and not bool(back[[4, 6]].signbit().any())
+        assert torch.equal(back[others], before[others])
+        for zeros in (torch.zeros(5, 7), -torch.zeros(5, 7)):
+            assert torch.equal(decode_rows(encode_rows(zeros, bits, key), 7, bits), torch.zeros(5, 7))
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_kernels_09_the_last_partial_bucket_knows_nothing_of_what_lies_behind_it(rows: int, bits: int) -> None:
+    for width in (1, 3, 7, 33, 100):
+        size = rows * width
+        memory = torch.full((size + 64,), 1e30)
+        memory[:size] = torch.randn(size, generator=torch.Generator().manual_seed(width))
+        x = memory[:size]
+        for key in (None, KEY):
+            wire = encode_buckets(x, bits, 32, key)
+            last = size % 32
+            # of each bucket two float32 ends and the bits of its values, in whole bytes
+            assert wire.numel() == size // 32 * (8 + 4 * bits) + (8 + (last * bits + 7) // 8 if last else 0)
+            back = decode_buckets(wire, size, bits, 32)
+            assert back.shape == (size,)
+            for bucket, there in zip(x.split(32), back.split(32), strict=True):
+                step = (bucket.max() - bucket.min()) / (2**bits - 1)
+                most = (0.5 if key is None else 1.0) * step + 8 * UNIT * bucket.abs().max()
+                assert float((there - bucket).abs().max()) <= float(most)
 
 
 def test_types_round_through_float32_and_wrong_sizes_are_refused() -> None:

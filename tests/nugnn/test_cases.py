@@ -32,8 +32,11 @@ from nugnn.models import GNN
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard, iter_shards
 from nugnn.partition.store import load_shard, write_shards
+from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
+from nugnn.trainer import Trainer
 from rank_pool import RankError
+from sample_cases import make_data, make_model
 from trainers import graph_trainer
 
 
@@ -375,6 +378,30 @@ def test_comm_03_90_10_and_0_training_nodes_train_as_one(ranks: Any) -> None:
     )
     parts = torch.tensor([0] * 90 + [1] * 10 + [2] * 20)
     assert all(halo > 0 for halo in _assert_same_training(ranks, data, parts))
+
+
+def _samples_of_uneven_ranks(ranks: Ranks, sizes: tuple[int, ...]) -> tuple[list[float], int, list[list[int]]]:
+    """Losses and steps of three epochs, and the samples that this rank's loader gives in each."""
+    family = SampleFamily(make_model("mlp").double(), make_data("images", 23), ranks, sizes=sizes, seed=3)
+    trainer = Trainer(family, make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    losses, seen = [], []
+    for epoch in range(3):
+        family.sampler.begin(epoch)
+        seen.append([sample for batch in family.sampler for sample in batch])
+        losses.append(trainer.train_epoch())
+    return losses, trainer.num_steps, seen
+
+
+def test_comm_04_10_and_13_samples_end_together_each_counted_once(ranks: Any) -> None:
+    alone, num_steps, _ = _samples_of_uneven_ranks(Ranks(), (7,))
+    answers = ranks.run(2, _samples_of_uneven_ranks, (3, 4))
+    assert [steps for _, steps, _ in answers] == [num_steps] * 2 == [12, 12]
+    for epoch in range(3):
+        own = [seen[epoch] for _, _, seen in answers]
+        assert [len(samples) for samples in own] == [10, 13]
+        assert sorted(own[0] + own[1]) == list(range(23))
+    for losses, _, _ in answers:
+        assert losses == pytest.approx(alone, rel=1e-10)
 
 
 def _evaluate_alone(ranks: Ranks, data: GraphData, parts: Tensor, out: str, num_calls: int) -> None:
