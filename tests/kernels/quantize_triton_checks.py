@@ -34,6 +34,13 @@ def check_bytes_and_values_are_those_of_the_cpu() -> None:
             assert same(back, decode_rows(wire, width, bits)), (width, bits)
 
 
+def check_row_ids_may_be_strided() -> None:
+    x, strided = torch.randn(12, 64, generator=torch.Generator().manual_seed(0)), torch.arange(48, device=DEVICE)[::4]
+    for bits in (5, 8):
+        there = encode_rows(x.to(DEVICE), bits, KEY, strided)
+        assert torch.equal(there.cpu(), encode_rows(x, bits, KEY, strided.cpu().clone())), bits
+
+
 def check_a_row_with_nan_anywhere_is_nan() -> None:
     """In the interpreter a maximum always passes NaN on; on a GPU only if told to, from every tile."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

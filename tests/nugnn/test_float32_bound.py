@@ -244,6 +244,7 @@ def test_networks_stay_within_the_rounding_bound_of_the_exact_program(
 
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_one_product_of_tf32_takes_the_loss_out_of_the_probable_bound(name: str) -> None:
+    """In the first epoch; one of 16 bits, or in the second epoch of the transformer, would not be seen."""
     exact = _exact(name, 16, 70)
     losses, _, _ = _train(Ranks(), (16,), 70, name, bits=11)
     assert abs(losses[0] - float(exact.losses[0].detach())) > 3 * exact.rounding.bound(exact.losses[0]).probable
