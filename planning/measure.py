@@ -5,6 +5,7 @@ The sums over neighbours and the picking of rows are the kernels that training r
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -78,7 +79,9 @@ def measure_device(
     if large_bytes < _IN_MEMORY // 2 * cache_bytes:
         on_note(f"features of {large_bytes >> 20} MiB only, for lack of memory: part of them is found in the cache")
     rows, cached_rows = large_bytes // _ROW_BYTES, cache_bytes // _IN_CACHE // _ROW_BYTES
-    with torch.no_grad():
+    # Triton launches on the device that is the current one
+    current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with torch.no_grad(), current:
         on_stage("dense products")
         gemm = measure_products(device, seconds=5 * budget, on_note=on_note)
         on_stage("copies")
