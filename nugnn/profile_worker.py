@@ -18,6 +18,7 @@ from nugnn.comm.groups import join_ranks, leave_ranks
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import read_job
 from nugnn.planning.device_facts import device_uuid
+from nugnn.planning.fitting import reason
 from nugnn.planning.measure import measure_device
 from nugnn.planning.measure_links import measure_copies, measure_exchanges
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
@@ -37,7 +38,8 @@ def main(context: WorkerContext) -> None:
     device: torch.device = work["devices"][context.rank]
     seconds: dict[str, float] = work["seconds"]
     notes: list[str] = []
-    devices, copies = [], []
+    devices: list[DeviceProfile] = []
+    copies: list[LinkProfile] = []
     context.init_process_group()
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -50,8 +52,7 @@ def main(context: WorkerContext) -> None:
     for turn in range(context.world_size):
         _meet(context)
         if turn == context.rank and device.type == "cuda":
-            rate, latency = measure_copies(device, seconds=seconds["copies"], on_note=notes.append)
-            copies.append(_copy_link(device, rate, latency))
+            copies += _copies(device, seconds["copies"], notes)
     found: dict[str, Any] = {
         "name": device_uuid(device) or str(device),
         "devices": [each.model_dump() for each in devices],
@@ -81,14 +82,15 @@ def _measured(
     )
 
 
-def _copy_link(device: torch.device, rate: float, latency: float) -> LinkProfile:
-    return LinkProfile(
-        between="host",
-        ends=(device_uuid(device) or str(device), "cpu"),
-        via="copy",
-        bytes_per_second=rate,
-        latency_seconds=latency,
-    )
+def _copies(device: torch.device, seconds: float, notes: list[str]) -> list[LinkProfile]:
+    """None where memory cannot be pinned, or for another reason that leaves the device as it was measured."""
+    name = device_uuid(device) or str(device)
+    try:
+        rate, latency = measure_copies(device, seconds=seconds, on_note=lambda text: notes.append(f"{name}: {text}"))
+    except RuntimeError as error:
+        notes.append(f"{name}: copies to the host could not be measured: {reason(error)}")
+        return []
+    return [LinkProfile(between="host", ends=(name, "cpu"), via="copy", bytes_per_second=rate, latency_seconds=latency)]
 
 
 def _meet(context: WorkerContext) -> None:

@@ -50,6 +50,16 @@ def largest_that_fits(
         size //= 2
 
 
+def reason(error: BaseException) -> str:
+    """An error in one line, for a note.
+
+    >>> reason(RuntimeError("no such kernel\\nand a stack")), reason(NotImplementedError())
+    ('no such kernel', 'NotImplementedError')
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:120]
+
+
 def _lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

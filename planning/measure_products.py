@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nugnn.planning.fitting import WrongResult, largest_that_fits
+from nugnn.planning.fitting import WrongResult, largest_that_fits, reason
 from nugnn.planning.profiles import Format
 from nugnn.planning.timing import Rate, seconds_of, time_calls
 
@@ -55,10 +55,10 @@ def measure_products(device: torch.device, *, seconds: float, on_note: Callable[
             continue
         try:
             rates[name] = measured_product(name, device, budget, on_note)
-        except (RuntimeError, NotImplementedError, TypeError) as error:  # an operator that this torch lacks as well
+        except (RuntimeError, AttributeError, TypeError) as error:  # the last two: another torch, without the operator
             if name == "fp32":
                 raise
-            on_note(f"{name} products are left out: {str(error).strip().splitlines()[0][:120]}")
+            on_note(f"{name} products are left out: {reason(error)}")
     return rates
 
 
