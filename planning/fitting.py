@@ -51,9 +51,9 @@ def largest_that_fits(
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line, for a note.
+    r"""An error in one line, for a note.
 
-    >>> reason(RuntimeError("no such kernel\\nand a stack")), reason(NotImplementedError())
+    >>> reason(RuntimeError("no such kernel\nand a stack")), reason(NotImplementedError())
     ('no such kernel', 'NotImplementedError')
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
