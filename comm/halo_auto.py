@@ -227,7 +227,7 @@ def measured_speed(ranks: Ranks, busiest_PP: Floats, num_columns: int) -> LinkSp
         sizes, own_sizes = bytes_PP[ranks.rank].astype(int).tolist(), bytes_PP[:, ranks.rank].astype(int).tolist()
         rows = torch.zeros(sum(sizes), dtype=torch.uint8, device=ranks.device)
         taken = torch.zeros(num_ranks, dtype=torch.float64)
-        taken[ranks.rank] = _median_seconds(lambda: link.exchange(rows, sizes, own_sizes), ranks, rounds)
+        taken[ranks.rank] = median_seconds(lambda: link.exchange(rows, sizes, own_sizes), ranks, rounds)
         return ranks.sum_(taken).numpy()
 
     with ranks.pulse.waiting("measuring exchanges of halo rows"):
@@ -237,7 +237,7 @@ def measured_speed(ranks: Ranks, busiest_PP: Floats, num_columns: int) -> LinkSp
         most = min(max(busiest_PP.max(), _LEAST_BYTES), _MOST_BYTES)
         num_bytes = int(np.clip(_LEAST_BYTES * _SECONDS_OF_A_PROBE / max(first, 1e-9), _LEAST_BYTES, most))
         each_PP = np.zeros((num_ranks, num_ranks))
-        for pairs in _rounds_of_pairs(num_ranks):
+        for pairs in rounds_of_pairs(num_ranks):
             bytes_PP = np.zeros_like(each_PP)
             for a, b in pairs:
                 bytes_PP[a, b] = bytes_PP[b, a] = num_bytes
@@ -261,10 +261,10 @@ def _scaled(each_PP: Floats, bytes_PP: Floats, seconds: float) -> tuple[tuple[fl
     return tuple(map(tuple, scaled.tolist()))
 
 
-def _rounds_of_pairs(num_ranks: int) -> list[list[tuple[int, int]]]:
+def rounds_of_pairs(num_ranks: int) -> list[list[tuple[int, int]]]:
     """Every two ranks once, each rank at most once in a round.
 
-    >>> _rounds_of_pairs(4)
+    >>> rounds_of_pairs(4)
     [[(0, 3), (1, 2)], [(0, 1), (2, 3)], [(0, 2), (1, 3)]]
     """
     odd = num_ranks + num_ranks % 2 - 1
@@ -275,7 +275,7 @@ def _rounds_of_pairs(num_ranks: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def _median_seconds(run: Callable[[], Any], ranks: Ranks, rounds: int) -> float:
+def median_seconds(run: Callable[[], Any], ranks: Ranks, rounds: int) -> float:
     """Of this rank, all of them beginning at once."""
     taken = []
     for _ in range(rounds):
@@ -300,4 +300,4 @@ def _codec_seconds(wire: HaloWire, num_columns: int, ranks: Ranks) -> float:
         wire.decode(wire.encode(rows, RandomKey(0, 0, 0), ids), out)
 
     run()  # which may compile
-    return _median_seconds(run, ranks, _ROUNDS) / rows.numel()
+    return median_seconds(run, ranks, _ROUNDS) / rows.numel()

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn import cli_datasets, cli_partition, cli_results
+from nugnn import cli_datasets, cli_partition, cli_profile, cli_results
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.config import (
@@ -363,5 +363,6 @@ _train.__annotations__ = {name: p.annotation for name, p in inspect.signature(_t
 app.command("train")(_train)
 app.add_typer(cli_datasets.datasets, name="datasets", short_help="List data sets, describe one, get one ready.")
 app.command(short_help="Split a graph once, for many runs of train.")(cli_partition.partition)
+app.command(short_help="Measure this machine's devices and links.")(cli_profile.profile)
 app.command(short_help="Measure the best model of a finished run.")(cli_results.evaluate)
 app.command(short_help="Write the class of every node of a graph.")(cli_results.predict)

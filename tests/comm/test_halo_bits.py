@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nugnn.comm import halo_bits
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_auto import RowWatch, _rounds_of_pairs, measured_speed
+from nugnn.comm.halo_auto import RowWatch, measured_speed, rounds_of_pairs
 from nugnn.comm.halo_bits import CANDIDATES, LEAST_GAIN, HaloBits, LinkSpeed, Traffic, least_error, plan_bits
 from nugnn.comm.halo_mode import HaloMode
 from nugnn.comm.halo_target import HaloTarget, checked_target
@@ -161,7 +161,7 @@ def _alone(watch: RowWatch) -> Traffic:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 6, 7])
 def test_every_two_ranks_meet_once(num_ranks: int) -> None:
-    rounds = _rounds_of_pairs(num_ranks)
+    rounds = rounds_of_pairs(num_ranks)
     assert all(len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) for pairs in rounds)
     met = sorted(pair for pairs in rounds for pair in pairs)
     assert met == sorted(itertools.combinations(range(num_ranks), 2))

@@ -1,0 +1,174 @@
+"""``nugnn profile`` without its screen: this machine measured by worker processes, as one `MachineProfile`.
+
+Workers are those of a training run, with its memory settings and its gloo and NCCL, so that what is measured is what a
+run will find: one for each GPU, or two for the CPU, whose exchanges then go over loopback.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nugnn.devices import devices_of
+from nugnn.job import private_job_folder, write_job
+from nugnn.launch import WorkerFailed, launch, num_cores
+from nugnn.planning.measure_links import Exchange, as_links
+from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
+from nugnn.process_state import host_memory
+from nugnn.profile_worker import LINKS, device_file
+
+_STALL_SECONDS = 120.0
+_DEVICES_PART = 0.7
+"""Of the seconds; the rest is for links."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A machine, and what has to be said about how it was measured.
+
+    Args:
+        machine: Its profile.
+        notes: Sentences for the user: what was left out, or measured smaller.
+    """
+
+    machine: MachineProfile
+    notes: tuple[str, ...]
+
+
+def profile_machine(
+    device: str, *, seconds: float, on_stage: Callable[[str], None], usable_bytes: int | None = None
+) -> Measured:
+    """Measure the devices of this machine and the links between them.
+
+    Args:
+        device: ``auto``: GPUs, if any, and the CPU; ``cpu`` or ``cuda``: those alone.
+        seconds: Of timed calls in all; starting processes and compiling kernels come on top.
+        on_stage: Called with what is measured next.
+        usable_bytes: Of the CPU's memory; what the system or a control group allows when None.
+
+    Raises:
+        ValueError: There is no GPU, and ``device`` asks for one.
+        WorkerFailed: A worker did not come to the end of its device.
+    """
+    gpus = _gpus(device)
+    with_cpu = device != "cuda"
+    memory = host_memory()
+    workers = gpus if gpus else [torch.device("cpu")] * 2
+    work = {
+        "devices": workers,
+        "with_cpu": with_cpu,
+        "threads": _threads(),
+        "usable_bytes": usable_bytes or (memory.limit_bytes if memory is not None else None),
+        "seconds": seconds_of_parts(seconds, len(gpus), with_cpu=with_cpu),
+    }
+    lost = ""
+    with private_job_folder() as folder:
+        write_job(folder, work)
+        try:
+            launch(
+                folder,
+                len(workers),
+                module="nugnn.profile_worker",
+                timeout=_STALL_SECONDS,
+                on_event=lambda event: on_stage(event["text"]),
+            )
+        except WorkerFailed as failed:
+            # devices that were measured are not thrown away for a link that is not there
+            if not all((folder / device_file(rank)).exists() for rank in range(len(workers))):
+                raise
+            lost = f"links between devices could not be measured: {failed.message.splitlines()[0]}"
+        found = [_read(folder / device_file(rank)) for rank in range(len(workers))]
+        links = _read(folder / LINKS) if not lost else {"exchanges": [], "is_nccl": False}
+    return Measured(
+        _merged(found, links),
+        tuple(note for each in found for note in each["notes"]) + ((lost,) if lost else ()),
+    )
+
+
+def seconds_of_parts(seconds: float, num_gpus: int, *, with_cpu: bool) -> dict[str, float]:
+    """How long each worker may time its GPU, the CPU, copies to the host, and exchanges: together ``seconds``.
+
+    GPUs are measured at once, copies one after the other.
+
+    >>> seconds_of_parts(20.0, 0, with_cpu=True)
+    {'gpu': 0.0, 'cpu': 14.0, 'copies': 0.0, 'exchanges': 6.0}
+    >>> seconds_of_parts(20.0, 4, with_cpu=True)
+    {'gpu': 7.0, 'cpu': 7.0, 'copies': 0.75, 'exchanges': 3.0}
+    """
+    devices, links = _DEVICES_PART * seconds, (1 - _DEVICES_PART) * seconds
+    each = devices / ((num_gpus > 0) + with_cpu)
+    if num_gpus == 0:
+        parts = {"gpu": 0.0, "cpu": each, "copies": 0.0, "exchanges": links}
+    else:
+        copies = links if num_gpus == 1 else links / 2
+        exchanges = links - copies
+        parts = {"gpu": each, "cpu": each * with_cpu, "copies": copies / num_gpus, "exchanges": exchanges}
+    return {name: round(value, 6) for name, value in parts.items()}
+
+
+def _gpus(device: str) -> list[torch.device]:
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return []
+    if device == "cuda":
+        devices_of("cuda", 1)  # says why there is none
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+
+def _threads() -> int:
+    """As torch would count them in a process of its own."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else num_cores()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _merged(found: list[dict[str, Any]], links: dict[str, Any]) -> MachineProfile:
+    devices = [DeviceProfile.model_validate(device) for each in found for device in each["devices"]]
+    devices.sort(key=lambda device: (device.kind == "cpu", device.uuid or ""))
+    copies = [LinkProfile.model_validate(link) for each in found for link in each["copies"]]
+    exchanges = [
+        Exchange((one["ends"][0], one["ends"][1]), one["bytes_per_second"], one["latency_seconds"])
+        for one in links["exchanges"]
+    ]
+    names = [each["name"] for each in found]
+    return MachineProfile(
+        schema=SCHEMA,
+        devices=tuple(devices),
+        links=(*sorted(copies, key=lambda link: link.ends), *as_links(exchanges, names, is_nccl=links["is_nccl"])),
+        versions=versions(has_gpu=any(device.kind == "cuda" for device in devices)),
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def versions(*, has_gpu: bool) -> dict[str, str]:
+    """Of what the measurements went through."""
+    known: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": None}
+    if has_gpu:
+        known["driver"] = _driver()
+    for name in ("triton", "nugnn"):
+        try:
+            known[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            known[name] = None
+    return {name: version for name, version in known.items() if version}
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return output.strip().splitlines()[0] if output.strip() else None

@@ -1,0 +1,103 @@
+"""What a worker of ``nugnn profile`` does: measure its device, then its links, and leave both in the job folder.
+
+GPUs are measured beside each other, as a run uses them. The CPU has all its threads while the others wait, and copies
+to the host go one GPU after the other, so that each has the links to itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nugnn.comm.groups import join_ranks, leave_ranks
+from nugnn.datasets.whole_file import write_whole
+from nugnn.job import read_job
+from nugnn.planning.device_facts import device_uuid
+from nugnn.planning.fitting import reason
+from nugnn.planning.measure import measure_device
+from nugnn.planning.measure_links import measure_copies, measure_exchanges
+from nugnn.planning.profiles import DeviceProfile, LinkProfile
+from nugnn.worker_process import WorkerContext
+
+LINKS = "links.json"
+
+
+def device_file(rank: int) -> str:
+    """Name of the file in which a worker leaves what it measured on its own."""
+    return f"device-{rank}.json"
+
+
+def main(context: WorkerContext) -> None:
+    """Entry point; `nugnn.worker_process` calls it with who this worker is."""
+    work = read_job(context.job_folder)
+    device: torch.device = work["devices"][context.rank]
+    seconds: dict[str, float] = work["seconds"]
+    notes: list[str] = []
+    devices: list[DeviceProfile] = []
+    copies: list[LinkProfile] = []
+    context.init_process_group()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        devices.append(_measured(device, seconds["gpu"], None, context, notes))
+    _meet(context)
+    if context.rank == 0 and work["with_cpu"]:
+        torch.set_num_threads(work["threads"])
+        devices.append(_measured(torch.device("cpu"), seconds["cpu"], work["usable_bytes"], context, notes))
+    context.emit(kind="stage", text="links")
+    for turn in range(context.world_size):
+        _meet(context)
+        if turn == context.rank and device.type == "cuda":
+            copies += _copies(device, seconds["copies"], notes)
+    found: dict[str, Any] = {
+        "name": device_uuid(device) or str(device),
+        "devices": [each.model_dump() for each in devices],
+        "copies": [each.model_dump() for each in copies],
+        "notes": notes,
+    }
+    _leave(context.job_folder / device_file(context.rank), found)
+    _meet(context)
+    ranks = join_ranks(context.timeout, context.pulse, device)
+    exchanges = measure_exchanges(ranks, seconds=seconds["exchanges"]) if seconds["exchanges"] else ()
+    if context.rank == 0:
+        plain = [asdict(exchange) for exchange in exchanges]
+        _leave(context.job_folder / LINKS, {"exchanges": plain, "is_nccl": ranks.carries_cuda})
+    _meet(context)
+    leave_ranks(ranks)
+
+
+def _measured(
+    device: torch.device, seconds: float, usable_bytes: int | None, context: WorkerContext, notes: list[str]
+) -> DeviceProfile:
+    return measure_device(
+        device,
+        seconds=seconds,
+        usable_bytes=usable_bytes,
+        on_stage=lambda text: context.emit(kind="stage", text=f"{device.type}: {text}"),
+        on_note=lambda text: notes.append(f"{device_uuid(device) or device}: {text}"),
+    )
+
+
+def _copies(device: torch.device, seconds: float, notes: list[str]) -> list[LinkProfile]:
+    """None where memory cannot be pinned, or for another reason that leaves the device as it was measured."""
+    name = device_uuid(device) or str(device)
+    try:
+        rate, latency = measure_copies(device, seconds=seconds, on_note=lambda text: notes.append(f"{name}: {text}"))
+    except RuntimeError as error:
+        notes.append(f"{name}: copies to the host could not be measured: {reason(error)}")
+        return []
+    return [LinkProfile(between="host", ends=(name, "cpu"), via="copy", bytes_per_second=rate, latency_seconds=latency)]
+
+
+def _meet(context: WorkerContext) -> None:
+    with context.pulse.waiting("measurements of other workers"):
+        dist.barrier()
+
+
+def _leave(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content)
+    write_whole(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,106 @@
+"""What a device is: name, uuid, memory, caches and cores, as torch and the system say."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+_CPUS = Path("/sys/devices/system/cpu")
+_UNKNOWN_CACHE_BYTES = 32 << 20
+"""Of a system that does not say: no smaller than that of most processors, so that what shall not fit does not."""
+_UNKNOWN_MEMORY_BYTES = 4 << 30
+
+
+def device_name(device: torch.device) -> str:
+    """Of the product, such as ``NVIDIA H200`` or ``AMD EPYC 7763 64-Core Processor``."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).name
+    return processor_name()
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Of this machine."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        found = None
+    name = found.group(1) if found else platform.processor() or platform.machine()
+    return " ".join(name.split()) or "unknown CPU"
+
+
+def device_uuid(device: torch.device) -> str | None:
+    """Who a GPU is, wherever it is plugged in, as ``nvidia-smi -L`` spells it; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return spelled_uuid(str(torch.cuda.get_device_properties(device).uuid))
+
+
+def spelled_uuid(uuid: str) -> str | None:
+    """With its prefix, which torch leaves out; None where a driver gives zeros.
+
+    >>> spelled_uuid("5d3a0b6e-0000-4000-8000-000000000001")
+    'GPU-5d3a0b6e-0000-4000-8000-000000000001'
+    >>> spelled_uuid("MIG-5d3a0b6e-0000-4000-8000-000000000001")
+    'MIG-5d3a0b6e-0000-4000-8000-000000000001'
+    """
+    if not uuid.strip("0-"):
+        return None
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def memory_bytes(device: torch.device) -> int:
+    """For tensors; of a CPU the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return _system_value("SC_PHYS_PAGES") * _system_value("SC_PAGE_SIZE") or _UNKNOWN_MEMORY_BYTES
+
+
+def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """What nobody uses now, or the system's file cache alone."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return 1024 * int(found.group(1)) if found else memory_bytes(device) // 4
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The L2 of a GPU; of a CPU its last cache, one of them where each group of cores has its own."""
+    if device.type == "cuda":
+        size = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+        return size or _UNKNOWN_CACHE_BYTES
+    return last_cache_bytes() or _system_value("SC_LEVEL3_CACHE_SIZE") or _UNKNOWN_CACHE_BYTES
+
+
+def last_cache_bytes(cpus: Path = _CPUS) -> int:
+    """Of the first core's caches that of the highest level; 0 where the system does not say."""
+    largest = (0, 0)
+    for folder in cpus.glob("cpu0/cache/index*"):
+        try:
+            level, size = int((folder / "level").read_text()), (folder / "size").read_text().strip()
+            factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 1)
+            largest = max(largest, (level, int(size.rstrip("KMG")) * factor))
+        except (OSError, ValueError):
+            continue
+    return largest[1]
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU; threads that torch uses of a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.get_num_threads()
+
+
+def _system_value(name: str) -> int:
+    """0 where the system does not know it."""
+    try:
+        return max(0, os.sysconf(name))
+    except (AttributeError, OSError, ValueError):
+        return 0

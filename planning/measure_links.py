@@ -1,0 +1,168 @@
+"""How bytes get from a device to another one and to its host: rates one way while the other way is as busy."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nugnn.comm.compression.link import Link
+from nugnn.comm.groups import Ranks
+from nugnn.comm.halo_auto import median_seconds, rounds_of_pairs
+from nugnn.planning.fitting import WrongResult, largest_that_fits
+from nugnn.planning.profiles import LinkProfile
+from nugnn.planning.timing import seconds_of
+
+_PROBE_BYTES = 1 << 20
+_NCCL_BYTES, _GLOO_BYTES, _COPY_BYTES = 256 << 20, 64 << 20, 256 << 20
+"""At most, of an exchange or a copy one way."""
+_TINY_BYTES = 8
+"""An exchange of nothing would not take place."""
+_LATENCY_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 20, 3, 30
+_SAME = 1.1
+"""Links whose rates differ by less are of one kind."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Between two ranks, both sending.
+
+    Args:
+        ends: The ranks, the lower one first.
+        bytes_per_second: One way.
+        latency_seconds: Of 8 bytes each way.
+    """
+
+    ends: tuple[int, int]
+    bytes_per_second: float
+    latency_seconds: float
+
+
+def measure_copies(device: torch.device, *, seconds: float, on_note: Callable[[str], None]) -> tuple[float, float]:
+    """Bytes a second one way between a GPU and pinned memory, and seconds of a copy of 8 bytes that is waited for."""
+    return largest_that_fits(
+        lambda size: _copies(size, device, seconds), _COPY_BYTES, _PROBE_BYTES, "copies to the host, bytes", on_note
+    )
+
+
+def _copies(size: int, device: torch.device, seconds: float) -> tuple[float, float]:
+    sent, received = torch.ones(size, dtype=torch.uint8).pin_memory(), torch.zeros(size, dtype=torch.uint8).pin_memory()
+    target, source = torch.zeros(size, dtype=torch.uint8, device=device), sent.to(device)
+    up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def both_ways() -> None:
+        with torch.cuda.stream(up):
+            target.copy_(sent, non_blocking=True)
+        with torch.cuda.stream(down):
+            received.copy_(source, non_blocking=True)
+
+    def tiny() -> None:
+        target[:_TINY_BYTES].copy_(sent[:_TINY_BYTES], non_blocking=True)
+
+    both_ways()
+    first = seconds_of(both_ways, device)
+    if not (bool((target == 1).all()) and bool((received == 1).all())):
+        raise WrongResult("a copy between device and host differs")
+    rounds = int(np.clip(seconds / max(first, 1e-6), _LEAST_ROUNDS, _MOST_ROUNDS))
+    latency = statistics.median(seconds_of(tiny, device) for _ in range(_LATENCY_ROUNDS))
+    taken = statistics.median(seconds_of(both_ways, device) for _ in range(rounds))
+    return size / max(taken - latency, taken / 2), latency
+
+
+def measure_exchanges(ranks: Ranks, *, seconds: float) -> tuple[Exchange, ...]:
+    """Of every pair of ranks, as many pairs at once as there are; the same on every rank. A collective call.
+
+    It goes through the exchange that halo rows and compressed sums take (`nugnn.comm.compression.link.Link`).
+
+    Args:
+        ranks: Who takes part, all idle.
+        seconds: For all of it together.
+    """
+    link = Link.of(ranks, aside=True)
+    most = _NCCL_BYTES if ranks.carries_cuda else _GLOO_BYTES
+    turns = rounds_of_pairs(ranks.world_size)
+    found: list[Exchange] = []
+    with ranks.pulse.waiting("measuring exchanges"):
+        for pairs in turns:
+            taken = _Turn(link, ranks, dict([*pairs, *((b, a) for a, b in pairs)]))
+            taken.check()
+            latency_P = taken.seconds(_TINY_BYTES, _LATENCY_ROUNDS)
+            probe = max(float(taken.seconds(_PROBE_BYTES, _LEAST_ROUNDS).max()), 1e-6)
+            budget = seconds / len(turns)
+            size = int(np.clip(_PROBE_BYTES * budget / 10 / probe, _PROBE_BYTES, most)) // 8 * 8
+            rounds = int(np.clip(budget / (probe * size / _PROBE_BYTES), _LEAST_ROUNDS, _MOST_ROUNDS))
+            taken_P = taken.seconds(size, rounds)
+            for a, b in pairs:
+                whole, latency = max(taken_P[a], taken_P[b]), max(latency_P[a], latency_P[b])
+                found.append(Exchange((a, b), float(size / max(whole - latency, whole / 2)), float(latency)))
+    return tuple(sorted(found, key=lambda exchange: exchange.ends))
+
+
+@dataclass(frozen=True, eq=False)
+class _Turn:
+    """Each rank exchanges with its partner, ranks without one with nobody."""
+
+    link: Link
+    ranks: Ranks
+    partners: Mapping[int, int]
+
+    def seconds(self, num_bytes: int, rounds: int) -> np.ndarray:
+        """Of each rank, the median; a collective call."""
+        sizes = self._sizes(num_bytes)
+        rows = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.ranks.device)
+        taken = torch.zeros(self.ranks.world_size, dtype=torch.float64)
+
+        def run() -> None:
+            self.link.exchange(rows, sizes, sizes)
+
+        run()
+        taken[self.ranks.rank] = median_seconds(run, self.ranks, rounds)
+        result: np.ndarray = self.ranks.sum_(taken).numpy()
+        return result
+
+    def check(self) -> None:
+        """All ranks fail where one has received something else than was sent; a collective call."""
+        sizes = self._sizes(_PROBE_BYTES)
+        own, other = self.ranks.rank + 1, self.partners.get(self.ranks.rank, -1) + 1
+        rows = torch.full((sum(sizes),), own % 251, dtype=torch.uint8, device=self.ranks.device)
+        is_wrong = bool((self.link.exchange(rows, sizes, sizes) != other % 251).any())
+        if float(self.ranks.max_(torch.tensor([float(is_wrong)]))):
+            raise WrongResult("bytes of an exchange between processes differ from what was sent")
+
+    def _sizes(self, num_bytes: int) -> list[int]:
+        partner = self.partners.get(self.ranks.rank)
+        return [num_bytes if rank == partner else 0 for rank in range(self.ranks.world_size)]
+
+
+def as_links(exchanges: Sequence[Exchange], names: Sequence[str], *, is_nccl: bool) -> tuple[LinkProfile, ...]:
+    """One link for all pairs where their rates are the same within a tenth, else one for each pair.
+
+    >>> pairs = [Exchange((0, 1), 100.0, 1e-5), Exchange((0, 2), 104.0, 2e-5), Exchange((1, 2), 102.0, 3e-5)]
+    >>> [(link.ends, link.bytes_per_second) for link in as_links(pairs, ["a", "b", "c"], is_nccl=True)]
+    [((), 102.0)]
+    >>> pairs[1] = Exchange((0, 2), 10.0, 2e-5)
+    >>> [link.ends for link in as_links(pairs, ["a", "b", "c"], is_nccl=True)]
+    [('a', 'b'), ('a', 'c'), ('b', 'c')]
+    """
+    rates = [exchange.bytes_per_second for exchange in exchanges]
+    latencies = [exchange.latency_seconds for exchange in exchanges]
+    via = "nccl" if is_nccl else "gloo"
+    if len(exchanges) > 1 and max(rates) < _SAME * min(rates):
+        return (_link((), via, statistics.median(rates), statistics.median(latencies)),)
+    return tuple(
+        _link((names[exchange.ends[0]], names[exchange.ends[1]]), via, rate, latency)
+        for exchange, rate, latency in zip(exchanges, rates, latencies, strict=True)
+    )
+
+
+def _link(ends: tuple[()] | tuple[str, str], via: str, rate: float, latency: float) -> LinkProfile:
+    return LinkProfile(
+        between="devices",
+        ends=ends,
+        via=via,  # type: ignore[arg-type]
+        bytes_per_second=rate,
+        latency_seconds=latency,
+    )
