@@ -22,6 +22,8 @@ _WIDTH = 80
 _DEVICES = ("auto", "cpu", "cuda")
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 600.0
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+_MUCH_SPREAD = 0.25
+"""Between the 20th and the 80th percentile, beside the median: an idle machine stays below it."""
 _RATES = {
     "stream_bytes": "copy",
     "gather_bytes": "sum over neighbours",
@@ -94,24 +96,30 @@ def _write(out: Path, machine: MachineProfile) -> None:
 
 
 def show(machine: MachineProfile, console: Console) -> list[str]:
-    """Print tables of the devices and of the links, and return notes about data sheets that are not there."""
+    """Print tables of the devices and of the links; returns notes: sheets that are not there, a machine in use."""
     notes = []
     for device in machine.devices:
         sheet = _sheet(device)
         if sheet is None:
             notes.append(f"no data sheet of {device.name} is known, so that nothing stands beside its measurements")
         console.print(device_table(device, sheet))
+        most = max(device.spread.values(), default=0.0)
+        if most > _MUCH_SPREAD:
+            notes.append(
+                f"{device.name}: rates varied by up to {most:.0%} from call to call: others were using it; measure "
+                "again when it is idle"
+            )
     if machine.links:
         console.print(links_table(machine.links))
     return notes
 
 
 def _sheet(device: DeviceProfile) -> DeviceProfile | None:
-    from nugnn.planning.datasheet import cpu_sheet, sheet_of
+    from nugnn.planning import datasheet
 
     try:
-        return (cpu_sheet() if device.kind == "cpu" else sheet_of(device.name)).as_profile()
-    except (LookupError, ValueError):
+        return (datasheet.cpu_sheet() if device.kind == "cpu" else datasheet.sheet_of(device.name)).as_profile()
+    except datasheet.SheetError:
         return None
 
 
