@@ -16,7 +16,7 @@ from torch import Tensor
 from nugnn.partition.balance import Balance, Ints, normalise_shares, reachable_shares, settle, split_in_order
 from nugnn.partition.coarse import cluster_parts
 from nugnn.partition.kaminpar import check_kaminpar, kaminpar_parts
-from nugnn.partition.metis import check_index_width, metis_parts, symmetric_graph
+from nugnn.partition.metis import SymmetricGraph, check_index_width, metis_parts, symmetric_graph
 
 Method: TypeAlias = Literal["metis", "kaminpar", "clusters", "random", "given"]
 ArrayLike: TypeAlias = Any  # tensor, NumPy array or sequence of numbers
@@ -195,6 +195,28 @@ def _make_parts(
         notes.append(f"Merged {graph.num_merged} parallel edges into weights for partitioning only.")
     if graph.num_self_loops:
         notes.append(f"Left {graph.num_self_loops} self-loops out for partitioning only.")
+    return split_graph(method, graph, balance, seed, notes)
+
+
+def split_graph(
+    method: Method, graph: SymmetricGraph, balance: Balance, seed: int, notes: list[str]
+) -> tuple[Ints, npt.NDArray | None]:
+    """Parts of a graph that was made symmetric before, for callers that split it more than once.
+
+    Args:
+        method: "metis", "clusters" or "kaminpar".
+        graph: Of as many nodes as ``balance`` has weights.
+        balance: The targets, each at least an average node: see :func:`~nugnn.partition.balance.reachable_shares`.
+        seed: Of random choices.
+        notes: What had to be done is appended here, one sentence each.
+
+    Returns:
+        ``(N,)`` int64 parts, all of them used, repaired towards ``balance`` but not checked; and clusters, where the
+        method finds some.
+    """
+    num_nodes = len(balance.node_weights)
+    if balance.num_parts == 1:
+        return np.zeros(num_nodes, np.int64), None
     if graph.adjacency.nnz == 0:
         notes.append("There is no edge between two nodes; split in order of node ids by share alone.")
         return settle(split_in_order(np.arange(num_nodes), balance), balance, None, notes), None

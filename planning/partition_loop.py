@@ -1,0 +1,463 @@
+"""Parts that end at the same time on unequal devices: partition, count, predict, correct the targets, keep the best.
+
+A partitioner balances one weight for each node. What a device is busy with also depends on the halo, which is known
+only when the cut is. So the parts of each round are counted and handed to the work model, and the next round aims where
+that says. Between calls of the partitioner single nodes move, which costs less and balances what no node weight can say.
+
+Axes: N nodes, P parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from nugnn.partition.assign import Assignment, partition_nodes, split_graph
+from nugnn.partition.balance import Balance, Floats, Ints, normalise_shares, reachable_shares
+from nugnn.partition.kaminpar import check_kaminpar
+from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_graph
+from nugnn.planning.shares import (
+    SharePlan,
+    capacity,
+    check_whole,
+    checked_limits,
+    curve_through,
+    in_bytes,
+    level,
+    plan_shares,
+    relaxed_curves,
+    what_is_lacking,
+)
+from nugnn.planning.shares import DoesNotFitError as DoesNotFitError
+from nugnn.planning.work_model import PartSizes, WorkModel, ids_array, sizes_of, sizes_table
+
+LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
+ArrayLike = Any  # tensor, NumPy array or sequence of integers
+
+_DAMPING = 0.7
+"""How much of the way to the new targets a round goes, in the logarithm of shares: the cut answers unpredictably."""
+_PATIENCE = 2
+"""Rounds in a row that bring nothing before the loop ends."""
+_WORTH_WHILE = 1e-3
+_POWERS = (8.0, 32.0, 128.0)
+"""Of seconds in what moves lower: first a small cut counts as well, in the end the slowest part decides alone."""
+_GIVERS = 0.8
+"""Parts give nodes away that take at least so much of the slowest part's time."""
+_MEMORY_WEIGHT = 1e6
+_SWEEPS = 6
+"""For each power, at most."""
+_READERS_LIMIT = 2**32
+"""Bytes of the table that moves need, N times P times 4; larger graphs go without moves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What one way of splitting came to.
+
+    Args:
+        name: "work", "nodes", "even" or a name that the caller gave for what was tried at the start; "targets" where
+            the partitioner ran again with corrected targets; "moves" where single nodes moved.
+        shares: Targets of the partitioner; for "moves" those of the parts that were moved.
+        sizes: Of each part.
+        seconds: Predicted, of each part.
+        bytes: Predicted, of each part.
+        lacking_bytes: By how much limits are exceeded, added up.
+        took_seconds: Wall-clock time of this round.
+    """
+
+    name: str
+    shares: tuple[float, ...]
+    sizes: tuple[PartSizes, ...]
+    seconds: tuple[float, ...]
+    bytes: tuple[int, ...]
+    lacking_bytes: float
+    took_seconds: float
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of the slowest part."""
+        return max(self.seconds)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """What is kept is the least of these: memory first, then the slowest part, then all of them together."""
+        return self.lacking_bytes, self.makespan, math.fsum(self.seconds)
+
+    @property
+    def idle_share(self) -> float:
+        """Mean share of an epoch in which devices wait for the slowest."""
+        return 1 - math.fsum(self.seconds) / (len(self.seconds) * self.makespan) if self.makespan > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedParts:
+    """The best split that was found.
+
+    Args:
+        assignment: Its parts, checked; ``shares_asked`` are the shares of nodes that they have.
+        rounds: All that was tried, in order.
+        best_round: Position of this split in ``rounds``.
+        relaxed: What was expected before there was a cut; None where halo as expected did not fit the memories.
+    """
+
+    assignment: Assignment
+    rounds: tuple[Round, ...]
+    best_round: int
+    relaxed: SharePlan | None
+
+    @property
+    def best(self) -> Round:
+        return self.rounds[self.best_round]
+
+    @property
+    def sizes(self) -> tuple[PartSizes, ...]:
+        return self.best.sizes
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Predicted for each part."""
+        return self.best.seconds
+
+    @property
+    def makespan(self) -> float:
+        return self.best.makespan
+
+
+def partition_to_fit(
+    num_nodes: int,
+    src: ArrayLike,
+    dst: ArrayLike,
+    work: WorkModel,
+    limits: Sequence[float],
+    *,
+    train_nodes: ArrayLike = (),
+    method: LoopMethod = "metis",
+    rounds: int = 6,
+    seed: int = 0,
+    imbalance: float = 0.01,
+    halo_fraction: float = 0.5,
+    also: Mapping[str, Sequence[float]] | None = None,
+    moves: bool = True,
+) -> FittedParts:
+    """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
+
+    At the start the partitioner runs once for each of "work" (shares as :func:`~nugnn.planning.shares.plan_shares`
+    gives them, of node weights in proportion to the model's cost of a node with its in-edges), "nodes" (the same shares
+    of the nodes) and "even" (equal shares of the nodes), and for what ``also`` names. Each is counted and predicted,
+    so the result is never worse, by the model, than any of them. Then rounds follow: nodes move from parts that take
+    long, and the partitioner runs again for targets that are corrected by what was counted.
+
+    Args:
+        num_nodes: N, at least the number of parts.
+        src: ``(E,)`` source of each edge.
+        dst: ``(E,)`` destination of each edge.
+        work: Seconds and bytes of a part on its device.
+        limits: Bytes of memory of each device, infinite for no limit; there are as many parts.
+        train_nodes: Distinct ids of the training nodes.
+        method: The partitioner. "kaminpar" gives the same parts for a seed on a single thread only.
+        rounds: Calls of the partitioner after the start, at most.
+        seed: Of the partitioner; round r uses ``seed + r``.
+        imbalance: Ends the loop when devices wait for less than this share of an epoch, on average.
+        halo_fraction: Halo rows expected for each node of a part, for the first shares only.
+        also: Further shares of the nodes to start from, by name: baselines that the result shall not be worse than.
+        moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
+
+    Returns:
+        The best split found, with all that was tried. Equal arguments give an equal one, times apart.
+
+    Raises:
+        DoesNotFitError: no split can fit, or the best one found does not; says what is lacking and what would do.
+        ValueError: an argument is malformed or out of range.
+    """
+    memory = checked_limits(limits)
+    num_parts = len(memory)
+    if method not in get_args(LoopMethod):
+        raise ValueError(f"unknown partition method {method!r}; choose 'metis', 'clusters' or 'kaminpar'")
+    if rounds < 0:
+        raise ValueError(f"rounds is {rounds}; it must be at least 0")
+    if not imbalance >= 0:
+        raise ValueError(f"imbalance is {imbalance}; it must be a number of at least 0")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed is {seed!r}; it must be an integer of at least 0")
+    if method == "kaminpar":
+        check_kaminpar()
+    src_E, dst_E = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
+    if len(src_E) != len(dst_E):
+        raise ValueError(f"src has {len(src_E)} entries and dst {len(dst_E)}; each edge needs one of both")
+    train = ids_array(train_nodes, num_nodes, "train_nodes")
+    whole = PartSizes(num_nodes, len(src_E), 0, 0, len(train))
+    check_whole(whole, num_parts)
+    check_index_width(num_nodes, len(src_E))
+
+    relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
+    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed)
+    weights_N = search.node_weights(first_shares)
+    even_N = np.ones(num_nodes)
+    search.partition("work", first_shares, weights_N, seed)
+    if num_parts > 1:
+        search.partition("nodes", first_shares, even_N, seed)
+        search.partition("even", (1.0,) * num_parts, even_N, seed)
+        for name, shares in (also or {}).items():
+            if len(shares) != num_parts:
+                raise ValueError(f"{name!r} has {len(shares)} shares for {num_parts} devices")
+            search.partition(name, shares, even_N, seed)
+        search.refine(rounds, weights_N, imbalance, moves)
+    return search.result(relaxed)
+
+
+def _first_shares(
+    work: WorkModel, whole: PartSizes, limits: Sequence[float], halo_fraction: float
+) -> tuple[SharePlan | None, tuple[float, ...]]:
+    """The relaxed plan; where memories hold the graph only with less halo than expected, shares in their proportion."""
+    try:
+        plan = plan_shares(work, whole, limits, halo_fraction=halo_fraction)
+        return plan, plan.shares
+    except DoesNotFitError:
+        curves = relaxed_curves(work, whole, len(limits), 0.0)
+        if level(curves, limits) is None:  # not even without halo
+            raise
+        expected = relaxed_curves(work, whole, len(limits), halo_fraction)
+        caps = [max(capacity(curve, limit), 1 / whole.inner) for curve, limit in zip(expected, limits, strict=True)]
+        return None, normalise_shares(caps)
+
+
+class _Search:
+    """The rounds of one call: the graph in the forms that they need, made once, and what they came to."""
+
+    def __init__(
+        self,
+        num_nodes: int,
+        src: npt.NDArray,
+        dst: npt.NDArray,
+        train: npt.NDArray,
+        work: WorkModel,
+        limits: tuple[float, ...],
+        method: LoopMethod,
+        seed: int,
+    ) -> None:
+        self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
+        self.work, self.limits, self.method, self.seed = work, limits, method, seed
+        self.num_parts = len(limits)
+        self.began = time.perf_counter()
+        self.rounds: list[Round] = []
+        self.parts: list[Ints] = []
+        self.notes: list[str] = []
+        self._graph: SymmetricGraph | None = None
+        self._sources: tuple[Ints, npt.NDArray[np.int32]] | None = None
+        self.degrees = np.bincount(dst, minlength=num_nodes)
+
+    # What is tried
+
+    def partition(self, name: str, shares: Sequence[float], weights_N: Floats, seed: int) -> Round:
+        """Let the partitioner split by ``shares`` of the node weights; parts it could not balance are taken as they are."""
+        began = time.perf_counter()
+        targets = reachable_shares(normalise_shares(shares), self.num_nodes)
+        balance = Balance(weights_N[:, None], targets, 0.02)
+        if self._graph is None:
+            self._graph = symmetric_graph(self.num_nodes, self.src, self.dst, None)
+        found: list[str] = []
+        part_N, _ = split_graph(self.method, self._graph, balance, seed, found)
+        self.notes += [f"{name}: {note}" for note in found]
+        return self._keep(name, targets, part_N, began)
+
+    def move(self, start: int) -> Round:
+        """Move single nodes of the parts of round ``start``."""
+        began = time.perf_counter()
+        part_N = self.parts[start].astype(np.int64)
+        self._sweep(part_N, self.rounds[start])
+        return self._keep("moves", self.rounds[start].shares, part_N, began)
+
+    def refine(self, most_rounds: int, weights_N: Floats, imbalance: float, moves: bool) -> None:
+        """Correct and move until devices hardly wait, or two calls of the partitioner in a row brought nothing."""
+        if moves and 4 * self.num_nodes * self.num_parts > _READERS_LIMIT:
+            moves = False
+            self.notes.append("No single nodes were moved: the graph is too large for the table that needs.")
+        if moves:
+            self.move(self._best())
+        by_work = 0  # the round whose shares are of the node weights that the targets are of
+        idle_rounds = 0
+        for number in range(1, most_rounds + 1):
+            best = self.rounds[self._best()]
+            if best.lacking_bytes == 0 and best.idle_share <= imbalance:
+                break
+            shares = self._corrected(by_work, weights_N)
+            if max(abs(s / t - 1) for s, t in zip(shares, self.rounds[by_work].shares, strict=True)) < _WORTH_WHILE:
+                break
+            self.partition("targets", shares, weights_N, self.seed + number)
+            by_work = len(self.rounds) - 1
+            if moves:
+                self.move(by_work)
+            now = self.rounds[self._best()]
+            is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - _WORTH_WHILE)
+            idle_rounds = 0 if is_better else idle_rounds + 1
+            if idle_rounds >= _PATIENCE:
+                break
+
+    def result(self, relaxed: SharePlan | None) -> FittedParts:
+        """The best round, checked by the partitioners' own door; refused if memory is lacking."""
+        best = self._best()
+        kept = self.rounds[best]
+        if kept.lacking_bytes > 0:
+            raise DoesNotFitError(self._lacking(kept))
+        counts = [sizes.inner for sizes in kept.sizes]
+        checked = partition_nodes(
+            self.num_nodes, self.src, self.dst, [float(n) for n in counts], method="given", parts=self.parts[best]
+        )
+        if tuple(counts) != checked.node_counts or tuple(s.edges for s in kept.sizes) != checked.edge_counts:
+            raise AssertionError(f"counted {kept.sizes}, the partitioners' check {checked}")
+        if tuple(s.halo for s in kept.sizes) != checked.halo_rows:
+            raise AssertionError(f"counted {kept.sizes}, the partitioners' check {checked.halo_rows} halo rows")
+        assignment = dataclasses.replace(
+            checked,
+            method=self.method,
+            seed=self.seed,
+            seconds=time.perf_counter() - self.began,
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+        return FittedParts(assignment=assignment, rounds=tuple(self.rounds), best_round=best, relaxed=relaxed)
+
+    # How
+
+    def node_weights(self, shares: Sequence[float]) -> Floats:
+        """``alpha + beta * in_degree`` (and ``gamma`` for training nodes), as the devices' cost on average.
+
+        Each device's costs are divided by those of an average node on it, so that a slow device does not decide what
+        an edge costs beside a node, and count by its share.
+        """
+        totals = np.array([self.num_nodes, len(self.src), len(self.train)], np.float64)
+        mixed = np.zeros(3)
+        for part, share in enumerate(shares):
+            inner = share * totals
+            sizes = PartSizes(*(round(x) for x in (inner[0], inner[1], 0, 0, inner[2])))
+            costs, _ = _marginal(self.work.seconds, part, sizes)
+            costs = np.maximum(costs[[0, 1, 4]], 0)
+            sum_of_all = float(costs @ totals)
+            mixed += share * costs / sum_of_all if sum_of_all > 0 else 0
+        weights = mixed[0] + mixed[1] * self.degrees
+        weights[self.train] += mixed[2]
+        if not weights.sum() > 0:
+            return np.ones(self.num_nodes)
+        return np.maximum(weights / weights.mean(), 1e-3)  # a node without any weight would be free to go anywhere
+
+    def _keep(self, name: str, shares: Sequence[float], part_N: Ints, began: float) -> Round:
+        sizes = sizes_of(sizes_table(self.src, self.dst, part_N, self.num_parts, self.train))
+        if min(part.inner for part in sizes) < 1:
+            raise AssertionError(f"{name}: a part without nodes: {sizes}")
+        held = tuple(self.work.bytes(part, size) for part, size in enumerate(sizes))
+        kept = Round(
+            name=name,
+            shares=tuple(shares),
+            sizes=sizes,
+            seconds=tuple(self.work.seconds(part, size) for part, size in enumerate(sizes)),
+            bytes=held,
+            lacking_bytes=math.fsum(max(b - limit, 0.0) for b, limit in zip(held, self.limits, strict=True)),
+            took_seconds=time.perf_counter() - began,
+        )
+        self.rounds.append(kept)
+        self.parts.append(part_N.astype(np.int32))
+        return kept
+
+    def _best(self) -> int:
+        return min(range(len(self.rounds)), key=lambda number: self.rounds[number].rank)
+
+    def _corrected(self, number: int, weights_N: Floats) -> tuple[float, ...]:
+        """Targets after round ``number``: as if all sizes of a part grew and shrank with its share, and not too far."""
+        before = self.rounds[number]
+        loads = np.bincount(self.parts[number], weights=weights_N, minlength=self.num_parts)
+        reached = loads / loads.sum()
+        curves = [
+            curve_through(self.work, part, sizes, float(share), self.num_nodes)
+            for part, (sizes, share) in enumerate(zip(before.sizes, reached, strict=True))
+        ]
+        plan = level(curves, self.limits)
+        if plan is None:  # with the halo of this cut; the next one may have less
+            caps = [max(capacity(c, limit), float(c.fractions[0])) for c, limit in zip(curves, self.limits, strict=True)]
+            wanted = normalise_shares(caps)
+        else:
+            wanted = plan.shares
+        asked = np.asarray(before.shares)
+        # what was reached may differ from what was asked; the partitioner will miss by about as much again
+        return normalise_shares((asked * (np.asarray(wanted) / reached) ** _DAMPING).tolist())
+
+    def _sweep(self, part_N: Ints, start: Round) -> None:
+        """Single moves in place, those that gain most for the work they move first, in ever new rounds over all nodes."""
+        from nugnn.partition import move_kernels as kernels
+
+        indptr, sources = self._distinct_sources()
+        is_train = np.zeros(self.num_nodes, np.int64)
+        is_train[self.train] = 1
+        readers = np.zeros((self.num_nodes, self.num_parts), np.int32)
+        kernels.count_readers(indptr, sources, part_N, readers)
+        sizes = np.array([dataclasses.astuple(part) for part in start.sizes], np.float64)
+        limits = np.minimum(np.array(self.limits), 1e300)
+        for power in _POWERS:
+            for _ in range(_SWEEPS):
+                table = sizes_of(np.rint(sizes).astype(np.int64))
+                seconds = np.array([self.work.seconds(part, size) for part, size in enumerate(table)])
+                held = np.array([self.work.bytes(part, size) for part, size in enumerate(table)])
+                slowest = float(seconds.max())
+                is_giver = (seconds > _GIVERS * slowest) | (held > limits)
+                nodes = np.flatnonzero(is_giver[part_N])
+                costs = (*self._linear(self.work.seconds, table), *self._linear(self.work.bytes, table), limits)
+                arrays = (indptr, sources, self.degrees, is_train, part_N, readers, sizes, costs)
+                aim = (1 / max(slowest, 1e-300), power, _MEMORY_WEIGHT)
+                gains = np.zeros(len(nodes))
+                kernels.try_moves(nodes, False, *arrays, *aim, gains)
+                order = np.argsort(-gains, kind="stable")
+                chosen = nodes[order[: int(np.count_nonzero(gains))]]
+                if not kernels.try_moves(chosen, True, *arrays, *aim, np.zeros(len(chosen))):
+                    break
+                after = sizes_of(np.rint(sizes).astype(np.int64))
+                reached = max(self.work.seconds(part, size) for part, size in enumerate(after))
+                if reached > (1 - _WORTH_WHILE) * slowest and not (held > limits).any():
+                    break
+
+    def _distinct_sources(self) -> tuple[Ints, npt.NDArray[np.int32]]:
+        if self._sources is None:
+            between = self.src != self.dst
+            ones = np.ones(int(between.sum()), np.int8)
+            ends = (self.dst[between], self.src[between])
+            arcs = sparse.csr_array((ones, ends), shape=(self.num_nodes, self.num_nodes))  # merges parallel arcs
+            self._sources = arcs.indptr.astype(np.int64), arcs.indices.astype(np.int32)
+        return self._sources
+
+    def _linear(self, cost: Any, table: Sequence[PartSizes]) -> tuple[Floats, Floats]:
+        pairs = [_marginal(cost, part, sizes) for part, sizes in enumerate(table)]
+        return np.stack([per_size for per_size, _ in pairs]), np.array([constant for _, constant in pairs])
+
+    def _lacking(self, kept: Round) -> str:
+        total = np.array([dataclasses.astuple(part) for part in kept.sizes]).sum(axis=0)
+        whole = PartSizes(int(total[0]), int(total[1]), 0, 0, int(total[4]))
+        lines = ["no split was found that fits all memories; the best one:"]
+        for device, (held, limit) in enumerate(zip(kept.bytes, self.limits, strict=True)):
+            if held > limit:
+                lines.append(f"Device {device} needs {in_bytes(held)} and has {in_bytes(limit)}: "
+                             f"{in_bytes(held - limit)} are lacking.")  # fmt: skip
+        halo = float(total[2]) / whole.inner
+        curves = relaxed_curves(self.work, whole, self.num_parts, halo)
+        if level(curves, self.limits) is None:
+            lines.append(f"With {halo:.2f} halo rows for each node, as this cut has, " +
+                         what_is_lacking(self.work, curves, self.limits))  # fmt: skip
+        else:
+            lines.append("With less halo it would fit: another seed or method may find such a cut.")
+        return "\n".join(lines)
+
+
+def _marginal(cost: Any, part: int, sizes: PartSizes) -> tuple[Floats, float]:
+    """Cost of one more of each size, near ``sizes``, and of a part without any, were the cost linear."""
+    here = float(cost(part, sizes))
+    per_size = np.zeros(5)
+    values = dataclasses.astuple(sizes)
+    for column, field in enumerate(dataclasses.fields(sizes)):
+        step = max(1, values[column] // 100)
+        more = dataclasses.replace(sizes, **{field.name: values[column] + step})
+        per_size[column] = (float(cost(part, more)) - here) / step
+    return per_size, here - float(per_size @ np.array(values, np.float64))

@@ -1,0 +1,316 @@
+"""Shares of a graph that make the slowest of unequal devices as fast as their memories allow, before there is a cut.
+
+How long a device takes for a fraction of the graph is a curve, sampled from the work model and linear between samples,
+so that of a linear model it is exact. With the curves the best shares follow without a search: every device is filled
+to the same level of seconds, or to the brim of its memory.
+
+Axes: P devices (parts), K samples of a curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nugnn.partition.balance import Floats
+from nugnn.planning.work_model import PartSizes, WorkModel
+
+_SAMPLES = 33
+"""Of each curve, spaced evenly in the logarithm, besides its corners."""
+_NOTHING = PartSizes(0, 0, 0, 0, 0)
+
+
+class DoesNotFitError(ValueError):
+    """No division of the graph fits the memories; the message says what is lacking where, and what would do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Cost of a device by the fraction of the graph that it holds.
+
+    Args:
+        fractions: ``(K,)`` ascending, the first one that of the least part there can be, the last one at most 1.
+        seconds: ``(K,)`` not descending: the most that any fraction up to this one takes.
+        bytes: ``(K,)`` likewise.
+    """
+
+    fractions: Floats
+    seconds: Floats
+    bytes: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharePlan:
+    """Shares and what is expected of them.
+
+    Args:
+        shares: Fraction of the graph's work for each device, summing to 1.
+        seconds: Expected of each device.
+        bytes: Expected of each device.
+        full: For each device, whether its memory is what keeps its share from growing.
+    """
+
+    shares: tuple[float, ...]
+    seconds: tuple[float, ...]
+    bytes: tuple[float, ...]
+    full: tuple[bool, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of the slowest device."""
+        return max(self.seconds)
+
+
+def plan_shares(
+    work: WorkModel, whole: PartSizes, limits: Sequence[float], *, halo_fraction: float = 0.5
+) -> SharePlan:
+    """The shares with the least slowest device, where parts are fractions of the graph in every respect.
+
+    A part with fraction f of N nodes has that fraction of edges and training nodes, ``min(halo_fraction * f, 1 - f) *
+    N`` halo rows, and sends ``halo_fraction * min(f, 1 - f) * N``.
+
+    Args:
+        work: The model.
+        whole: Of the whole graph: nodes, edges, training nodes; ``halo`` and ``sent`` are not looked at.
+        limits: Bytes of memory of each device, infinite for no limit; there are as many parts.
+        halo_fraction: Halo rows of a part for each of its nodes, as far as there are so many.
+
+    Returns:
+        The plan. Devices whose least part takes longer than the level of the others hold one node.
+
+    Raises:
+        DoesNotFitError: the memories together do not hold the graph, by the model and ``halo_fraction``.
+        ValueError: an argument is malformed, or there are more devices than nodes.
+    """
+    memory = checked_limits(limits)
+    check_whole(whole, len(memory))
+    if not (math.isfinite(halo_fraction) and halo_fraction >= 0):
+        raise ValueError(f"halo_fraction is {halo_fraction}; it must be a number of at least 0")
+    curves = relaxed_curves(work, whole, len(memory), halo_fraction)
+    plan = level(curves, memory)
+    if plan is None:
+        raise DoesNotFitError(what_is_lacking(work, curves, memory))
+    return plan
+
+
+def checked_limits(limits: Sequence[float]) -> tuple[float, ...]:
+    """Positive numbers, infinite ones allowed.
+
+    Raises:
+        ValueError: there is none, or one is not positive.
+    """
+    memory = tuple(float(limit) for limit in limits)
+    if not memory:
+        raise ValueError("limits is empty; give the bytes of one device for each part")
+    for device, limit in enumerate(memory):
+        if not limit > 0:
+            raise ValueError(f"the memory limit of device {device} is {limit:g} bytes; it must be positive")
+    return memory
+
+
+def check_whole(whole: PartSizes, num_parts: int) -> None:
+    """Refuse a graph that cannot give each part a node."""
+    if whole.inner < num_parts:
+        raise ValueError(f"{num_parts} devices for {whole.inner} nodes; every device needs at least one")
+
+
+def relaxed_curves(work: WorkModel, whole: PartSizes, num_parts: int, halo_fraction: float) -> tuple[Curve, ...]:
+    """The curve of each device under the assumptions of :func:`plan_shares`."""
+    num_nodes = whole.inner
+    alone = num_parts == 1
+
+    def sizes_at(fraction: float) -> PartSizes:
+        inner = round(fraction * num_nodes)
+        share = inner / num_nodes
+        rest = num_nodes - inner
+        return PartSizes(
+            inner,
+            round(share * whole.edges),
+            0 if alone else round(min(halo_fraction * inner, rest)),
+            0 if alone else round(halo_fraction * min(inner, rest)),
+            round(share * whole.train),
+        )
+
+    corners = sorted({round(num_nodes / (1 + halo_fraction)), num_nodes // 2, num_nodes - num_nodes // 2} - {0})
+    fractions = _samples(1 / num_nodes, [corner / num_nodes for corner in corners])
+    fractions = np.unique(np.rint(fractions * num_nodes)) / num_nodes  # whole nodes
+    return tuple(_curve(work, part, fractions, sizes_at) for part in range(num_parts))
+
+
+def curve_through(work: WorkModel, part: int, sizes: PartSizes, share: float, num_nodes: int) -> Curve:
+    """The curve of a device that holds ``sizes`` at ``share``, if all of them grow and shrink with its share."""
+
+    def sizes_at(fraction: float) -> PartSizes:
+        ratio = fraction / share
+        inner = min(max(round(ratio * sizes.inner), 1), num_nodes)
+        return PartSizes(
+            inner,
+            round(ratio * sizes.edges),
+            round(min(ratio * sizes.halo, num_nodes - inner)),
+            round(ratio * sizes.sent),
+            round(ratio * sizes.train),
+        )
+
+    return _curve(work, part, _samples(min(1 / num_nodes, share), [share]), sizes_at)
+
+
+def _samples(first: float, corners: Sequence[float]) -> Floats:
+    spaced = np.geomspace(first, 1.0, _SAMPLES) if first < 1 else np.ones(1)
+    return np.unique(np.concatenate([[first], spaced, [c for c in corners if first <= c <= 1], [1.0]]))
+
+
+def _curve(work: WorkModel, part: int, fractions: Floats, sizes_at: Callable[[float], PartSizes]) -> Curve:
+    sizes = [sizes_at(fraction) for fraction in fractions.tolist()]
+    seconds = np.array([work.seconds(part, size) for size in sizes], np.float64)
+    held = np.array([work.bytes(part, size) for size in sizes], np.float64)
+    if not (np.isfinite(seconds).all() and np.isfinite(held).all()):
+        raise ValueError(f"the work model gives numbers for device {part} that are not finite")
+    return Curve(fractions, np.maximum.accumulate(seconds), np.maximum.accumulate(held))
+
+
+def capacity(curve: Curve, limit: float) -> float:
+    """Largest fraction that fits into ``limit`` bytes; 0 where the least part does not."""
+    return 0.0 if curve.bytes[0] > limit else _most(curve.bytes, curve.fractions, limit)
+
+
+def level(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
+    """Shares that sum to 1 with the least slowest device within the limits; None where they hold less than 1.
+
+    As in filling connected vessels: at a level of T seconds device p takes the largest fraction whose seconds are at
+    most T, and its least one at any level. The sum over devices grows with T, linearly between the corners of the
+    curves, so the level at which it is 1 lies between two corners that a search among them finds.
+    """
+    caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
+    if min(caps) <= 0 or math.fsum(caps) < 1 - 1e-12:  # rounding of the sum
+        return None
+    cut = [_up_to(curve, cap) for curve, cap in zip(curves, caps, strict=True)]
+    levels = np.unique(np.concatenate([seconds for _, seconds in cut]))
+
+    def most(at: float) -> Floats:
+        return np.array([_most(seconds, fractions, at) for fractions, seconds in cut])
+
+    def least(at: float) -> Floats:
+        return np.array([_least(seconds, fractions, at) for fractions, seconds in cut])
+
+    low, high = 0, len(levels) - 1  # the first level at which the devices hold all
+    while low < high:
+        middle = (low + high) // 2
+        if most(levels[middle]).sum() >= 1:
+            high = middle
+        else:
+            low = middle + 1
+    upper = least(levels[low])
+    if upper.sum() >= 1 and low:
+        lower = most(levels[low - 1])
+    else:
+        lower, upper = upper, most(levels[low])  # the level is a corner, where some curves are flat
+    room = float(upper.sum() - lower.sum())
+    shares = lower + (upper - lower) * (min(max((1 - lower.sum()) / room, 0.0), 1.0) if room > 0 else 0.0)
+    shares = shares / shares.sum()
+    return SharePlan(
+        shares=tuple(shares.tolist()),
+        seconds=tuple(float(np.interp(s, c.fractions, c.seconds)) for s, c in zip(shares, curves, strict=True)),
+        bytes=tuple(float(np.interp(s, c.fractions, c.bytes)) for s, c in zip(shares, curves, strict=True)),
+        full=tuple(
+            bool(cap < curve.fractions[-1] and share >= cap * (1 - 1e-9))
+            for share, cap, curve in zip(shares, caps, curves, strict=True)
+        ),
+    )
+
+
+def _up_to(curve: Curve, cap: float) -> tuple[Floats, Floats]:
+    """Fractions and seconds of the curve, ending at ``cap``."""
+    inside = curve.fractions < cap
+    return (
+        np.append(curve.fractions[inside], cap),
+        np.append(curve.seconds[inside], np.interp(cap, curve.fractions, curve.seconds)),
+    )
+
+
+def _most(costs: Floats, fractions: Floats, limit: float) -> float:
+    """Largest fraction that costs at most ``limit``; the first one where all cost more."""
+    after = int(np.searchsorted(costs, limit, side="right"))
+    if after == 0:
+        return float(fractions[0])
+    if after == len(costs):
+        return float(fractions[-1])
+    return _between(costs, fractions, limit, after)
+
+
+def _least(costs: Floats, fractions: Floats, limit: float) -> float:
+    """Smallest fraction that costs ``limit`` or more; the last one where all cost less."""
+    after = int(np.searchsorted(costs, limit, side="left"))
+    if after == 0:
+        return float(fractions[0])
+    if after == len(costs):
+        return float(fractions[-1])
+    return _between(costs, fractions, limit, after)
+
+
+def _between(costs: Floats, fractions: Floats, limit: float, after: int) -> float:
+    way = (limit - costs[after - 1]) / (costs[after] - costs[after - 1])
+    return float(fractions[after - 1] + way * (fractions[after] - fractions[after - 1]))
+
+
+def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[float]) -> str:
+    """Why :func:`level` found nothing, with what would do: more devices, or fewer bytes for each node, edge and row."""
+    by_speed = level(curves, [math.inf] * len(curves))
+    assert by_speed is not None, "without limits every graph fits"
+    caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
+    held = math.fsum(caps)
+    lines = [f"the graph does not fit: the devices together hold {held:.1%} of it."]
+    for device, (cap, limit, need) in enumerate(zip(caps, limits, by_speed.bytes, strict=True)):
+        if math.isinf(limit):
+            continue
+        room = f"{in_bytes(limit)} hold {cap:.1%}" if cap else f"{in_bytes(limit)} do not hold a single node"
+        wanted = f"its share by speed, {by_speed.shares[device]:.1%}, needs {in_bytes(need)}"
+        lines.append(f"Device {device}: {room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}.")
+    more: dict[tuple[str, str], str] = {}
+    for device, cap in enumerate(caps):
+        if cap > 0 and held < 1:
+            count = math.ceil((1 - held) / cap - 1e-9)
+            key = (in_bytes(limits[device]), f"{cap:.1%}")
+            more.setdefault(key, f"{count} more like device {device}")
+    if more:
+        lines.append(f"It would fit with {' or '.join(more.values())}, as far as the model tells.")
+    factor = fitting_factor(work, curves, limits)
+    if factor is None:
+        lines.append("Smaller numbers would not do: what a part takes whatever its size is too much already.")
+    else:
+        half = "numbers of 16 bits for 32 would do" if factor >= 0.5 else "numbers of 16 bits for 32 would not do"
+        lines.append(
+            f"It would fit if nodes, edges and rows took {factor:.2f} of their bytes: {half}, or features and layers "
+            f"of about {factor:.2f} of their width, where indices are a small part."
+        )
+    return "\n".join(lines)
+
+
+def fitting_factor(work: WorkModel, curves: Sequence[Curve], limits: Sequence[float]) -> float | None:
+    """By what all bytes that grow with a part must be multiplied for the graph to fit; None where 0 is not enough."""
+    fixed = [float(work.bytes(part, _NOTHING)) for part in range(len(curves))]
+
+    def fits(factor: float) -> bool:
+        smaller = [
+            Curve(curve.fractions, curve.seconds, base + factor * np.maximum(curve.bytes - base, 0))
+            for curve, base in zip(curves, fixed, strict=True)
+        ]
+        return level(smaller, limits) is not None
+
+    if not fits(0.0):
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes for people."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} bytes"

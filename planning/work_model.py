@@ -1,0 +1,188 @@
+"""What the parts of an assignment hold, counted exactly, and what it costs each device: the seam to any predictor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+ArrayLike = Any  # tensor, NumPy array or sequence of integers
+
+
+@dataclass(frozen=True, slots=True)
+class PartSizes:
+    """The numbers on which the work of a part depends.
+
+    Args:
+        inner: Nodes of the part.
+        edges: In-edges of its nodes, parallel ones and self-loops included.
+        halo: Distinct nodes of other parts that are the source of an edge into this one: rows received in a layer.
+        sent: Distinct pairs of a node of this part and another part that reads it: rows sent in a layer.
+        train: Training nodes among its nodes.
+    """
+
+    inner: int
+    edges: int
+    halo: int
+    sent: int
+    train: int
+
+
+class WorkModel(Protocol):
+    """What a part costs on a device; devices are numbered as parts are.
+
+    Both should grow with every size: shares are found under that assumption, and what they lead to is then measured
+    with the model itself, whatever its shape.
+    """
+
+    def seconds(self, part: int, sizes: PartSizes) -> float:
+        """Seconds of an epoch of the part on its device, exchanges included."""
+        ...
+
+    def bytes(self, part: int, sizes: PartSizes) -> int:
+        """Most bytes of the device's memory that are in use at once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearCost:
+    """A cost that grows in proportion with each size: seconds, or bytes, for one of it.
+
+    Args:
+        fixed: Of a part without anything: launches; weights, optimizer state, workspace.
+        inner: For each inner node.
+        edges: For each in-edge.
+        halo: For each halo row.
+        sent: For each row sent.
+        train: For each training node.
+
+    Raises:
+        ValueError: a number is negative or not finite.
+    """
+
+    fixed: float = 0.0
+    inner: float = 0.0
+    edges: float = 0.0
+    halo: float = 0.0
+    sent: float = 0.0
+    train: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"the cost {field.name} is {value}; costs must be finite and not negative")
+
+    def of(self, sizes: PartSizes) -> float:
+        return (
+            self.fixed
+            + self.inner * sizes.inner
+            + self.edges * sizes.edges
+            + self.halo * sizes.halo
+            + self.sent * sizes.sent
+            + self.train * sizes.train
+        )
+
+    def times(self, factor: float) -> LinearCost:
+        """The cost on a device on which everything takes ``factor`` times as much."""
+        return LinearCost(**{field.name: factor * getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class LinearWork:
+    """The work model whose costs are all :class:`LinearCost`.
+
+    Args:
+        seconds_of: For each device, seconds of an epoch: seconds for a node, an edge, a row.
+        bytes_of: For each device, bytes for a node, an edge, a row; none when left out.
+
+    Raises:
+        ValueError: there is no device, or the two are of different lengths.
+    """
+
+    seconds_of: tuple[LinearCost, ...]
+    bytes_of: tuple[LinearCost, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.seconds_of:
+            raise ValueError("seconds_of is empty; give the costs of one device for each part")
+        if not self.bytes_of:
+            object.__setattr__(self, "bytes_of", (LinearCost(),) * len(self.seconds_of))
+        if len(self.bytes_of) != len(self.seconds_of):
+            raise ValueError(f"bytes_of has {len(self.bytes_of)} devices and seconds_of {len(self.seconds_of)}")
+
+    def seconds(self, part: int, sizes: PartSizes) -> float:
+        return self.seconds_of[part].of(sizes)
+
+    def bytes(self, part: int, sizes: PartSizes) -> int:
+        return math.ceil(self.bytes_of[part].of(sizes))
+
+
+def count_sizes(
+    src: ArrayLike, dst: ArrayLike, part: ArrayLike, num_parts: int, train_nodes: ArrayLike = ()
+) -> tuple[PartSizes, ...]:
+    """The sizes of every part, exactly those of its shard.
+
+    Args:
+        src: ``(E,)`` source of each edge.
+        dst: ``(E,)`` destination of each edge.
+        part: ``(N,)`` part of each node, in ``[0, num_parts)``.
+        num_parts: P.
+        train_nodes: Distinct ids of the training nodes.
+
+    Raises:
+        ValueError: an id or a part is out of range, or the edges are not as many sources as destinations.
+    """
+    part_N = ids_array(part, num_parts, "part")
+    num_nodes = len(part_N)
+    src_E, dst_E = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
+    if len(src_E) != len(dst_E):
+        raise ValueError(f"src has {len(src_E)} entries and dst {len(dst_E)}; each edge needs one of both")
+    table = sizes_table(src_E, dst_E, part_N, num_parts, ids_array(train_nodes, num_nodes, "train_nodes"))
+    return sizes_of(table)
+
+
+def sizes_table(
+    src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int, train_nodes: npt.NDArray
+) -> npt.NDArray[np.int64]:
+    """``(P, 5)``: :class:`PartSizes` as rows, of arrays that were checked before."""
+    from nugnn.partition import move_kernels as kernels
+
+    table = np.zeros((num_parts, 5), np.int64)
+    masks = np.zeros((len(part), (num_parts + 63) // 64), np.uint64)
+    kernels.count_parts(src, dst, part, masks, table)
+    table[:, kernels.INNER] = np.bincount(part, minlength=num_parts)
+    table[:, kernels.TRAIN] = np.bincount(part[train_nodes], minlength=num_parts)
+    return table
+
+
+def sizes_of(table: npt.NDArray[np.int64]) -> tuple[PartSizes, ...]:
+    """Rows of a table as :class:`PartSizes`."""
+    return tuple(PartSizes(*row) for row in table.tolist())
+
+
+def table_of(sizes: Sequence[PartSizes]) -> npt.NDArray[np.int64]:
+    """The other way."""
+    return np.array([astuple(part) for part in sizes], np.int64)
+
+
+def ids_array(values: ArrayLike, limit: int, name: str) -> npt.NDArray:
+    """One-dimensional int32 or int64 numbers in ``[0, limit)``.
+
+    Raises:
+        ValueError: they are not.
+    """
+    ids = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if ids.size == 0:
+        return np.zeros(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be one-dimensional integers, got shape {ids.shape} of {ids.dtype}")
+    if int(ids.min()) < 0 or int(ids.max()) >= limit:
+        bad = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
+        raise ValueError(f"entry {bad} of {name} is {ids[bad]}; it must be at least 0 and below {limit}")
+    return np.ascontiguousarray(ids, np.int32 if ids.dtype == np.int32 else np.int64)
