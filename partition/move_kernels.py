@@ -49,7 +49,7 @@ def count_readers(indptr, sources, part, readers):  # type: ignore[no-untyped-de
 
 @jit(inline=True)
 def _strain(table, column, per_size, constants, scale, power, bytes_per_size, byte_constants, limits, weight):  # type: ignore[no-untyped-def]
-    """How much a part of these sizes contributes to what is minimised: its seconds to a high power, and lacking bytes."""
+    """What a part of these sizes adds to the sum that is minimised: seconds to a high power, and bytes that lack."""
     seconds = constants[column]
     held = byte_constants[column]
     for k in range(5):
@@ -69,20 +69,12 @@ def try_moves(  # type: ignore[no-untyped-def]
     lacking, relative to the limit: with a high power the slowest part decides, and every move that is made lowers the
     sum, so that moves come to an end.
 
-    Args:
-        nodes: Ids, in the order in which they are looked at.
-        apply: Make each move that lowers the sum. Otherwise only write to ``gains`` what the best move of each node
-            gains for the work it moves (0 where none does).
-        indptr, sources: Distinct sources of each node, itself left out.
-        degrees: In-edges of each node, parallel ones and self-loops included.
-        is_train: Whether it is a training node.
-        part: Of each node. Changed, as are the next two.
-        readers: See the module.
-        sizes: ``(P, 5)`` float64.
-        costs: Seconds for each of a size ``(P, 5)``, seconds of a part without any ``(P,)``, the same of bytes, and
-            limits in bytes ``(P,)``.
-        scale, power, weight: See above.
-        gains: ``(len(nodes),)``.
+    ``nodes`` are looked at in their order. With ``apply`` each move that lowers the sum is made; otherwise ``gains`` of
+    each node is what its best move gains for the work that it moves, 0 where none does. ``indptr`` and ``sources`` list
+    the distinct sources of each node but itself, ``degrees`` counts in-edges, parallel ones and self-loops included,
+    ``is_train`` is 0 or 1. ``part``, ``readers`` (see the module) and ``sizes``, ``(P, 5)`` float64, follow the moves.
+    ``costs`` are seconds for one of each size ``(P, 5)`` and of a part without any ``(P,)``, the same of bytes, and
+    limits in bytes ``(P,)``.
     """
     per_size, constants, bytes_per_size, byte_constants, limits = costs
     num_parts = len(constants)

@@ -1,8 +1,8 @@
 """Parts that end at the same time on unequal devices: partition, count, predict, correct the targets, keep the best.
 
 A partitioner balances one weight for each node. What a device is busy with also depends on the halo, which is known
-only when the cut is. So the parts of each round are counted and handed to the work model, and the next round aims where
-that says. Between calls of the partitioner single nodes move, which costs less and balances what no node weight can say.
+only when the cut is. So the parts of each round are counted and handed to the work model, and the next round aims
+where that says. Between calls of the partitioner single nodes move, which balances what no node weight can say.
 
 Axes: N nodes, P parts.
 """
@@ -25,6 +25,7 @@ from nugnn.partition.balance import Balance, Floats, Ints, normalise_shares, rea
 from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_graph
 from nugnn.planning.shares import (
+    DoesNotFitError,
     SharePlan,
     capacity,
     check_whole,
@@ -36,7 +37,6 @@ from nugnn.planning.shares import (
     relaxed_curves,
     what_is_lacking,
 )
-from nugnn.planning.shares import DoesNotFitError as DoesNotFitError
 from nugnn.planning.work_model import PartSizes, WorkModel, ids_array, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
@@ -47,7 +47,7 @@ _DAMPING = 0.7
 _PATIENCE = 2
 """Rounds in a row that bring nothing before the loop ends."""
 _WORTH_WHILE = 1e-3
-_POWERS = (8.0, 32.0, 128.0)
+_POWERS = (3.0, 10.0, 40.0, 160.0)
 """Of seconds in what moves lower: first a small cut counts as well, in the end the slowest part decides alone."""
 _GIVERS = 0.8
 """Parts give nodes away that take at least so much of the slowest part's time."""
@@ -248,7 +248,9 @@ class _Search:
         self.num_parts = len(limits)
         self.began = time.perf_counter()
         self.rounds: list[Round] = []
-        self.parts: list[Ints] = []
+        self.parts: dict[int, npt.NDArray[np.int32]] = {}
+        self.by_work = 0
+        """The round whose targets, of the node weights, the next ones correct."""
         self.notes: list[str] = []
         self._graph: SymmetricGraph | None = None
         self._sources: tuple[Ints, npt.NDArray[np.int32]] | None = None
@@ -257,7 +259,7 @@ class _Search:
     # What is tried
 
     def partition(self, name: str, shares: Sequence[float], weights_N: Floats, seed: int) -> Round:
-        """Let the partitioner split by ``shares`` of the node weights; parts it could not balance are taken as they are."""
+        """Let the partitioner split by ``shares`` of the node weights; where it misses them, that is taken as it is."""
         began = time.perf_counter()
         targets = reachable_shares(normalise_shares(shares), self.num_nodes)
         balance = Balance(weights_N[:, None], targets, 0.02)
@@ -282,19 +284,21 @@ class _Search:
             self.notes.append("No single nodes were moved: the graph is too large for the table that needs.")
         if moves:
             self.move(self._best())
-        by_work = 0  # the round whose shares are of the node weights that the targets are of
         idle_rounds = 0
         for number in range(1, most_rounds + 1):
             best = self.rounds[self._best()]
             if best.lacking_bytes == 0 and best.idle_share <= imbalance:
                 break
-            shares = self._corrected(by_work, weights_N)
-            if max(abs(s / t - 1) for s, t in zip(shares, self.rounds[by_work].shares, strict=True)) < _WORTH_WHILE:
+            shares = self._corrected(self.by_work, weights_N)
+            if (
+                max(abs(s / t - 1) for s, t in zip(shares, self.rounds[self.by_work].shares, strict=True))
+                < _WORTH_WHILE
+            ):
                 break
             self.partition("targets", shares, weights_N, self.seed + number)
-            by_work = len(self.rounds) - 1
+            self.by_work = len(self.rounds) - 1
             if moves:
-                self.move(by_work)
+                self.move(self.by_work)
             now = self.rounds[self._best()]
             is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - _WORTH_WHILE)
             idle_rounds = 0 if is_better else idle_rounds + 1
@@ -362,7 +366,9 @@ class _Search:
             took_seconds=time.perf_counter() - began,
         )
         self.rounds.append(kept)
-        self.parts.append(part_N.astype(np.int32))
+        latest = len(self.rounds) - 1
+        self.parts[latest] = part_N.astype(np.int32)
+        self.parts = {n: parts for n, parts in self.parts.items() if n in (self._best(), self.by_work, latest)}
         return kept
 
     def _best(self) -> int:
@@ -379,7 +385,9 @@ class _Search:
         ]
         plan = level(curves, self.limits)
         if plan is None:  # with the halo of this cut; the next one may have less
-            caps = [max(capacity(c, limit), float(c.fractions[0])) for c, limit in zip(curves, self.limits, strict=True)]
+            caps = [
+                max(capacity(c, limit), float(c.fractions[0])) for c, limit in zip(curves, self.limits, strict=True)
+            ]
             wanted = normalise_shares(caps)
         else:
             wanted = plan.shares
@@ -388,7 +396,7 @@ class _Search:
         return normalise_shares((asked * (np.asarray(wanted) / reached) ** _DAMPING).tolist())
 
     def _sweep(self, part_N: Ints, start: Round) -> None:
-        """Single moves in place, those that gain most for the work they move first, in ever new rounds over all nodes."""
+        """Single moves in place, those that gain most for the work they move first, in sweep after sweep."""
         from nugnn.partition import move_kernels as kernels
 
         indptr, sources = self._distinct_sources()
@@ -439,13 +447,13 @@ class _Search:
         lines = ["no split was found that fits all memories; the best one:"]
         for device, (held, limit) in enumerate(zip(kept.bytes, self.limits, strict=True)):
             if held > limit:
-                lines.append(f"Device {device} needs {in_bytes(held)} and has {in_bytes(limit)}: "
-                             f"{in_bytes(held - limit)} are lacking.")  # fmt: skip
+                lacking = f"{in_bytes(held - limit)} are lacking"
+                lines.append(f"Device {device} needs {in_bytes(held)} and has {in_bytes(limit)}: {lacking}.")
         halo = float(total[2]) / whole.inner
         curves = relaxed_curves(self.work, whole, self.num_parts, halo)
         if level(curves, self.limits) is None:
-            lines.append(f"With {halo:.2f} halo rows for each node, as this cut has, " +
-                         what_is_lacking(self.work, curves, self.limits))  # fmt: skip
+            lacking = what_is_lacking(self.work, curves, self.limits)
+            lines.append(f"With {halo:.2f} halo rows for each node, as this cut has, {lacking}")
         else:
             lines.append("With less halo it would fit: another seed or method may find such a cut.")
         return "\n".join(lines)

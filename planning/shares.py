@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -33,13 +34,22 @@ class Curve:
 
     Args:
         fractions: ``(K,)`` ascending, the first one that of the least part there can be, the last one at most 1.
-        seconds: ``(K,)`` not descending: the most that any fraction up to this one takes.
-        bytes: ``(K,)`` likewise.
+        seconds: ``(K,)`` of an epoch.
+        bytes: ``(K,)`` of memory.
     """
 
     fractions: Floats
     seconds: Floats
     bytes: Floats
+
+    @cached_property
+    def most_seconds(self) -> Floats:
+        """The most that any fraction up to each takes: less halo may make a large part faster than a middling one."""
+        return np.maximum.accumulate(self.seconds)
+
+    @cached_property
+    def most_bytes(self) -> Floats:
+        return np.maximum.accumulate(self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +74,7 @@ class SharePlan:
         return max(self.seconds)
 
 
-def plan_shares(
-    work: WorkModel, whole: PartSizes, limits: Sequence[float], *, halo_fraction: float = 0.5
-) -> SharePlan:
+def plan_shares(work: WorkModel, whole: PartSizes, limits: Sequence[float], *, halo_fraction: float = 0.5) -> SharePlan:
     """The shares with the least slowest device, where parts are fractions of the graph in every respect.
 
     A part with fraction f of N nodes has that fraction of edges and training nodes, ``min(halo_fraction * f, 1 - f) *
@@ -168,20 +176,53 @@ def _curve(work: WorkModel, part: int, fractions: Floats, sizes_at: Callable[[fl
     held = np.array([work.bytes(part, size) for size in sizes], np.float64)
     if not (np.isfinite(seconds).all() and np.isfinite(held).all()):
         raise ValueError(f"the work model gives numbers for device {part} that are not finite")
-    return Curve(fractions, np.maximum.accumulate(seconds), np.maximum.accumulate(held))
+    return Curve(fractions, seconds, held)
 
 
 def capacity(curve: Curve, limit: float) -> float:
     """Largest fraction that fits into ``limit`` bytes; 0 where the least part does not."""
-    return 0.0 if curve.bytes[0] > limit else _most(curve.bytes, curve.fractions, limit)
+    return 0.0 if curve.bytes[0] > limit else _most(curve.most_bytes, curve.fractions, limit)
 
 
 def level(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
     """Shares that sum to 1 with the least slowest device within the limits; None where they hold less than 1.
 
-    As in filling connected vessels: at a level of T seconds device p takes the largest fraction whose seconds are at
-    most T, and its least one at any level. The sum over devices grows with T, linearly between the corners of the
-    curves, so the level at which it is 1 lies between two corners that a search among them finds.
+    Of a linear model and :func:`relaxed_curves` the result is optimal: seconds are then concave in the fraction, so
+    either all devices are on the rising side of their curves, or one holds so much that it is best given all it can.
+    """
+    plans = [_flooded(curves, limits)]
+    plans += [_all_on(device, curves, limits) for device in range(len(curves))]
+    found = [plan for plan in plans if plan is not None]
+    return min(found, key=lambda plan: plan.makespan) if found else None  # of equal ones the first
+
+
+def _all_on(device: int, curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
+    """The least part for every device but one, if that fits."""
+    shares = np.array([curve.fractions[0] for curve in curves])
+    shares[device] = 0.0
+    shares[device] = 1 - shares.sum()
+    if shares[device] < curves[device].fractions[0]:
+        return None
+    plan = _plan(shares, curves, [False] * len(curves))
+    fits = all(held <= limit for held, limit in zip(plan.bytes, limits, strict=True))
+    return plan if fits else None
+
+
+def _plan(shares: Floats, curves: Sequence[Curve], full: Sequence[bool]) -> SharePlan:
+    return SharePlan(
+        shares=tuple(shares.tolist()),
+        seconds=tuple(float(np.interp(s, c.fractions, c.seconds)) for s, c in zip(shares, curves, strict=True)),
+        bytes=tuple(float(np.interp(s, c.fractions, c.bytes)) for s, c in zip(shares, curves, strict=True)),
+        full=tuple(full),
+    )
+
+
+def _flooded(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
+    """As in filling connected vessels, on curves that do not fall.
+
+    At a level of T seconds device p takes the largest fraction whose seconds are at most T, and its least one at any
+    level. The sum over devices grows with T, linearly between the corners of the curves, so the level at which it is 1
+    lies between two corners that a search among them finds.
     """
     caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
     if min(caps) <= 0 or math.fsum(caps) < 1 - 1e-12:  # rounding of the sum
@@ -210,15 +251,11 @@ def level(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
     room = float(upper.sum() - lower.sum())
     shares = lower + (upper - lower) * (min(max((1 - lower.sum()) / room, 0.0), 1.0) if room > 0 else 0.0)
     shares = shares / shares.sum()
-    return SharePlan(
-        shares=tuple(shares.tolist()),
-        seconds=tuple(float(np.interp(s, c.fractions, c.seconds)) for s, c in zip(shares, curves, strict=True)),
-        bytes=tuple(float(np.interp(s, c.fractions, c.bytes)) for s, c in zip(shares, curves, strict=True)),
-        full=tuple(
-            bool(cap < curve.fractions[-1] and share >= cap * (1 - 1e-9))
-            for share, cap, curve in zip(shares, caps, curves, strict=True)
-        ),
-    )
+    full = [
+        bool(cap < curve.fractions[-1] and share >= cap * (1 - 1e-9))
+        for share, cap, curve in zip(shares, caps, curves, strict=True)
+    ]
+    return _plan(shares, curves, full)
 
 
 def _up_to(curve: Curve, cap: float) -> tuple[Floats, Floats]:
@@ -226,7 +263,7 @@ def _up_to(curve: Curve, cap: float) -> tuple[Floats, Floats]:
     inside = curve.fractions < cap
     return (
         np.append(curve.fractions[inside], cap),
-        np.append(curve.seconds[inside], np.interp(cap, curve.fractions, curve.seconds)),
+        np.append(curve.most_seconds[inside], np.interp(cap, curve.fractions, curve.most_seconds)),
     )
 
 
@@ -280,10 +317,11 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
     if factor is None:
         lines.append("Smaller numbers would not do: what a part takes whatever its size is too much already.")
     else:
+        shown = math.floor(100 * factor) / 100
         half = "numbers of 16 bits for 32 would do" if factor >= 0.5 else "numbers of 16 bits for 32 would not do"
         lines.append(
-            f"It would fit if nodes, edges and rows took {factor:.2f} of their bytes: {half}, or features and layers "
-            f"of about {factor:.2f} of their width, where indices are a small part."
+            f"It would fit if nodes, edges and rows took {shown:.2f} of their bytes: {half}, or features and layers "
+            f"of about {shown:.2f} of their width, where indices are a small part."
         )
     return "\n".join(lines)
 
