@@ -84,6 +84,7 @@ def try_moves(  # type: ignore[no-untyped-def]
             sizes, p, per_size, constants, scale, power, bytes_per_size, byte_constants, limits, weight
         )
     touched = np.zeros(num_parts, np.bool_)
+    choices = np.zeros(num_parts, np.int64)
     sent_after = np.zeros((num_parts, num_parts))
     halo_after = np.zeros(num_parts)
     left_by = np.zeros(num_parts)
@@ -106,19 +107,22 @@ def try_moves(  # type: ignore[no-untyped-def]
         touched[own] = False
         left_by[:] = 0.0
         left_halo = 0.0
+        num_choices = 0
         for p in range(num_parts):
-            halo_after[p] = 0.0
             if touched[p]:
-                for owner in range(num_parts):
-                    sent_after[p, owner] = 0.0
+                choices[num_choices] = p
+                num_choices += 1
+                halo_after[p] = 0.0
+                sent_after[p, :] = 0.0
         for k in range(indptr[node], indptr[node + 1]):
             source = sources[k]
             owner = part[source]
             if owner != own and readers[source, own] == 1:  # nobody else of this part reads it
                 left_halo += 1.0
                 left_by[owner] += 1.0
-            for p in range(num_parts):
-                if touched[p] and owner != p and readers[source, p] == 0:
+            for choice in range(num_choices):
+                p = choices[choice]
+                if owner != p and readers[source, p] == 0:
                     halo_after[p] += 1.0
                     sent_after[p, owner] += 1.0
         num_readers = 0
@@ -126,9 +130,8 @@ def try_moves(  # type: ignore[no-untyped-def]
             num_readers += readers[node, p] > 0
         read_here = 1 if readers[node, own] > 0 else 0
         best, best_gain = -1, 0.0
-        for p in range(num_parts):
-            if not touched[p]:
-                continue
+        for choice in range(num_choices):
+            p = choices[choice]
             gain = 0.0
             read_there = 1 if readers[node, p] > 0 else 0
             for q in range(num_parts):
