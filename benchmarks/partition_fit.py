@@ -1,20 +1,20 @@
 """Splits for unequal devices: one-shot METIS, the loop, KaMinPar and random, by the same work model.
 
-    python benchmarks/partition_fit.py --data-dir DATA              # small real graphs, products-like at 2 %
+    python benchmarks/partition_fit.py --data-dir DATA              # small real graphs, products-like at 1 %
     python benchmarks/partition_fit.py --data-dir DATA --graphs tolokers --parts 4 --scale 0
     python benchmarks/partition_fit.py --report                     # docs/partition-fit.md from the kept rows
 
-Prediction, written before the first run: the loop's slowest part takes 0.90 of the time of one-shot METIS' on the median
-of graphs and numbers of parts, never more, and 0.8 where the halo is larger than the graph; it takes five times as long
-to find. KaMinPar in one shot is within 5 % of METIS on the median. Random is twice METIS.
+Prediction, written before the first run: the loop's slowest part takes 0.90 of the time of one-shot METIS' on the
+median of graphs and numbers of parts, never more, and 0.8 where the halo is larger than the graph; it takes five times
+as long to find. KaMinPar in one shot is within 5 % of METIS on the median. Random is twice METIS.
 
 Outcome: on the page, which is made of the rows.
 
-DATA is a folder of ``NAME/NAME.npz`` with ``num_nodes``, ``adj_indptr`` and ``adj_indices`` (row u lists the targets of
-u). The work model is linear and made up, the same for all systems; it says nothing of real devices. Slowdowns of the
-devices are drawn by a seed that is in the rows, 1 to 10; a node costs more of a slow device than an edge does, rows that
-travel cost all alike. Every measurement is a forked process of its own whose kernels have run before the clock starts;
-seconds are from the arrays of edges to checked parts, memory is the growth of the resident set to its peak.
+DATA is a folder of ``NAME/NAME.npz`` with ``num_nodes``, ``adj_indptr`` and ``adj_indices``: row u lists the targets
+of u. The work model is linear and made up, the same for all systems; it says nothing of real devices. Slowdowns of the
+devices are drawn by a seed that is in the rows, 1 to 10; a node costs more of a slow device than an edge does, rows
+that travel cost all alike. Every measurement is a forked process of its own whose kernels have run before the clock
+starts; seconds are from the arrays of edges to checked parts, memory is the growth of the resident set to its peak.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def split(system: str, graph: Graph, work: LinearWork, num_parts: int, seed: int
 
 
 def cost_weights(work: LinearWork, shares: Iterable[float], graph: Graph) -> np.ndarray:
-    """Alpha + beta times in-degree, the mean of the devices' costs by their shares, each divided by its average node's."""
-    num_nodes, src, dst, train = graph
+    """Alpha + beta times in-degree: the devices' costs, each divided by its average node's, by their shares."""
+    num_nodes, _, dst, train = graph
     weights = np.zeros(num_nodes)
     degrees = np.bincount(dst, minlength=num_nodes)
     for cost, share in zip(work.seconds_of, shares, strict=True):
@@ -305,7 +305,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data-dir", type=Path, help="folder of NAME/NAME.npz")
     parser.add_argument("--graphs", nargs="*", default=list(GRAPHS))
     parser.add_argument(
-        "--scale", type=float, default=0.02, help="products-like beside them, of ogbn-products; 0: none"
+        "--scale", type=float, default=0.01, help="products-like beside them, of ogbn-products; 0: none"
     )
     parser.add_argument("--parts", nargs="+", type=int, default=[2, 4, 8, 16])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
@@ -322,7 +322,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.page.write_text(page(rows), encoding="utf-8")
         return
     if arguments.graphs and arguments.data_dir is None:
-        raise SystemExit("--data-dir is needed for --graphs; `--graphs --scale 0.02` runs without")
+        raise SystemExit("--data-dir is needed for --graphs; `--graphs --scale 0.01` runs without")
     torch.set_num_threads(1)
     has_kaminpar = importlib.util.find_spec("kaminpar") is not None
     systems = [name for name in arguments.systems if has_kaminpar or "KaMinPar" not in name]

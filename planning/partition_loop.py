@@ -52,7 +52,7 @@ _POWERS = (3.0, 10.0, 40.0, 160.0)
 _GIVERS = 0.8
 """Parts give nodes away that take at least so much of the slowest part's time."""
 _MEMORY_WEIGHT = 1e6
-_SWEEPS = 6
+_SWEEPS = 4
 """For each power, at most."""
 _READERS_LIMIT = 2**32
 """Bytes of the table that moves need, N times P times 4; larger graphs go without moves."""
@@ -142,7 +142,7 @@ def partition_to_fit(
     method: LoopMethod = "metis",
     rounds: int = 6,
     seed: int = 0,
-    imbalance: float = 0.01,
+    imbalance: float = 0.02,
     halo_fraction: float = 0.5,
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,

@@ -102,7 +102,7 @@ def test_moves_and_corrections_bring_something() -> None:
     assert {one.name for one in without.rounds} == {"work", "nodes", "even", "targets"}
     assert without.makespan < 0.99 * without.rounds[0].makespan
     assert fitted.makespan < 0.97 * fitted.rounds[0].makespan
-    assert fitted.best.idle_share < 0.03
+    assert fitted.best.idle_share < 0.04
     nothing = partition_to_fit(num_nodes, src, dst, work, limits, rounds=0, moves=False)
     assert [one.name for one in nothing.rounds] == ["work", "nodes", "even"]
 
@@ -112,7 +112,7 @@ def test_equal_devices_get_about_equal_parts() -> None:
     fitted = partition_to_fit(num_nodes, src, dst, devices(1, 1, 1, 1), [NO_LIMIT] * 4)
     check(fitted, devices(1, 1, 1, 1), graph, [NO_LIMIT] * 4)
     assert max(fitted.assignment.node_counts) <= 1.05 * min(fitted.assignment.node_counts)
-    assert fitted.best.idle_share <= 0.01
+    assert fitted.best.idle_share <= 0.02
 
 
 def test_work_follows_speed_where_the_cut_is_small() -> None:
