@@ -63,8 +63,8 @@ class Round:
     """What one way of splitting came to.
 
     Args:
-        name: "work", "nodes", "even" or a name that the caller gave for what was tried at the start; "targets" where
-            the partitioner ran again with corrected targets; "moves" where single nodes moved.
+        name: "work", "nodes", "even", "METIS work", "METIS nodes" or a name that the caller gave: tried at the start;
+            "targets" where the partitioner ran again with corrected targets; "moves" where single nodes moved.
         shares: Targets of the partitioner; for "moves" those of the parts that were moved.
         sizes: Of each part.
         seconds: Predicted, of each part.
@@ -146,6 +146,7 @@ def partition_to_fit(
     halo_fraction: float = 0.5,
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,
+    beside_metis: bool = False,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
 
@@ -169,6 +170,8 @@ def partition_to_fit(
         halo_fraction: Halo rows expected for each node of a part, for the first shares only.
         also: Further shares of the nodes to start from, by name: baselines that the result shall not be worse than.
         moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
+        beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
+            that the result is not worse than those either.
 
     Returns:
         The best split found, with all that was tried. Equal arguments give an equal one, times apart.
@@ -205,6 +208,9 @@ def partition_to_fit(
     if num_parts > 1:
         search.partition("nodes", first_shares, even_N, seed)
         search.partition("even", (1.0,) * num_parts, even_N, seed)
+        if beside_metis and method != "metis":
+            search.partition("METIS work", first_shares, weights_N, seed, "metis")
+            search.partition("METIS nodes", first_shares, even_N, seed, "metis")
         for name, shares in (also or {}).items():
             if len(shares) != num_parts:
                 raise ValueError(f"{name!r} has {len(shares)} shares for {num_parts} devices")
@@ -258,7 +264,9 @@ class _Search:
 
     # What is tried
 
-    def partition(self, name: str, shares: Sequence[float], weights_N: Floats, seed: int) -> Round:
+    def partition(
+        self, name: str, shares: Sequence[float], weights_N: Floats, seed: int, method: LoopMethod | None = None
+    ) -> Round:
         """Let the partitioner split by ``shares`` of the node weights; where it misses them, that is taken as it is."""
         began = time.perf_counter()
         targets = reachable_shares(normalise_shares(shares), self.num_nodes)
@@ -266,7 +274,7 @@ class _Search:
         if self._graph is None:
             self._graph = symmetric_graph(self.num_nodes, self.src, self.dst, None)
         found: list[str] = []
-        part_N, _ = split_graph(self.method, self._graph, balance, seed, found)
+        part_N, _ = split_graph(method or self.method, self._graph, balance, seed, found)
         self.notes += [f"{name}: {note}" for note in found]
         return self._keep(name, targets, part_N, began)
 

@@ -151,6 +151,11 @@ def test_other_partitioners_go_the_same_way(method: LoopMethod) -> None:
     fitted = partition_to_fit(num_nodes, src, dst, work, limits, method=method, rounds=2)
     check(fitted, work, graph, limits)
     assert fitted.makespan <= fitted.rounds[0].makespan
+    beside = partition_to_fit(num_nodes, src, dst, work, limits, method=method, rounds=0, beside_metis=True)
+    metis = partition_to_fit(num_nodes, src, dst, work, limits, rounds=0)
+    assert [one.name for one in beside.rounds[3:5]] == ["METIS work", "METIS nodes"]
+    assert [one.sizes for one in beside.rounds[3:5]] == [one.sizes for one in metis.rounds[:2]]
+    assert beside.makespan <= min(one.makespan for one in metis.rounds[:2])
 
 
 @pytest.mark.parametrize("fraction", [0.55, 0.45, 0.4])
