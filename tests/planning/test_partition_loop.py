@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nugnn.partition.assign import partition_nodes
+from nugnn.planning import partition_loop
 from nugnn.planning.partition_loop import FittedParts, LoopMethod, partition_to_fit
 from nugnn.planning.shares import DoesNotFitError, plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork, PartSizes, WorkModel, count_sizes
@@ -215,6 +216,16 @@ def test_a_model_that_is_not_linear() -> None:
     check(fitted, Steps(), graph, limits)
     assert fitted.makespan < fitted.rounds[0].makespan
     assert fitted.best.idle_share < 0.1
+
+
+def test_a_graph_too_large_for_moves_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_loop, "_READERS_LIMIT", 4 * 900 * 3 - 1)
+    graph = num_nodes, src, dst = uneven_graph(900, 9000, seed=8)
+    work, limits = devices(1, 2, 4), [NO_LIMIT] * 3
+    fitted = partition_to_fit(num_nodes, src, dst, work, limits, rounds=1)
+    check(fitted, work, graph, limits)
+    assert [one.name for one in fitted.rounds] == ["work", "nodes", "even", "targets"]
+    assert any("No single nodes were moved" in note for note in fitted.assignment.notes)
 
 
 def test_small_and_odd_graphs() -> None:
