@@ -21,6 +21,8 @@ from nugnn.planning.work_model import PartSizes, WorkModel
 
 _SAMPLES = 33
 """Of each curve, spaced evenly in the logarithm, besides its corners."""
+_MOST_LINES, _MOST_CHOICES = 16, 4
+"""Of a message that says what is lacking: devices; kinds of devices of which there could be more."""
 _NOTHING = PartSizes(0, 0, 0, 0, 0)
 
 
@@ -190,22 +192,29 @@ def level(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
     Of a linear model and :func:`relaxed_curves` the result is optimal: seconds are then concave in the fraction, so
     either all devices are on the rising side of their curves, or one holds so much that it is best given all it can.
     """
-    plans = [_flooded(curves, limits)]
-    plans += [_all_on(device, curves, limits) for device in range(len(curves))]
+    plans = (_flooded(curves, limits), _all_on_one(curves, limits))
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda plan: plan.makespan) if found else None  # of equal ones the first
 
 
-def _all_on(device: int, curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
-    """The least part for every device but one, if that fits."""
-    shares = np.array([curve.fractions[0] for curve in curves])
-    shares[device] = 0.0
-    shares[device] = 1 - shares.sum()
-    if shares[device] < curves[device].fractions[0]:
+def _all_on_one(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
+    """The least part for every device but one, that one chosen as the best that fits."""
+    first = np.array([curve.fractions[0] for curve in curves])
+    waits = np.array([curve.seconds[0] for curve in curves])
+    fits = np.array([curve.bytes[0] <= limit for curve, limit in zip(curves, limits, strict=True)])
+    best, least = -1, math.inf
+    for device, curve in enumerate(curves):
+        share = 1 - (first.sum() - first[device])
+        held = np.interp(share, curve.fractions, curve.bytes)
+        if share < first[device] or held > limits[device] or not np.delete(fits, device).all():
+            continue
+        slowest = max(float(np.interp(share, curve.fractions, curve.seconds)), *np.delete(waits, device).tolist(), 0.0)
+        if slowest < least:
+            best, least = device, slowest
+    if best < 0:
         return None
-    plan = _plan(shares, curves, [False] * len(curves))
-    fits = all(held <= limit for held, limit in zip(plan.bytes, limits, strict=True))
-    return plan if fits else None
+    first[best] = 1 - (first.sum() - first[best])
+    return _plan(first, curves, [False] * len(curves))
 
 
 def _plan(shares: Floats, curves: Sequence[Curve], full: Sequence[bool]) -> SharePlan:
@@ -298,13 +307,16 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
     assert by_speed is not None, "without limits every graph fits"
     caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
     held = math.fsum(caps)
-    lines = [f"the graph does not fit: the devices together hold {held:.1%} of it."]
+    lines: list[str] = []
     for device, (cap, limit, need) in enumerate(zip(caps, limits, by_speed.bytes, strict=True)):
         if math.isinf(limit):
             continue
         room = f"{in_bytes(limit)} hold {cap:.1%}" if cap else f"{in_bytes(limit)} do not hold a single node"
         wanted = f"its share by speed, {by_speed.shares[device]:.1%}, needs {in_bytes(need)}"
         lines.append(f"Device {device}: {room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}.")
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"And so on for {len(lines) - _MOST_LINES} more."]
+    lines.insert(0, f"the graph does not fit: the devices together hold {held:.1%} of it.")
     more: dict[tuple[str, str], str] = {}
     for device, cap in enumerate(caps):
         if cap > 0 and held < 1:
@@ -312,16 +324,17 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
             key = (in_bytes(limits[device]), f"{cap:.1%}")
             more.setdefault(key, f"{count} more like device {device}")
     if more:
-        lines.append(f"It would fit with {' or '.join(more.values())}, as far as the model tells.")
+        choices = list(more.values())[:_MOST_CHOICES]
+        lines.append(f"It would fit with {' or '.join(choices)}, as far as the model tells.")
     factor = fitting_factor(work, curves, limits)
     if factor is None:
         lines.append("Smaller numbers would not do: what a part takes whatever its size is too much already.")
     else:
-        shown = math.floor(100 * factor) / 100
+        shown = f"{math.floor(100 * factor) / 100:.2f}" if factor >= 0.01 else f"{factor:.1g}"
         half = "numbers of 16 bits for 32 would do" if factor >= 0.5 else "numbers of 16 bits for 32 would not do"
         lines.append(
-            f"It would fit if nodes, edges and rows took {shown:.2f} of their bytes: {half}, or features and layers "
-            f"of about {shown:.2f} of their width, where indices are a small part."
+            f"It would fit if nodes, edges and rows took {shown} of their bytes: {half}, or features and layers "
+            f"of about {shown} of their width, where indices are a small part."
         )
     return "\n".join(lines)
 

@@ -211,3 +211,16 @@ def test_malformed_arguments_are_refused(limits: list[float], halo_fraction: flo
 
 def test_bytes_for_people() -> None:
     assert [in_bytes(x) for x in (12, 2048, 3 * 2**20, 5.5 * GIB)] == ["12 bytes", "2.00 KiB", "3.00 MiB", "5.50 GiB"]
+
+
+def test_a_plan_for_many_devices_and_a_large_graph_takes_no_time_and_says_no_more_than_is_read() -> None:
+    """64 devices and the counts of ogbn-papers100M."""
+    rng = np.random.default_rng(0)
+    costs = tuple(LinearCost(fixed=0.01, inner=1e-7 * f, edges=3e-9 * f, halo=3e-8) for f in 10 ** rng.random(64))
+    work = LinearWork(costs, (LinearCost(fixed=1e9, inner=4000, edges=12, halo=2000),) * 64)
+    whole = PartSizes(111_059_956, 3_231_371_744, 0, 0, 1_207_179)
+    plan = plan_shares(work, whole, [32e9] * 64)
+    assert min(plan.seconds) == pytest.approx(max(plan.seconds))
+    with pytest.raises(DoesNotFitError) as raised:
+        plan_shares(work, whole, [2e9] * 64)
+    assert "And so on for 48 more." in str(raised.value) and len(str(raised.value).splitlines()) == 20
