@@ -9,7 +9,7 @@ median of graphs and numbers of parts, never more, and 0.8 where the halo is lar
 as long to find. KaMinPar in one shot is within 5 % of METIS on the median. Random is twice METIS.
 
 Outcome, by the kept rows: 0.946 on the median of 44 cases, 0.751 at best, 0.997 at worst; 0.88 on the median for 16
-parts. 3 to 4.5 times METIS' seconds on the medians by parts, 11 at most. KaMinPar 0.996 of METIS, 0.94 to 1.10.
+parts. 2.5 to 5 times METIS' seconds on the medians by parts, 9 at most. KaMinPar 0.996 of METIS, 0.94 to 1.10.
 Random is 1.17 times METIS, since nodes and edges cost more here than rows that travel; with 16 parts 1.7 times.
 
 DATA is a folder of ``NAME/NAME.npz`` with ``num_nodes``, ``adj_indptr`` and ``adj_indices``: row u lists the targets
