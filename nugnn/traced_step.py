@@ -1,0 +1,331 @@
+"""A training step of a model, recorded at small sizes on one device, as a trace that holds for any.
+
+The step is the trainer's own, on a part of a random graph or on random samples whose numbers mean nothing; other
+devices are not there, and what they would send is zeros. It is the second step: the optimizer has its state by then,
+and what is aggregated from the features once is known.
+
+    trace = trace_graph_step(model, in_features=100, num_classes=47)
+    trace.at(PartSizes(inner=1_224_515, halo=300_000, edges=62_000_000, train=98_000, sent=250_000)).peak_bytes()
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nugnn
+from nugnn.comm.lone_ranks import LoneRanks
+from nugnn.family import Family
+from nugnn.graph_family import GraphFamily
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.partition.shard import Shard
+from nugnn.planning.recorder import Recorder
+from nugnn.planning.told_sizes import told
+from nugnn.planning.trace import StepTrace
+from nugnn.planning.trace_records import Category, PartSizes
+from nugnn.sample_family import SampleFamily
+from nugnn.shard_graph import ShardGraph
+from nugnn.trainer import Trainer
+
+GRAPH_SIZES = (
+    PartSizes(inner=211, halo=83, edges=1013, train=97, sent=59),
+    PartSizes(inner=251, halo=127, edges=1213, train=113, sent=73),
+)
+"""Where a graph's step is recorded: no two of N, H, L, E, T and S grow alike from the first to the second."""
+SAMPLE_SIZES = (PartSizes(batch=7), PartSizes(batch=11))
+_OF_TRAINER = frozenset(inspect.signature(Trainer).parameters) - {"family"}
+
+
+def trace_graph_step(
+    model: nn.Module,
+    *,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    **options: Any,
+) -> StepTrace:
+    """The step of a part of a graph.
+
+    Args:
+        model: As for `nugnn.fit`; a copy of it is trained.
+        in_features: Width of the features; None for a model that takes none.
+        num_classes: Of the labels.
+        multilabel: Whether a label is a row of zeros and ones.
+        ranks: Devices that share the graph; 1 for a whole graph, without halo.
+        device: To record on: on a GPU other operators run than on a CPU.
+        **options: Of `nugnn.graph_family.GraphFamily` and `nugnn.trainer.Trainer`.
+
+    Raises:
+        TraceError: Which operators run depends on the sizes or the graph.
+    """
+    how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
+    how |= {"ranks": ranks, "device": device}
+    first, second = (_without_halo(sizes) if ranks == 1 else sizes for sizes in GRAPH_SIZES)
+    recorded = [record_graph_step(model, sizes, **how, **options) for sizes in (first, second)]
+    return told(recorded[0], first, recorded[1], second)
+
+
+def trace_sample_step(
+    model: nn.Module, sample: Sequence[Tensor], *, num_classes: int, ranks: int = 1, device: str = "cpu", **options: Any
+) -> StepTrace:
+    """The step of a batch of samples.
+
+    Args:
+        model: As for `nugnn.fit`; a copy of it is trained.
+        sample: What the model is called with for one sample, without the axis of samples: tensors whose shapes and
+            types count. Whole numbers stay below the largest of them.
+        num_classes: Of the labels.
+        ranks: Devices that share a batch.
+        device: To record on.
+        **options: Of `nugnn.sample_family.SampleFamily` and `nugnn.trainer.Trainer`.
+
+    Raises:
+        TraceError: Which operators run depends on the number of samples.
+    """
+    how: dict[str, Any] = {"num_classes": num_classes, "ranks": ranks, "device": device}
+    first, second = SAMPLE_SIZES
+    recorded = [record_sample_step(model, sample, sizes, **how, **options) for sizes in (first, second)]
+    return told(recorded[0], first, recorded[1], second)
+
+
+def record_graph_step(
+    model: nn.Module,
+    sizes: PartSizes,
+    *,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    **options: Any,
+) -> StepTrace:
+    """The step at these sizes, with numbers for dimensions; arguments as for `trace_graph_step`."""
+    trainer = graph_trainer(
+        model, sizes, in_features=in_features, num_classes=num_classes, multilabel=multilabel, ranks=ranks,
+        device=device, **options,
+    )  # fmt: skip
+    family = trainer.family
+    assert isinstance(family, GraphFamily)
+    data = {name: x for name, x in family.graph.ndata.items() if isinstance(x, Tensor)}
+    structure = family.graph.index.structure
+    data |= {"indptr": structure.indptr, "indices": structure.indices}
+    return _recorded(trainer, family.net.interceptor, data, "graph")
+
+
+def record_sample_step(
+    model: nn.Module,
+    sample: Sequence[Tensor],
+    sizes: PartSizes,
+    *,
+    num_classes: int,
+    ranks: int = 1,
+    device: str = "cpu",
+    **options: Any,
+) -> StepTrace:
+    """The step at these sizes, with numbers for dimensions; arguments as for `trace_sample_step`."""
+    trainer = sample_trainer(model, sample, sizes, num_classes=num_classes, ranks=ranks, device=device, **options)
+    family = trainer.family
+    assert isinstance(family, SampleFamily)
+    return _recorded(trainer, family.interceptor, {}, "samples")
+
+
+def graph_trainer(
+    model: nn.Module,
+    sizes: PartSizes,
+    *,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    **options: Any,
+) -> Trainer:
+    """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
+    nugnn.seam.install()
+    alone = LoneRanks.of(ranks, torch.device(device))
+    shard = _random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    rows = {"train": shard.train_rows.to(device)}
+    graph = ShardGraph(shard, alone)
+    family = GraphFamily(copy.deepcopy(model).to(device), graph, rows, **_without(options, _OF_TRAINER))
+    return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
+
+
+def sample_trainer(
+    model: nn.Module,
+    sample: Sequence[Tensor],
+    sizes: PartSizes,
+    *,
+    num_classes: int,
+    ranks: int = 1,
+    device: str = "cpu",
+    **options: Any,
+) -> Trainer:
+    """What trains a copy of ``model`` on random samples like ``sample``; as for `trace_sample_step`."""
+    alone = LoneRanks.of(ranks, torch.device(device))
+    count = 4 * sizes.batch * ranks
+    draw = torch.Generator().manual_seed(0)
+    columns = [_like(x, count, draw) for x in sample]
+    data = _Samples(columns, torch.randint(num_classes, (count,), generator=draw))
+    family = SampleFamily(
+        copy.deepcopy(model).to(device), data, alone, sizes=[sizes.batch] * ranks, **_without(options, _OF_TRAINER)
+    )
+    return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
+
+
+def run_steps(trainer: Trainer, count: int) -> list[Tensor]:
+    """``count`` optimizer steps from the first on; this rank's shares of their losses."""
+    family, losses = trainer.family, []
+    trainer.model.train()
+    while len(losses) < count:
+        for works in family.steps(0):
+            losses.append(trainer.step(works))
+            if len(losses) == count:
+                break
+    return losses
+
+
+def _recorded(trainer: Trainer, interceptor: Interceptor, data: Mapping[str, Tensor], family: Any) -> StepTrace:
+    record = Recording(trainer, interceptor, data)
+    record.run()
+    return record.trace(family)
+
+
+@dataclass(eq=False)
+class Recording:
+    """The second step of a trainer that has made none.
+
+    Args:
+        trainer: From `graph_trainer` or `sample_trainer`.
+        interceptor: Of its family.
+        data: Tensors of the family, by name.
+    """
+
+    trainer: Trainer
+    interceptor: Interceptor
+    data: Mapping[str, Tensor]
+
+    def run(self) -> list[Tensor]:
+        """The losses of both steps."""
+        trainer, losses = self.trainer, []
+        trainer.model.train()
+        self.recorder = Recorder(trainer.model, trainer.optimizer)
+        while len(losses) < 2:
+            for works in trainer.family.steps(0):
+                if not losses:
+                    losses.append(trainer.step(works))
+                    continue
+                known = _known(trainer, self.data, works)
+                with self.recorder.recording(self.interceptor, known):
+                    losses.append(trainer.step(works))
+                self.storages = self.recorder.storages()
+                break
+        return losses
+
+    def trace(self, family: Any) -> StepTrace:
+        """What was recorded."""
+        ranks = self.trainer.family.ranks
+        return StepTrace(
+            family=family,
+            ranks=ranks.world_size,
+            device=ranks.device.type,
+            operators=tuple(self.recorder.operators),
+            storages=self.storages,
+            versions={"torch": torch.__version__, "nugnn": nugnn.__version__},
+        )
+
+
+def _known(trainer: Trainer, data: Mapping[str, Tensor], works: Sequence[Any]) -> dict[Category, dict[str, Tensor]]:
+    model, family = trainer.model, trainer.family
+    state = {
+        f"{number}.{name}": x
+        for number, own in enumerate(trainer.optimizer.state.values())
+        for name, x in own.items()
+        if isinstance(x, Tensor)
+    }
+    batch = {f"batch {i}": x for work in works for i, x in enumerate(family.tensors_of(work))}
+    return {
+        "parameter": dict(model.named_parameters()),
+        "buffer": dict(model.named_buffers()),
+        "gradient": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+        "optimizer": state,
+        "input": {**data, **batch},
+    }
+
+
+def _without_halo(sizes: PartSizes) -> PartSizes:
+    return PartSizes(inner=sizes.inner, edges=sizes.edges, train=sizes.train)
+
+
+def _only(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in names}
+
+
+def _without(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in names}
+
+
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Columns of ``x`` and the labels, as a map-style data set."""
+
+    columns: Sequence[Tensor]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: int) -> tuple[Any, Tensor]:
+        x = tuple(column[number] for column in self.columns)
+        return (x[0] if len(x) == 1 else x), self.labels[number]
+
+
+def _like(x: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    shape = (count, *x.shape)
+    if x.is_floating_point():
+        return torch.randn(shape, generator=draw).to(x.dtype)
+    return torch.randint(0, int(x.max()) + 1 if x.numel() else 1, shape, generator=draw).to(x.dtype)
+
+
+def _random_part(
+    sizes: PartSizes, in_features: int | None, num_classes: int, *, multilabel: bool, num_parts: int
+) -> Shard:
+    """Part 0: every node has an in-edge, every halo row an edge."""
+    draw = torch.Generator().manual_seed(0)
+    inner, halo, edges = sizes.inner, sizes.halo, sizes.edges
+    if edges < max(inner, halo) or sizes.train > inner or sizes.sent > inner * max(num_parts - 1, 1):
+        raise ValueError(f"there is no such part: {sizes}")
+    dst = torch.cat([torch.arange(inner), torch.randint(inner, (edges - inner,), generator=draw)])
+    src = torch.randint(sizes.local, (edges,), generator=draw)
+    src[torch.randperm(edges, generator=draw)[:halo]] = torch.arange(inner, inner + halo)
+    order = torch.argsort(dst, stable=True)
+    indptr = torch.zeros(inner + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(dst, minlength=inner), 0, out=indptr[1:])
+    others = [0] * (num_parts - 1)
+    if num_parts > 1:
+        others[0] = 1
+    sent = torch.randperm(inner, generator=draw)[: sizes.sent].sort().values
+    shape = (inner, num_classes) if multilabel else (inner,)
+    labels = torch.randint(2 if multilabel else num_classes, shape, generator=draw)
+    node_data = {"label": labels}
+    if in_features is not None:
+        node_data["feat"] = torch.randn(inner, in_features, generator=draw)
+    train = torch.randperm(inner, generator=draw)[: sizes.train].sort().values
+    none = torch.empty(0, dtype=torch.int64)
+    return Shard(
+        rank=0, num_parts=num_parts, num_nodes_global=inner + halo, num_edges_global=edges,
+        global_node_ids=torch.arange(inner), global_edge_ids=torch.arange(edges), edge_starts=indptr[:-1].clone(),
+        indptr=indptr, indices=src[order].to(torch.int32), halo_global_ids=torch.arange(inner, inner + halo),
+        recv_splits=(0, *(halo * here for here in others)), send_rows=sent,
+        send_splits=(0, *(sizes.sent * here for here in others)),
+        out_degrees=torch.bincount(src, minlength=sizes.local)[:inner].clamp(min=1), node_data=node_data, edge_data={},
+        train_rows=train, val_rows=none, test_rows=none, num_train_global=sizes.train, num_val_global=0,
+        num_test_global=0, num_classes=num_classes, multilabel=multilabel, metric="accuracy", name="a random part",
+    )  # fmt: skip
