@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import nugnn
 from nugnn.comm.lone_ranks import LoneRanks
-from nugnn.family import Family
 from nugnn.graph_family import GraphFamily
-from nugnn.kernels.interceptor import Interceptor
 from nugnn.partition.shard import Shard
 from nugnn.planning.recorder import Recorder
 from nugnn.planning.told_sizes import told
-from nugnn.planning.trace import StepTrace
-from nugnn.planning.trace_records import Category, PartSizes
+from nugnn.planning.trace import SCHEMA, StepTrace
+from nugnn.planning.trace_records import Category, OperatorRecord, PartSizes, TraceError
 from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
@@ -112,12 +112,7 @@ def record_graph_step(
         model, sizes, in_features=in_features, num_classes=num_classes, multilabel=multilabel, ranks=ranks,
         device=device, **options,
     )  # fmt: skip
-    family = trainer.family
-    assert isinstance(family, GraphFamily)
-    data = {name: x for name, x in family.graph.ndata.items() if isinstance(x, Tensor)}
-    structure = family.graph.index.structure
-    data |= {"indptr": structure.indptr, "indices": structure.indices}
-    return _recorded(trainer, family.net.interceptor, data, "graph")
+    return record_step(trainer).trace
 
 
 def record_sample_step(
@@ -132,9 +127,7 @@ def record_sample_step(
 ) -> StepTrace:
     """The step at these sizes, with numbers for dimensions; arguments as for `trace_sample_step`."""
     trainer = sample_trainer(model, sample, sizes, num_classes=num_classes, ranks=ranks, device=device, **options)
-    family = trainer.family
-    assert isinstance(family, SampleFamily)
-    return _recorded(trainer, family.interceptor, {}, "samples")
+    return record_step(trainer).trace
 
 
 def graph_trainer(
@@ -181,68 +174,73 @@ def sample_trainer(
 
 
 def run_steps(trainer: Trainer, count: int) -> list[Tensor]:
-    """``count`` optimizer steps from the first on; this rank's shares of their losses."""
-    family, losses = trainer.family, []
+    """``count`` optimizer steps, unrecorded; this rank's shares of their losses."""
     trainer.model.train()
-    while len(losses) < count:
-        for works in family.steps(0):
-            losses.append(trainer.step(works))
-            if len(losses) == count:
-                break
-    return losses
+    return [trainer.step(works) for works in itertools.islice(_steps(trainer), count)]
 
 
-def _recorded(trainer: Trainer, interceptor: Interceptor, data: Mapping[str, Tensor], family: Any) -> StepTrace:
-    record = Recording(trainer, interceptor, data)
-    record.run()
-    return record.trace(family)
+class Recorded(NamedTuple):
+    """The trace of a trainer's second step, and the losses of the three that it made."""
+
+    trace: StepTrace
+    losses: list[Tensor]
 
 
-@dataclass(eq=False)
-class Recording:
-    """The second step of a trainer that has made none.
+def record_step(trainer: Trainer) -> Recorded:
+    """Three steps of a trainer that has made none: one before, one that is recorded, one that tells what is saved.
 
     Args:
-        trainer: From `graph_trainer` or `sample_trainer`.
-        interceptor: Of its family.
-        data: Tensors of the family, by name.
+        trainer: Of either family; from `graph_trainer` or `sample_trainer`, or one that has its peers.
+
+    Raises:
+        TraceError: The third step is not the same operators as the second.
     """
-
-    trainer: Trainer
-    interceptor: Interceptor
-    data: Mapping[str, Tensor]
-
-    def run(self) -> list[Tensor]:
-        """The losses of both steps."""
-        trainer, losses = self.trainer, []
-        trainer.model.train()
-        self.recorder = Recorder(trainer.model, trainer.optimizer)
-        while len(losses) < 2:
-            for works in trainer.family.steps(0):
-                if not losses:
-                    losses.append(trainer.step(works))
-                    continue
-                known = _known(trainer, self.data, works)
-                with self.recorder.recording(self.interceptor, known):
-                    losses.append(trainer.step(works))
-                self.storages = self.recorder.storages()
-                break
-        return losses
-
-    def trace(self, family: Any) -> StepTrace:
-        """What was recorded."""
-        ranks = self.trainer.family.ranks
-        return StepTrace(
-            family=family,
-            ranks=ranks.world_size,
-            device=ranks.device.type,
-            operators=tuple(self.recorder.operators),
-            storages=self.storages,
-            versions={"torch": torch.__version__, "nugnn": nugnn.__version__},
-        )
+    family = trainer.family
+    assert isinstance(family, (GraphFamily, SampleFamily))
+    interceptor = family.net.interceptor if isinstance(family, GraphFamily) else family.interceptor
+    steps = _steps(trainer)
+    trainer.model.train()
+    losses, found = [trainer.step(next(steps))], []
+    for marks_saved in (False, True):
+        recorder = Recorder(trainer.model, trainer.optimizer, marks_saved=marks_saved)
+        works = next(steps)
+        with recorder.recording(interceptor, _known(trainer, works)):
+            losses.append(trainer.step(works))
+        found.append((recorder.operators, recorder.storages()))
+    (operators, storages), (again, marked) = found
+    _check_same_step(operators, again, len(storages), len(marked))
+    saved = [s.model_copy(update={"is_saved": twin.is_saved}) for s, twin in zip(storages, marked, strict=True)]
+    trace = StepTrace(
+        schema=SCHEMA,
+        family="graph" if isinstance(family, GraphFamily) else "samples",
+        ranks=family.ranks.world_size,
+        device=family.ranks.device.type,
+        operators=tuple(operators),
+        storages=tuple(saved),
+        versions={"torch": torch.__version__, "nugnn": nugnn.__version__},
+    )
+    return Recorded(trace, losses)
 
 
-def _known(trainer: Trainer, data: Mapping[str, Tensor], works: Sequence[Any]) -> dict[Category, dict[str, Tensor]]:
+def _check_same_step(
+    operators: Sequence[OperatorRecord], again: Sequence[OperatorRecord], num_storages: int, num_again: int
+) -> None:
+    """Raises TraceError; hooks on saved tensors make views of them, which do not count."""
+    one, other = ([o for o in each if o.kind != "metadata"] for each in (operators, again))
+    for a, b in itertools.zip_longest(one, other):
+        if a is None or b is None or (a.name, a.op, a.sizes) != (b.name, b.op, b.sizes):
+            said = " and ".join("nothing" if o is None else f"{o.name} ({o.op})" for o in (a, b))
+            raise TraceError(f"two steps, one after the other, are not the same operators: {said} in the same place")
+    if num_storages != num_again:
+        raise TraceError(f"two steps, one after the other, touch {num_storages} and {num_again} storages")
+
+
+def _steps(trainer: Trainer) -> Iterator[Sequence[Any]]:
+    while True:
+        yield from trainer.family.steps(0)
+
+
+def _known(trainer: Trainer, works: Sequence[Any]) -> dict[Category, dict[str, Tensor]]:
     model, family = trainer.model, trainer.family
     state = {
         f"{number}.{name}": x
@@ -250,13 +248,17 @@ def _known(trainer: Trainer, data: Mapping[str, Tensor], works: Sequence[Any]) -
         for name, x in own.items()
         if isinstance(x, Tensor)
     }
-    batch = {f"batch {i}": x for work in works for i, x in enumerate(family.tensors_of(work))}
+    data = {f"batch {i}": x for work in works for i, x in enumerate(family.tensors_of(work))}
+    if isinstance(family, GraphFamily):
+        structure = family.graph.index.structure
+        data |= {name: x for name, x in family.graph.ndata.items() if isinstance(x, Tensor)}
+        data |= {"indptr": structure.indptr, "indices": structure.indices}
     return {
         "parameter": dict(model.named_parameters()),
         "buffer": dict(model.named_buffers()),
         "gradient": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
         "optimizer": state,
-        "input": {**data, **batch},
+        "input": data,
     }
 
 
@@ -273,7 +275,7 @@ def _without(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any
 
 
 @dataclass(frozen=True, eq=False)
-class _Samples:
+class _Samples(Dataset[Any]):
     """Columns of ``x`` and the labels, as a map-style data set."""
 
     columns: Sequence[Tensor]

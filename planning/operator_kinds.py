@@ -15,38 +15,53 @@ from torch import Tensor
 from nugnn.planning.trace_records import Kind
 
 _WORDS = {
-    "metadata": """view _unsafe_view _reshape_alias alias detach t transpose permute expand as_strided unsqueeze squeeze
-        slice select narrow split split_with_sizes unbind chunk diagonal lift_fresh empty empty_like empty_strided
-        new_empty new_empty_strided unfold movedim real view_as_real set_ resize_ _local_scalar_dense is_same_size
-        record_stream empty_permuted _record_function_enter_new _record_function_exit""",
-    "rows": """index_select index gather take embedding embedding_dense_backward index_add index_add_ index_put
-        index_put_ _index_put_impl_ index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce
+    "metadata": """
+        promote_types view _unsafe_view _reshape_alias alias detach t transpose permute expand as_strided unsqueeze
+        squeeze slice select narrow split split_with_sizes unbind chunk diagonal lift_fresh empty empty_like
+        empty_strided new_empty new_empty_strided unfold movedim real view_as_real set_ resize_ _local_scalar_dense
+        is_same_size record_stream empty_permuted _record_function_enter_new _record_function_exit
+    """,
+    "rows": """
+        index_select index gather take embedding embedding_dense_backward index_add index_add_ index_put index_put_
+        _index_put_impl_ index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce
         scatter_reduce_ take_along_dim masked_select masked_scatter repeat_interleave index_fill_ index_fill nonzero
-        _unsafe_index _unsafe_index_put index_select_backward""",
-    "normalisation": """native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward
+        _unsafe_index _unsafe_index_put index_select_backward
+    """,
+    "normalisation": """
+        native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward
         _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update batch_norm_backward
         cudnn_batch_norm cudnn_batch_norm_backward native_group_norm native_group_norm_backward _softmax
         _softmax_backward_data _log_softmax _log_softmax_backward_data batch_norm_stats batch_norm_elemt
         batch_norm_backward_reduce batch_norm_backward_elemt batch_norm_gather_stats_with_counts _fused_rms_norm
-        _fused_rms_norm_backward""",
-    "loss": """nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward
+        _fused_rms_norm_backward
+    """,
+    "loss": """
+        nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward
         binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits smooth_l1_loss
-        smooth_l1_loss_backward huber_loss huber_loss_backward""",
-    "copy": """copy_ clone _to_copy cat stack constant_pad_nd fill_ fill zero_ zeros zeros_like ones ones_like full full_like
-        new_zeros new_ones new_full arange repeat flip roll slice_backward select_backward slice_scatter select_scatter
-        unfold_backward expand_copy scalar_tensor tril triu contiguous _pin_memory""",
-    "reduction": """sum mean amax amin max min argmax argmin any all prod var std var_mean std_mean norm linalg_vector_norm
+        smooth_l1_loss_backward huber_loss huber_loss_backward
+    """,
+    "copy": """
+        copy_ clone _to_copy cat stack constant_pad_nd fill_ fill zero_ zeros zeros_like ones ones_like full full_like
+        new_zeros new_ones new_full arange repeat flip roll slice_backward select_backward slice_scatter
+        select_scatter unfold_backward expand_copy scalar_tensor tril triu contiguous _pin_memory
+    """,
+    "reduction": """
+        sum mean amax amin max min argmax argmin any all prod var std var_mean std_mean norm linalg_vector_norm
         logsumexp cumsum topk sort bincount count_nonzero aminmax equal max_pool2d_with_indices
         max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
         _adaptive_avg_pool2d_backward avg_pool1d max_pool1d upsample_nearest2d upsample_nearest2d_backward
-        upsample_bilinear2d upsample_bilinear2d_backward""",
-    "elementwise": """native_dropout native_dropout_backward threshold_backward gelu_backward bernoulli bernoulli_
-        leaky_relu_backward elu_backward tanh_backward sigmoid_backward where masked_fill masked_fill_ lerp addcmul addcdiv
-        _foreach_add_ _foreach_mul_ rand rand_like randn randn_like uniform_ normal_ randint random_ glu glu_backward
-        silu_backward softplus_backward hardtanh_backward prelu _prelu_kernel _prelu_kernel_backward
-        _amp_foreach_non_finite_check_and_unscale_""",
+        upsample_bilinear2d upsample_bilinear2d_backward
+    """,
+    "elementwise": """
+        native_dropout native_dropout_backward threshold_backward gelu_backward bernoulli bernoulli_
+        leaky_relu_backward elu_backward tanh_backward sigmoid_backward where masked_fill masked_fill_ lerp addcmul
+        addcdiv _foreach_add_ _foreach_mul_ rand rand_like randn randn_like uniform_ normal_ randint random_ glu
+        glu_backward silu_backward softplus_backward hardtanh_backward prelu _prelu_kernel _prelu_kernel_backward
+        _amp_foreach_non_finite_check_and_unscale_
+    """,
 }
 _KIND_OF: dict[str, Kind] = {word: kind for kind, words in _WORDS.items() for word in words.split()}  # type: ignore[misc]
+_ADD_ROWS = frozenset("index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_".split())
 _PRODUCTS = {"mm": 0, "addmm": 1, "addmm_": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "_int_mm": 0}
 """Where the first factor stands."""
 
@@ -81,7 +96,15 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return Described("product", sizes, {"op": "convolution", "direction": "backward"})
     if "scaled_dot_product" in name:
         return _attention(name, args)
-    if name in ("index_add", "index_add_", "index_put", "index_put_", "_index_put_impl_", "scatter_add", "scatter_add_"):
+    if name in (
+        "index_add",
+        "index_add_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+        "scatter_add",
+        "scatter_add_",
+    ):
         values = next(x for x in reversed(args) if isinstance(x, Tensor))
         return Described("rows", {"picked_bytes": _bytes(values)}, {"op": "add"})
     if name == "embedding_dense_backward":
@@ -160,7 +183,9 @@ def describe_own(name: str, args: Sequence[Any]) -> Described:
     return Described(_OWN.get(name, "other"), {}, {})
 
 
-def describe_on_graph(kind: str, structure: Any, inputs: Sequence[Any], attrs: dict[str, Any], out: Tensor) -> Described:
+def describe_on_graph(
+    kind: str, structure: Any, inputs: Sequence[Any], attrs: dict[str, Any], out: Tensor
+) -> Described:
     """Of an operator on a graph, as the interceptor calls it."""
     rows, sources, edges = structure.num_dst, structure.num_src, structure.num_edges
     words = {key: value for key, value in attrs.items() if key in ("op", "reduce", "lhs_target", "rhs_target")}

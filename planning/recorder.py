@@ -74,14 +74,16 @@ class Recorder(TorchDispatchMode):
     Args:
         model: Its module paths name the operators that the interceptor has no name for.
         optimizer: Its step is one operator.
+        marks_saved: Note which memory autograd keeps for backward. Some of it then lives longer than it would: torch
+            hands hooks the tensors themselves, in whose place it keeps others.
 
     Attributes:
         operators: So far.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, marks_saved: bool = False) -> None:
         super().__init__()
-        self._optimizer = optimizer
+        self._optimizer, self._marks_saved = optimizer, marks_saved
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         self.operators: list[OperatorRecord] = []
@@ -89,6 +91,8 @@ class Recorder(TorchDispatchMode):
         self._known: dict[int, _Memory] = {}
         self._finalizers: list[Any] = []
         self._writer: dict[int, int] = {}
+        self._node_of: list[int] = []
+        self._added_to: tuple[_Memory, int] | None = None
         self._path_stack: list[str] = []
         self._names: list[str] = []
         self._name_of_node: dict[int, str] = {}
@@ -110,7 +114,7 @@ class Recorder(TorchDispatchMode):
             for name, x in tensors.items():
                 for part in _parts(x):
                     self._memory_of(part, category, name)
-        gc.collect()
+        gc.collect(1)  # what the steps before have left
         was_collecting = gc.isenabled()
         gc.disable()  # memory goes when its last reference goes, and not at some later operator
         try:
@@ -120,7 +124,8 @@ class Recorder(TorchDispatchMode):
                 stack.enter_context(interceptor.watched(_Naming(self), _OnGraphs(self)))
                 stack.enter_context(watched_by(self))
                 stack.enter_context(_dgl_kernels(self))
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, _itself))
+                if self._marks_saved:
+                    stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, _itself))
                 stack.enter_context(self)
                 yield
         finally:
@@ -193,6 +198,8 @@ class Recorder(TorchDispatchMode):
                 self._inside.alive.pop(id(memory), None)
             return
         memory.freed_by = len(self.operators) - (self._inside is None)  # during the operator that runs now, or before
+        if self._added_to == (memory, memory.freed_by):
+            memory.freed_by -= 1  # autograd adds to it in place where no mode is on
 
     def _save(self, x: Tensor) -> Tensor:
         for part in _parts(x):
@@ -204,6 +211,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._inside is not None:
+            for x in _tensors((args, kwargs)):  # what was there before, seen for the first time
+                self._memory_of(x)
             out = func(*args, **kwargs)
             for x in _tensors(out):
                 self._memory_of(x, "activation")
@@ -218,10 +227,20 @@ class Recorder(TorchDispatchMode):
             for argument, x in zip(func._schema.arguments, args, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
+        if name == "aten.add" and self._is_sum_of_gradients(given):
+            described = Described("elementwise", {}, {"op": "sum of gradients"})
+            self._added_to = self._memory_of(given[0]), len(self.operators)
         record = self._note(name, described, inputs, readers, [*_tensors(out), *_tensors(changed)])
         if not _in_backward():
             self._name_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, record.name)  # type: ignore[attr-defined]
         return out
+
+    def _is_sum_of_gradients(self, given: Sequence[Tensor]) -> bool:
+        """Whether it is autograd that adds: to what another operator's backward has made."""
+        if not _in_backward() or self._path_stack or len(given) != 2 or given[0].shape != given[1].shape:
+            return False
+        writer = self._writer.get(self._memory_of(given[0]).number)
+        return writer is not None and self._node_of[writer] not in (-1, _node_in_backward())
 
     # -- operators of our own ------------------------------------------------------------------------------------------
 
@@ -346,16 +365,17 @@ class Recorder(TorchDispatchMode):
         outputs = []
         for x in (part for result in results for part in _parts(result)):
             memory = self._memory_of(x, "activation")
-            record = self._tensor(x, memory)
-            if record not in outputs:
-                outputs.append(record)
+            output = self._tensor(x, memory)
+            if output not in outputs:
+                outputs.append(output)
             if described.kind != "metadata" or memory.made_by == number:
                 self._writer[memory.number] = number
         record = OperatorRecord(
             name=self._name(op), op=op, kind=described.kind, phase=self._phase(), inputs=inputs, outputs=tuple(outputs),
-            sizes=described.sizes, attrs=described.attrs, depends_on=depends_on, workspace=workspace,
+            sizes=dict(described.sizes), attrs=described.attrs, depends_on=depends_on, workspace=workspace,
         )  # fmt: skip
         self.operators.append(record)
+        self._node_of.append(_node_in_backward())
         return record
 
     def _phase(self) -> Phase:
@@ -379,7 +399,7 @@ class Recorder(TorchDispatchMode):
         if node is None:
             return op
         if node.name().endswith("AccumulateGrad"):
-            return f"{self._parameters.get(id(node.variable), 'leaf')}/gradient"
+            return f"{self._parameters.get(id(getattr(node, 'variable', None)), 'leaf')}/gradient"
         return self._name_of_node.get(node._sequence_nr(), node.name())
 
 
@@ -462,3 +482,9 @@ def _last_node() -> int:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
+
+
+def _node_in_backward() -> int:
+    """Number of the node whose backward runs; -1 for none."""
+    node = torch._C._current_autograd_node() if _in_backward() else None
+    return -1 if node is None else node._sequence_nr()

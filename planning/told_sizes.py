@@ -86,9 +86,11 @@ def _check_same(first: StepTrace, second: StepTrace) -> None:
         )
     for number, (a, b) in enumerate(zip(first.storages, second.storages, strict=False)):
         if a.model_copy(update={"values": 0}) != b.model_copy(update={"values": 0}):
-            raise TraceError(f"memory lives differently at two sizes: storage {number} is {a} at one, {b} at the other")
+            raise TraceError(f"memory lives differently at two sizes: storage {number} is {a} and {b}")
     if len(first.storages) != len(second.storages):
-        raise TraceError(f"the step touches {len(first.storages)} storages at one size, {len(second.storages)} at another")
+        raise TraceError(
+            f"the step touches {len(first.storages)} storages at one size, {len(second.storages)} at another"
+        )
 
 
 def _difference(one: OperatorRecord, other: OperatorRecord) -> str | None:

@@ -58,7 +58,7 @@ class StepTrace(Strict):
     device: str
     operators: tuple[OperatorRecord, ...]
     storages: tuple[Storage, ...]
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -85,13 +85,13 @@ class StepTrace(Strict):
     def untold(self) -> list[str]:
         """Where dimensions stand of which it is not known what they count; empty for most models."""
         found = []
-        for number, record in enumerate((*self.operators, *self.storages)):
-            for what, dim in dims_of(record):
+        places: list[tuple[str, OperatorRecord | Storage]] = []
+        places += [(f"operator {i} ({record.name}, {record.op})", record) for i, record in enumerate(self.operators)]
+        places += [(f"storage {i} {storage.name}", storage) for i, storage in enumerate(self.storages)]
+        for place, each in places:
+            for what, dim in dims_of(each):
                 if isinstance(dim, str) and dim.startswith("?"):
-                    is_storage = isinstance(record, Storage)
-                    place = f"storage {number - len(self.operators)}" if is_storage else f"operator {number}"
-                    op = "" if isinstance(record, Storage) else f", {record.op}"
-                    found.append(f"{place} ({record.name}{op}), {what}: {dim[1:]}")
+                    found.append(f"{place}, {what}: {dim[1:]}")
         return found
 
     # -- what it takes -------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class StepTrace(Strict):
             _add(held, made.get(number, ()), 1)
             inside = before + sum(tensor_bytes(x) for x in record.workspace)
             extra = max(inside - sum(held.values()), 0)
-            yield sum(held.values()) + extra, {**held, "workspace": extra}
+            yield sum(held.values()) + extra, {**{str(key): held[key] for key in held}, "workspace": extra}
             _add(held, freed.get(number, ()), -1)
 
     def to_json(self) -> str:

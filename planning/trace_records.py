@@ -174,8 +174,6 @@ def map_dims(record: OperatorRecord, change: Callable[[Dim], Dim]) -> OperatorRe
     changed: dict[str, Any] = {}
     for where in ("inputs", "outputs", "workspace"):
         tensors: tuple[TensorRecord, ...] = getattr(record, where)
-        changed[where] = tuple(
-            x.model_copy(update={"shape": tuple([change(dim) for dim in x.shape])}) for x in tensors
-        )
+        changed[where] = tuple(x.model_copy(update={"shape": tuple([change(dim) for dim in x.shape])}) for x in tensors)
     changed["sizes"] = {key: change(dim) for key, dim in record.sizes.items()}
     return record.model_copy(update=changed)
