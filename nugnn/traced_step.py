@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ _OF_TRAINER = frozenset(inspect.signature(Trainer).parameters) - {"family"}
 
 
 def trace_graph_step(
-    model: nn.Module,
+    model: nn.Module | Callable[[int], nn.Module],
     *,
     in_features: int | None,
     num_classes: int,
@@ -55,7 +55,7 @@ def trace_graph_step(
     """The step of a part of a graph.
 
     Args:
-        model: As for `nugnn.fit`; a copy of it is trained.
+        model: As for `nugnn.fit`; a copy of it is trained. Or what makes one for a graph of so many nodes.
         in_features: Width of the features; None for a model that takes none.
         num_classes: Of the labels.
         multilabel: Whether a label is a row of zeros and ones.
@@ -97,7 +97,7 @@ def trace_sample_step(
 
 
 def record_graph_step(
-    model: nn.Module,
+    model: nn.Module | Callable[[int], nn.Module],
     sizes: PartSizes,
     *,
     in_features: int | None,
@@ -131,7 +131,7 @@ def record_sample_step(
 
 
 def graph_trainer(
-    model: nn.Module,
+    model: nn.Module | Callable[[int], nn.Module],
     sizes: PartSizes,
     *,
     in_features: int | None,
@@ -146,8 +146,10 @@ def graph_trainer(
     alone = LoneRanks.of(ranks, torch.device(device))
     shard = _random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
     rows = {"train": shard.train_rows.to(device)}
+    options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
     graph = ShardGraph(shard, alone)
-    family = GraphFamily(copy.deepcopy(model).to(device), graph, rows, **_without(options, _OF_TRAINER))
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes.local)
+    family = GraphFamily(own.to(device), graph, rows, **_without(options, _OF_TRAINER))
     return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
 
 
