@@ -174,6 +174,8 @@ class Recorder(TorchDispatchMode):
         key = storage._cdata
         memory = self._known.get(key)
         if memory is not None:
+            if memory.number < 0 and self._inside is None:
+                self._number(memory)
             return memory
         made_by = -1 if category not in ("activation",) else len(self.operators)
         num_bytes = storage.nbytes()
@@ -181,9 +183,9 @@ class Recorder(TorchDispatchMode):
         memory = _Memory(-1, num_bytes // x.element_size(), num_bytes, dtype, category, made_by, name)
         self._known[key] = memory
         self._finalizers.append(weakref.finalize(storage, self._dies, key))
-        if self._inside is None or category != "activation":
+        if self._inside is None:
             self._number(memory)
-        else:
+        elif category == "activation":  # else it is how an operator of ours has cut up the structure, kept inside
             self._inside.add(memory, TensorRecord(storage=-1, shape=(memory.values,), dtype=dtype))
         return memory
 

