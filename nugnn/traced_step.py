@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-import nugnn
+from nugnn import __version__, seam
 from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.graph_family import GraphFamily
 from nugnn.partition.shard import Shard
@@ -142,7 +142,7 @@ def graph_trainer(
     **options: Any,
 ) -> Trainer:
     """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
-    nugnn.seam.install()
+    seam.install()
     alone = LoneRanks.of(ranks, torch.device(device))
     shard = _random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
     rows = {"train": shard.train_rows.to(device)}
@@ -219,7 +219,7 @@ def record_step(trainer: Trainer) -> Recorded:
         device=family.ranks.device.type,
         operators=tuple(operators),
         storages=tuple(saved),
-        versions={"torch": torch.__version__, "nugnn": nugnn.__version__},
+        versions={"torch": torch.__version__, "nugnn": __version__},
     )
     return Recorded(trace, losses)
 
