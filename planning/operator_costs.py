@@ -23,6 +23,15 @@ def tensor_bytes(x: TensorRecord) -> int:
     return math.prod(number(dim) for dim in x.shape) * item_bytes(x.dtype)
 
 
+def workspace_bytes(record: OperatorRecord) -> int:
+    """The most that is alive of what the operator takes while it runs."""
+    most = 0
+    for taken in range(1, len(record.workspace) + 1):
+        alive = (x for x in record.workspace[:taken] if x.freed is None or x.freed >= taken)
+        most = max(most, sum(tensor_bytes(x) for x in alive))
+    return most
+
+
 def number(dim: Dim) -> int:
     """``dim``, which has to be a number: see `nugnn.planning.trace.StepTrace.at`."""
     assert isinstance(dim, int), f"{dim} is a formula: put sizes in first"

@@ -110,6 +110,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
     if name == "embedding_dense_backward":
         return Described("rows", {"picked_bytes": _bytes(args[0])}, {"op": "add"})
     kind = _KIND_OF.get(name)
+    if kind is None and name.startswith("_foreach_"):
+        kind = "reduction" if "norm" in name else "elementwise"
     if kind is None and func.is_view:
         kind = "metadata"
     if kind is None and torch.Tag.pointwise in func.tags:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from nugnn.kernels.interceptor import KINDS, Interceptor, OperatorCall
 from nugnn.kernels.operator import watched_by
 from nugnn.planning.operator_kinds import SEEN_THROUGH, Described, describe, describe_on_graph, describe_own
-from nugnn.planning.trace_records import Category, OperatorRecord, Phase, Storage, TensorRecord
+from nugnn.planning.trace_records import Category, OperatorRecord, Phase, Storage, TensorRecord, WorkspaceRecord
 
 _ON_GRAPHS = frozenset(("spmm", "sddmm", "edge_softmax"))
 
@@ -56,16 +56,28 @@ class _Memory:
 
 
 @dataclass(eq=False)
+class _Taken:
+    """Memory that an operator has taken inside, and `WorkspaceRecord.freed`."""
+
+    memory: _Memory
+    freed: int | None = None
+
+
+@dataclass(eq=False)
 class _Inside:
-    """What is alive of what an operator has made inside, and what was when most was."""
+    """All that an operator has taken since it began, and by memory what of it is alive."""
 
-    alive: dict[int, tuple[_Memory, TensorRecord]] = field(default_factory=dict)
-    most: list[tuple[_Memory, TensorRecord]] = field(default_factory=list)
+    taken: list[_Taken] = field(default_factory=list)
+    alive: dict[int, _Taken] = field(default_factory=dict)
 
-    def add(self, memory: _Memory, tensor: TensorRecord) -> None:
-        self.alive[id(memory)] = memory, tensor
-        if _sum_bytes(self.alive.values()) >= _sum_bytes(self.most):
-            self.most = [*self.alive.values()]
+    def add(self, memory: _Memory) -> None:
+        taken = self.alive[id(memory)] = _Taken(memory)
+        if memory.num_bytes:
+            self.taken.append(taken)
+
+    def dies(self, memory: _Memory) -> None:
+        if (taken := self.alive.pop(id(memory), None)) is not None:
+            taken.freed = len(self.taken)
 
 
 class Recorder(TorchDispatchMode):
@@ -186,7 +198,7 @@ class Recorder(TorchDispatchMode):
         if self._inside is None:
             self._number(memory)
         elif category == "activation":  # else it is how an operator of ours has cut up the structure, kept inside
-            self._inside.add(memory, TensorRecord(storage=-1, shape=(memory.values,), dtype=dtype))
+            self._inside.add(memory)
         return memory
 
     def _number(self, memory: _Memory) -> None:
@@ -197,7 +209,7 @@ class Recorder(TorchDispatchMode):
         memory = self._known.pop(key)
         if memory.number < 0:
             if self._inside is not None:
-                self._inside.alive.pop(id(memory), None)
+                self._inside.dies(memory)
             return
         memory.freed_by = len(self.operators) - (self._inside is None)  # during the operator that runs now, or before
         if self._added_to == (memory, memory.freed_by):
@@ -271,6 +283,8 @@ class Recorder(TorchDispatchMode):
             return Described("other", {}, {"direction": "backward"})
         sizes: dict[str, Any] = dict(forward.sizes)
         attrs = forward.attrs | {"direction": "backward"}
+        if forward.kind == "spmm":
+            sizes["rows"], sizes["sources"] = sizes["sources"], sizes["rows"]
         if forward.kind == "exchange":
             sizes["received"], sizes["sent"] = sizes["sent"], sizes["received"]
         return Described(forward.kind, sizes, attrs)
@@ -359,11 +373,14 @@ class Recorder(TorchDispatchMode):
         inside: _Inside | None = None,
     ) -> OperatorRecord:
         number = len(self.operators)
-        workspace: tuple[TensorRecord, ...] = ()
+        workspace: list[WorkspaceRecord] = []
         if inside is not None:
-            for memory, _ in inside.alive.values():
-                self._number(memory)
-            workspace = tuple(x.model_copy(update={"storage": m.number}) for m, x in inside.most)
+            for each in inside.alive.values():
+                self._number(each.memory)
+            for each in inside.taken:
+                m = each.memory
+                shape = (m.values,)
+                workspace.append(WorkspaceRecord(storage=m.number, shape=shape, dtype=m.dtype, freed=each.freed))
         outputs = []
         for x in (part for result in results for part in _parts(result)):
             memory = self._memory_of(x, "activation")
@@ -374,7 +391,7 @@ class Recorder(TorchDispatchMode):
                 self._writer[memory.number] = number
         record = OperatorRecord(
             name=self._name(op), op=op, kind=described.kind, phase=self._phase(), inputs=inputs, outputs=tuple(outputs),
-            sizes=dict(described.sizes), attrs=described.attrs, depends_on=depends_on, workspace=workspace,
+            sizes=dict(described.sizes), attrs=described.attrs, depends_on=depends_on, workspace=tuple(workspace),
         )  # fmt: skip
         self.operators.append(record)
         self._node_of.append(_node_in_backward())
@@ -466,10 +483,6 @@ def _parts(x: Tensor) -> tuple[Tensor, ...]:
 
 def _dtype(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def _sum_bytes(held: Iterable[tuple[_Memory, TensorRecord]]) -> int:
-    return sum(memory.num_bytes for memory, _ in held)
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from nugnn.planning.operator_costs import bytes_of, flops_of, storage_bytes, tensor_bytes
+from nugnn.planning.operator_costs import bytes_of, flops_of, storage_bytes, workspace_bytes
 from nugnn.planning.trace_records import (
     CATEGORIES,
     Category,
@@ -151,7 +151,7 @@ class StepTrace(Strict):
         for number, record in enumerate(self.operators):
             before = sum(held.values())
             _add(held, made.get(number, ()), 1)
-            inside = before + sum(tensor_bytes(x) for x in record.workspace)
+            inside = before + workspace_bytes(record)
             extra = max(inside - sum(held.values()), 0)
             yield sum(held.values()) + extra, {**{str(key): held[key] for key in held}, "workspace": extra}
             _add(held, freed.get(number, ()), -1)

@@ -86,6 +86,16 @@ class TensorRecord(Strict):
     dtype: str
 
 
+class WorkspaceRecord(TensorRecord):
+    """Memory that an operator takes while it runs, as one axis.
+
+    Args:
+        freed: How many the operator had taken, this one among them, when it gave it up; None where it has not.
+    """
+
+    freed: int | None = None
+
+
 class Storage(Strict):
     """Memory that tensors of the step lie in; its number is its place in the list.
 
@@ -123,7 +133,7 @@ class OperatorRecord(Strict):
             ``edges``, ``width`` of an aggregation; ``received``, ``sent``, ``width`` of an exchange.
         attrs: Likewise, in words: ``op``, ``reduce``, ``direction``.
         depends_on: Records that made its inputs, or changed them last.
-        workspace: What is alive inside when most is, results among them; an operator of torch's own does not say.
+        workspace: What it takes while it runs, in order, results among them; an operator of torch's own does not say.
     """
 
     name: str
@@ -135,7 +145,7 @@ class OperatorRecord(Strict):
     sizes: dict[str, Dim] = {}
     attrs: dict[str, str] = {}
     depends_on: tuple[int, ...] = ()
-    workspace: tuple[TensorRecord, ...] = ()
+    workspace: tuple[WorkspaceRecord, ...] = ()
 
 
 def value_of(dim: Dim, symbols: Mapping[str, int]) -> int:
