@@ -75,7 +75,7 @@ def bytes_of(record: OperatorRecord, storages: Sequence[Storage]) -> int:
         case "metadata":
             return 0
         case "exchange":
-            return (sizes["received"] + sizes["sent"]) * sizes["width"] * sizes.get("value_bytes", 4)
+            return (sizes["received"] + sizes["sent"]) * sizes["row_bytes"]
         case "spmm":
             item = item_bytes(record.outputs[0].dtype)
             of_edges = [whole(x) for x in record.inputs if x.shape and x.shape[0] == sizes["edges"]]

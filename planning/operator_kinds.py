@@ -175,12 +175,16 @@ def describe_own(name: str, args: Sequence[Any]) -> Described:
         is_fetch = name == "_Fetch"
         counts = (plan.num_halo, len(plan.send_rows)) if is_fetch else (len(plan.send_rows), plan.num_halo)
         sizes = {"received": counts[0], "sent": counts[1], "width": math.prod(rows.shape[1:])}
-        sizes["value_bytes"] = rows.element_size()
-        attrs = {"what": "halo", "wire": str(rows.dtype).removeprefix("torch.")}
+        travel = args[4]
+        own = str(rows.dtype).removeprefix("torch.")
+        is_plain = travel is None or travel.wire.name == "fp32"
+        plain_bytes = sizes["width"] * rows.element_size()
+        sizes["row_bytes"] = plain_bytes if is_plain else travel.wire.row_bytes(sizes["width"], rows.dtype)
+        attrs = {"what": "halo", "wire": own if is_plain else travel.wire.name}
         return Described("exchange", sizes, attrs | {"direction": "fetch" if is_fetch else "home"})
     if name in ("all_reduce", "gather", "broadcast"):
         (x,) = (a for a in args if isinstance(a, Tensor))
-        sizes = {"received": x.numel(), "sent": x.numel(), "width": 1, "value_bytes": x.element_size()}
+        sizes = {"received": x.numel(), "sent": x.numel(), "width": 1, "row_bytes": x.element_size()}
         return Described("exchange", sizes, {"what": name, "wire": str(x.dtype).removeprefix("torch.")})
     return Described(_OWN.get(name, "other"), {}, {})
 

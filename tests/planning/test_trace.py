@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from nugnn.comm.halo_wire import HaloWire
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.planning.operator_costs import storage_bytes
@@ -167,6 +168,20 @@ def test_exchanges_say_what_arrives_and_what_leaves():
     moved = sum(4 * (PART.halo + PART.sent) * width for width in (HIDDEN, CLASSES))
     totals = _trace("gcn").bytes_moved(PART)
     assert _total(totals, "exchange", "forward") == _total(totals, "exchange", "backward") == moved
+
+
+def test_a_compressed_exchange_counts_the_bytes_of_its_wire():
+    trace = trace_graph_step(_gnn("gcn"), in_features=IN, num_classes=CLASSES, halo_wire="int8")
+    exchanges = [o for o in trace.operators if o.attrs.get("what") == "halo"]
+    assert [(o.attrs["wire"], o.sizes["row_bytes"]) for o in exchanges[:2]] == [
+        ("int8", HaloWire("int8").row_bytes(width, torch.float32)) for width in (HIDDEN, CLASSES)
+    ]
+
+
+def test_sparse_work_on_bfloat16_scales_though_its_memory_inside_has_other_peaks():
+    recorded = record_graph_step(_gnn("gat"), PART, in_features=IN, num_classes=CLASSES, precision="bf16")
+    trace = trace_graph_step(_gnn("gat"), in_features=IN, num_classes=CLASSES, precision="bf16")
+    _assert_same(trace.at(PART), recorded)
 
 
 def test_operators_of_attention_are_single_records_in_both_passes():
