@@ -48,6 +48,8 @@ def flops_of(record: OperatorRecord, storages: Sequence[Storage] = ()) -> int:
     match record.kind:
         case "product":
             return 2 * sizes["m"] * sizes["k"] * sizes["n"] * sizes["batch"]
+        case "attention" if "edges" in sizes:  # on a graph: the weighted sum, of which both factors have a gradient
+            return 2 * sizes["edges"] * sizes["width"] * (2 if record.attrs.get("direction") == "backward" else 1)
         case "attention":
             products = 2 if record.attrs.get("direction") != "backward" else 5  # scores again, and four gradients
             return products * 2 * sizes["batch"] * sizes["queries"] * sizes["keys"] * sizes["width"]
@@ -81,6 +83,9 @@ def bytes_of(record: OperatorRecord, storages: Sequence[Storage]) -> int:
             of_edges = [whole(x) for x in record.inputs if x.shape and x.shape[0] == sizes["edges"]]
             gathered = sizes["edges"] * sizes["width"] * item if len(record.inputs) > len(of_edges) else 0
             return gathered + sum(of_edges) + outputs + 4 * (sizes["edges"] + sizes["rows"])
+        case "attention" if "edges" in sizes:
+            item = item_bytes(record.outputs[0].dtype)
+            return sizes["edges"] * (sizes["width"] * item + 4) + outputs + sum(whole(x) for x in record.inputs[1:])
         case "sddmm":
             per_edge = [tensor_bytes(x) // max(number(x.shape[0]), 1) for x in record.inputs if x.shape]
             return sizes["edges"] * sum(per_edge) + outputs + 8 * sizes["edges"]

@@ -42,7 +42,7 @@ _WORDS = {
     """,
     "copy": """
         copy_ clone _to_copy cat stack constant_pad_nd fill_ fill zero_ zeros zeros_like ones ones_like full full_like
-        new_zeros new_ones new_full arange repeat flip roll slice_backward select_backward slice_scatter
+        eye new_zeros new_ones new_full arange repeat flip roll slice_backward select_backward slice_scatter
         select_scatter unfold_backward expand_copy scalar_tensor tril triu contiguous _pin_memory
     """,
     "reduction": """
@@ -186,7 +186,13 @@ def describe_own(name: str, args: Sequence[Any]) -> Described:
         (x,) = (a for a in args if isinstance(a, Tensor))
         sizes = {"received": x.numel(), "sent": x.numel(), "width": 1, "row_bytes": x.element_size()}
         return Described("exchange", sizes, {"what": name, "wire": str(x.dtype).removeprefix("torch.")})
-    return Described(_OWN.get(name, "other"), {}, {})
+    kind = _OWN.get(name, "other")
+    structure = next((a for a in args if hasattr(a, "num_dst") and hasattr(a, "num_edges")), None)
+    if structure is None:
+        return Described(kind, {}, {})
+    first = next(a for a in args if isinstance(a, Tensor))
+    sizes = {"rows": structure.num_dst, "sources": structure.num_src, "edges": structure.num_edges}
+    return Described(kind, sizes | {"width": math.prod(first.shape[1:])}, {"direction": "forward"})
 
 
 def describe_on_graph(
@@ -196,6 +202,8 @@ def describe_on_graph(
     rows, sources, edges = structure.num_dst, structure.num_src, structure.num_edges
     words = {key: value for key, value in attrs.items() if key in ("op", "reduce", "lhs_target", "rhs_target")}
     sizes = {"rows": rows, "sources": sources, "edges": edges, "width": math.prod(out.shape[1:])}
+    if attrs.get("op") == "attention":
+        return Described("attention", sizes, {"direction": "forward"})
     if kind == "sddmm" and attrs.get("op") == "dot":
         given = next(x for x in inputs if x is not None)
         sizes["width"] = math.prod(given.shape[1:])
