@@ -105,6 +105,8 @@ def _kinds() -> dict[Any, str]:
 
 
 _KIND_OF = _kinds()
+KINDS = frozenset((*_KIND_OF.values(), "spmm", "sddmm", "edge_softmax"))
+"""Of operators that get a name when a handler asks for them."""
 _active = threading.local()
 
 
@@ -249,6 +251,17 @@ class Interceptor(TorchFunctionMode):
             for handler in self._handlers:
                 if (end := getattr(handler, "end_step", None)) is not None:
                     end()
+
+    @contextmanager
+    def watched(self, first: Handler, last: Handler) -> Iterator[None]:
+        """While open, the chain has two more links, outermost and innermost; to be opened outside of a step."""
+        before = self._handlers, self._chains, self._observers, self._plans
+        self._handlers = (first, *self._handlers, last)
+        self._chains, self._observers, self._plans = {}, {}, {}
+        try:
+            yield
+        finally:
+            self._handlers, self._chains, self._observers, self._plans = before
 
     @contextmanager
     def scope(self, name: str) -> Iterator[Callable[[], None]]:

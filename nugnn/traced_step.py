@@ -1,0 +1,335 @@
+"""A training step of a model, recorded at small sizes on one device, as a trace that holds for any.
+
+The step is the trainer's own, on a part of a random graph or on random samples whose numbers mean nothing; other
+devices are not there, and what they would send is zeros. It is the second step: the optimizer has its state by then,
+and what is aggregated from the features once is known.
+
+    trace = trace_graph_step(model, in_features=100, num_classes=47)
+    trace.at(PartSizes(inner=1_224_515, halo=300_000, edges=62_000_000, train=98_000, sent=250_000)).peak_bytes()
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from nugnn import __version__, seam
+from nugnn.comm.lone_ranks import LoneRanks
+from nugnn.graph_family import GraphFamily
+from nugnn.partition.shard import Shard
+from nugnn.planning.recorder import Recorder
+from nugnn.planning.told_sizes import told
+from nugnn.planning.trace import SCHEMA, StepTrace
+from nugnn.planning.trace_records import Category, OperatorRecord, PartSizes, TraceError
+from nugnn.sample_family import SampleFamily
+from nugnn.shard_graph import ShardGraph
+from nugnn.trainer import Trainer
+
+GRAPH_SIZES = (
+    PartSizes(inner=211, halo=83, edges=1013, train=97, sent=59),
+    PartSizes(inner=251, halo=127, edges=1213, train=113, sent=73),
+)
+"""Where a graph's step is recorded: no two of N, H, L, E, T and S grow alike from the first to the second."""
+SAMPLE_SIZES = (PartSizes(batch=7), PartSizes(batch=11))
+_OF_TRAINER = frozenset(inspect.signature(Trainer).parameters) - {"family"}
+
+
+def trace_graph_step(
+    model: nn.Module | Callable[[int], nn.Module],
+    *,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    **options: Any,
+) -> StepTrace:
+    """The step of a part of a graph.
+
+    Args:
+        model: As for `nugnn.fit`; a copy of it is trained. Or what makes one for a graph of so many nodes.
+        in_features: Width of the features; None for a model that takes none.
+        num_classes: Of the labels.
+        multilabel: Whether a label is a row of zeros and ones.
+        ranks: Devices that share the graph; 1 for a whole graph, without halo.
+        device: To record on: on a GPU other operators run than on a CPU.
+        **options: Of `nugnn.graph_family.GraphFamily` and `nugnn.trainer.Trainer`.
+
+    Raises:
+        TraceError: Which operators run depends on the sizes or the graph.
+    """
+    how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
+    how |= {"ranks": ranks, "device": device}
+    first, second = (_without_halo(sizes) if ranks == 1 else sizes for sizes in GRAPH_SIZES)
+    recorded = [record_graph_step(model, sizes, **how, **options) for sizes in (first, second)]
+    return told(recorded[0], first, recorded[1], second)
+
+
+def trace_sample_step(
+    model: nn.Module, sample: Sequence[Tensor], *, num_classes: int, ranks: int = 1, device: str = "cpu", **options: Any
+) -> StepTrace:
+    """The step of a batch of samples.
+
+    Args:
+        model: As for `nugnn.fit`; a copy of it is trained.
+        sample: What the model is called with for one sample, without the axis of samples: tensors whose shapes and
+            types count. Whole numbers stay below the largest of them.
+        num_classes: Of the labels.
+        ranks: Devices that share a batch.
+        device: To record on.
+        **options: Of `nugnn.sample_family.SampleFamily` and `nugnn.trainer.Trainer`.
+
+    Raises:
+        TraceError: Which operators run depends on the number of samples.
+    """
+    how: dict[str, Any] = {"num_classes": num_classes, "ranks": ranks, "device": device}
+    first, second = SAMPLE_SIZES
+    recorded = [record_sample_step(model, sample, sizes, **how, **options) for sizes in (first, second)]
+    return told(recorded[0], first, recorded[1], second)
+
+
+def record_graph_step(
+    model: nn.Module | Callable[[int], nn.Module],
+    sizes: PartSizes,
+    *,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    **options: Any,
+) -> StepTrace:
+    """The step at these sizes, with numbers for dimensions; arguments as for `trace_graph_step`."""
+    trainer = graph_trainer(
+        model, sizes, in_features=in_features, num_classes=num_classes, multilabel=multilabel, ranks=ranks,
+        device=device, **options,
+    )  # fmt: skip
+    return record_step(trainer).trace
+
+
+def record_sample_step(
+    model: nn.Module,
+    sample: Sequence[Tensor],
+    sizes: PartSizes,
+    *,
+    num_classes: int,
+    ranks: int = 1,
+    device: str = "cpu",
+    **options: Any,
+) -> StepTrace:
+    """The step at these sizes, with numbers for dimensions; arguments as for `trace_sample_step`."""
+    trainer = sample_trainer(model, sample, sizes, num_classes=num_classes, ranks=ranks, device=device, **options)
+    return record_step(trainer).trace
+
+
+def graph_trainer(
+    model: nn.Module | Callable[[int], nn.Module],
+    sizes: PartSizes,
+    *,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    **options: Any,
+) -> Trainer:
+    """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
+    seam.install()
+    alone = LoneRanks.of(ranks, torch.device(device))
+    shard = _random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    rows = {"train": shard.train_rows.to(device)}
+    options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
+    graph = ShardGraph(shard, alone)
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes.local)
+    family = GraphFamily(own.to(device), graph, rows, **_without(options, _OF_TRAINER))
+    return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
+
+
+def sample_trainer(
+    model: nn.Module,
+    sample: Sequence[Tensor],
+    sizes: PartSizes,
+    *,
+    num_classes: int,
+    ranks: int = 1,
+    device: str = "cpu",
+    **options: Any,
+) -> Trainer:
+    """What trains a copy of ``model`` on random samples like ``sample``; as for `trace_sample_step`."""
+    alone = LoneRanks.of(ranks, torch.device(device))
+    count = 4 * sizes.batch * ranks
+    draw = torch.Generator().manual_seed(0)
+    columns = [_like(x, count, draw) for x in sample]
+    data = _Samples(columns, torch.randint(num_classes, (count,), generator=draw))
+    family = SampleFamily(
+        copy.deepcopy(model).to(device), data, alone, sizes=[sizes.batch] * ranks, **_without(options, _OF_TRAINER)
+    )
+    return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
+
+
+def run_steps(trainer: Trainer, count: int) -> list[Tensor]:
+    """``count`` optimizer steps, unrecorded; this rank's shares of their losses."""
+    trainer.model.train()
+    return [trainer.step(works) for works in itertools.islice(_steps(trainer), count)]
+
+
+class Recorded(NamedTuple):
+    """The trace of a trainer's second step, and the losses of the three that it made."""
+
+    trace: StepTrace
+    losses: list[Tensor]
+
+
+def record_step(trainer: Trainer) -> Recorded:
+    """Three steps of a trainer that has made none: one before, one that is recorded, one that tells what is saved.
+
+    Args:
+        trainer: Of either family; from `graph_trainer` or `sample_trainer`, or one that has its peers.
+
+    Raises:
+        TraceError: The third step is not the same operators as the second.
+    """
+    family = trainer.family
+    assert isinstance(family, (GraphFamily, SampleFamily))
+    interceptor = family.net.interceptor if isinstance(family, GraphFamily) else family.interceptor
+    steps = _steps(trainer)
+    trainer.model.train()
+    losses, found = [trainer.step(next(steps))], []
+    for marks_saved in (False, True):
+        recorder = Recorder(trainer.model, trainer.optimizer, marks_saved=marks_saved)
+        works = next(steps)
+        with recorder.recording(interceptor, _known(trainer, works)):
+            losses.append(trainer.step(works))
+        found.append((recorder.operators, recorder.storages()))
+    (operators, storages), (again, marked) = found
+    _check_same_step(operators, again, len(storages), len(marked))
+    saved = [s.model_copy(update={"is_saved": twin.is_saved}) for s, twin in zip(storages, marked, strict=True)]
+    trace = StepTrace(
+        schema=SCHEMA,
+        family="graph" if isinstance(family, GraphFamily) else "samples",
+        ranks=family.ranks.world_size,
+        device=family.ranks.device.type,
+        operators=tuple(operators),
+        storages=tuple(saved),
+        versions={"torch": torch.__version__, "nugnn": __version__},
+    )
+    return Recorded(trace, losses)
+
+
+def _check_same_step(
+    operators: Sequence[OperatorRecord], again: Sequence[OperatorRecord], num_storages: int, num_again: int
+) -> None:
+    """Raises TraceError; hooks on saved tensors make views of them, which do not count."""
+    one, other = ([o for o in each if o.kind != "metadata"] for each in (operators, again))
+    for a, b in itertools.zip_longest(one, other):
+        if a is None or b is None or (a.name, a.op, a.sizes) != (b.name, b.op, b.sizes):
+            said = " and ".join("nothing" if o is None else f"{o.name} ({o.op})" for o in (a, b))
+            raise TraceError(f"two steps, one after the other, are not the same operators: {said} in the same place")
+    if num_storages != num_again:
+        raise TraceError(f"two steps, one after the other, touch {num_storages} and {num_again} storages")
+
+
+def _steps(trainer: Trainer) -> Iterator[Sequence[Any]]:
+    while True:
+        yield from trainer.family.steps(0)
+
+
+def _known(trainer: Trainer, works: Sequence[Any]) -> dict[Category, dict[str, Tensor]]:
+    model, family = trainer.model, trainer.family
+    state = {
+        f"{number}.{name}": x
+        for number, own in enumerate(trainer.optimizer.state.values())
+        for name, x in own.items()
+        if isinstance(x, Tensor)
+    }
+    data = {f"batch {i}": x for work in works for i, x in enumerate(family.tensors_of(work))}
+    if isinstance(family, GraphFamily):
+        structure = family.graph.index.structure
+        data |= {name: x for name, x in family.graph.ndata.items() if isinstance(x, Tensor)}
+        data |= {"indptr": structure.indptr, "indices": structure.indices}
+    return {
+        "parameter": dict(model.named_parameters()),
+        "buffer": dict(model.named_buffers()),
+        "gradient": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+        "optimizer": state,
+        "input": data,
+    }
+
+
+def _without_halo(sizes: PartSizes) -> PartSizes:
+    return PartSizes(inner=sizes.inner, edges=sizes.edges, train=sizes.train)
+
+
+def _only(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in names}
+
+
+def _without(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in names}
+
+
+@dataclass(frozen=True, eq=False)
+class _Samples(Dataset[Any]):
+    """Columns of ``x`` and the labels, as a map-style data set."""
+
+    columns: Sequence[Tensor]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: int) -> tuple[Any, Tensor]:
+        x = tuple(column[number] for column in self.columns)
+        return (x[0] if len(x) == 1 else x), self.labels[number]
+
+
+def _like(x: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    shape = (count, *x.shape)
+    if x.is_floating_point():
+        return torch.randn(shape, generator=draw).to(x.dtype)
+    return torch.randint(0, int(x.max()) + 1 if x.numel() else 1, shape, generator=draw).to(x.dtype)
+
+
+def _random_part(
+    sizes: PartSizes, in_features: int | None, num_classes: int, *, multilabel: bool, num_parts: int
+) -> Shard:
+    """Part 0: every node has an in-edge, every halo row an edge."""
+    draw = torch.Generator().manual_seed(0)
+    inner, halo, edges = sizes.inner, sizes.halo, sizes.edges
+    if edges < max(inner, halo) or sizes.train > inner or sizes.sent > inner * max(num_parts - 1, 1):
+        raise ValueError(f"there is no such part: {sizes}")
+    dst = torch.cat([torch.arange(inner), torch.randint(inner, (edges - inner,), generator=draw)])
+    src = torch.randint(sizes.local, (edges,), generator=draw)
+    src[torch.randperm(edges, generator=draw)[:halo]] = torch.arange(inner, inner + halo)
+    order = torch.argsort(dst, stable=True)
+    indptr = torch.zeros(inner + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(dst, minlength=inner), 0, out=indptr[1:])
+    others = [0] * (num_parts - 1)
+    if num_parts > 1:
+        others[0] = 1
+    sent = torch.randperm(inner, generator=draw)[: sizes.sent].sort().values
+    shape = (inner, num_classes) if multilabel else (inner,)
+    labels = torch.randint(2 if multilabel else num_classes, shape, generator=draw)
+    node_data = {"label": labels}
+    if in_features is not None:
+        node_data["feat"] = torch.randn(inner, in_features, generator=draw)
+    train = torch.randperm(inner, generator=draw)[: sizes.train].sort().values
+    none = torch.empty(0, dtype=torch.int64)
+    return Shard(
+        rank=0, num_parts=num_parts, num_nodes_global=inner + halo, num_edges_global=edges,
+        global_node_ids=torch.arange(inner), global_edge_ids=torch.arange(edges), edge_starts=indptr[:-1].clone(),
+        indptr=indptr, indices=src[order].to(torch.int32), halo_global_ids=torch.arange(inner, inner + halo),
+        recv_splits=(0, *(halo * here for here in others)), send_rows=sent,
+        send_splits=(0, *(sizes.sent * here for here in others)),
+        out_degrees=torch.bincount(src, minlength=sizes.local)[:inner].clamp(min=1), node_data=node_data, edge_data={},
+        train_rows=train, val_rows=none, test_rows=none, num_train_global=sizes.train, num_val_global=0,
+        num_test_global=0, num_classes=num_classes, multilabel=multilabel, metric="accuracy", name="a random part",
+    )  # fmt: skip
