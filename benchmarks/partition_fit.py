@@ -39,9 +39,10 @@ from harness import ROOT, Recorder, read_rows
 
 import nugnn  # noqa: F401
 from nugnn.partition.assign import Method, partition_nodes
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import LoopMethod, partition_to_fit
 from nugnn.planning.shares import plan_shares
-from nugnn.planning.work_model import LinearCost, LinearWork, PartSizes, count_sizes
+from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
 
 KEPT, PAGE = ROOT / "benchmarks" / "rows" / "partition_fit", ROOT / "docs" / "partition-fit.md"
 GRAPHS = (

@@ -25,10 +25,11 @@ from nugnn import __version__, seam
 from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.graph_family import GraphFamily
 from nugnn.partition.shard import Shard
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.recorder import Recorder
 from nugnn.planning.told_sizes import told
 from nugnn.planning.trace import SCHEMA, StepTrace
-from nugnn.planning.trace_records import Category, OperatorRecord, PartSizes, TraceError
+from nugnn.planning.trace_records import Category, OperatorRecord, TraceError
 from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer

@@ -24,6 +24,7 @@ from nugnn.partition.assign import Assignment, partition_nodes, split_graph
 from nugnn.partition.balance import Balance, Floats, Ints, normalise_shares, reachable_shares
 from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_graph
+from nugnn.planning.part_sizes import GRAPH_COUNTS, PartSizes
 from nugnn.planning.shares import (
     DoesNotFitError,
     SharePlan,
@@ -37,7 +38,7 @@ from nugnn.planning.shares import (
     relaxed_curves,
     what_is_lacking,
 )
-from nugnn.planning.work_model import PartSizes, WorkModel, ids_array, sizes_of, sizes_table
+from nugnn.planning.work_model import WorkModel, ids_array, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
 ArrayLike = Any  # tensor, NumPy array or sequence of integers
@@ -412,7 +413,7 @@ class _Search:
         is_train[self.train] = 1
         readers = np.zeros((self.num_nodes, self.num_parts), np.int32)
         kernels.count_readers(indptr, sources, part_N, readers)
-        sizes = np.array([dataclasses.astuple(part) for part in start.sizes], np.float64)
+        sizes = np.array([part.of_graph for part in start.sizes], np.float64)
         limits = np.minimum(np.array(self.limits), 1e300)
         for power in _POWERS:
             for _ in range(_SWEEPS):
@@ -450,7 +451,7 @@ class _Search:
         return np.stack([per_size for per_size, _ in pairs]), np.array([constant for _, constant in pairs])
 
     def _lacking(self, kept: Round) -> str:
-        total = np.array([dataclasses.astuple(part) for part in kept.sizes]).sum(axis=0)
+        total = np.array([part.of_graph for part in kept.sizes]).sum(axis=0)
         whole = PartSizes(int(total[0]), int(total[1]), 0, 0, int(total[4]))
         lines = ["no split was found that fits all memories; the best one:"]
         for device, (held, limit) in enumerate(zip(kept.bytes, self.limits, strict=True)):
@@ -470,10 +471,10 @@ class _Search:
 def _marginal(cost: Any, part: int, sizes: PartSizes) -> tuple[Floats, float]:
     """Cost of one more of each size, near ``sizes``, and of a part without any, were the cost linear."""
     here = float(cost(part, sizes))
-    per_size = np.zeros(5)
-    values = dataclasses.astuple(sizes)
-    for column, field in enumerate(dataclasses.fields(sizes)):
+    values = sizes.of_graph
+    per_size = np.zeros(len(values))
+    for column, name in enumerate(GRAPH_COUNTS):
         step = max(1, values[column] // 100)
-        more = dataclasses.replace(sizes, **{field.name: values[column] + step})
+        more = dataclasses.replace(sizes, **{name: values[column] + step})
         per_size[column] = (float(cost(part, more)) - here) / step
     return per_size, here - float(per_size @ np.array(values, np.float64))

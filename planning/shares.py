@@ -17,7 +17,8 @@ from functools import cached_property
 import numpy as np
 
 from nugnn.partition.balance import Floats
-from nugnn.planning.work_model import PartSizes, WorkModel
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.work_model import WorkModel
 
 _SAMPLES = 33
 """Of each curve, spaced evenly in the logarithm, besides its corners."""

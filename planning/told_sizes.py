@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
-from nugnn.planning.trace_records import Dim, OperatorRecord, PartSizes, TraceError, dims_of, formula, map_dims
+from nugnn.planning.trace_records import Dim, OperatorRecord, TraceError, dims_of, formula, map_dims
 
 _MOST_OFFSET = 1
 """``N + 1`` is the length of offsets into rows; nothing further off is known to occur."""

@@ -15,13 +15,13 @@ from typing import Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from nugnn.planning.operator_costs import bytes_of, flops_of, storage_bytes, workspace_bytes
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace_records import (
     CATEGORIES,
     Category,
     Dim,
     Kind,
     OperatorRecord,
-    PartSizes,
     Phase,
     Storage,
     Strict,
@@ -32,7 +32,7 @@ from nugnn.planning.trace_records import (
     value_of,
 )
 
-__all__ = ["OperatorRecord", "PartSizes", "StepTrace", "Storage", "TensorRecord", "TraceError", "read_trace"]
+__all__ = ["OperatorRecord", "StepTrace", "Storage", "TensorRecord", "TraceError", "read_trace"]
 
 SCHEMA: Literal["nugnn.trace/1"] = "nugnn.trace/1"
 

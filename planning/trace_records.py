@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,46 +25,9 @@ _FORMULA = r"(?:(?P<factor>\d+)\*)?(?P<symbol>[NHLETSB])(?P<offset>[+-]\d+)?"
 Dim = int | Annotated[str, Field(pattern=r"^(?:(?:\d+\*)?[NHLETSB](?:[+-]\d+)?|\?.*)$")]
 """A number, or a formula such as ``N``, ``4*E``, ``N+1``; ``?`` and a number for one that could not be told."""
 
-_SYMBOLS = {"N": "inner", "H": "halo", "L": "local", "E": "edges", "T": "train", "S": "sent", "B": "batch"}
-
 
 class TraceError(ValueError):
     """A trace cannot be made or read, or does not hold for what was asked."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartSizes:
-    """What one device has to do in a step; 0 for what its family of data does not know.
-
-    Args:
-        inner: N, nodes of its own.
-        halo: H, rows of other devices that it reads.
-        edges: E, in-edges of its nodes.
-        train: T, rows that count in its loss.
-        sent: S, its rows that others read, counted for each reader.
-        batch: B, its samples.
-    """
-
-    inner: int = 0
-    halo: int = 0
-    edges: int = 0
-    train: int = 0
-    sent: int = 0
-    batch: int = 0
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) < 0:
-                raise ValueError(f"{each.name} is {getattr(self, each.name)}, must be 0 or more")
-
-    @property
-    def local(self) -> int:
-        """L = N + H."""
-        return self.inner + self.halo
-
-    def symbols(self) -> dict[str, int]:
-        """``N``, ``H``, ``L``, ... and what they are here."""
-        return {symbol: getattr(self, name) for symbol, name in _SYMBOLS.items()}
 
 
 class Strict(BaseModel):

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from nugnn.planning.part_sizes import PartSizes
+
 ArrayLike = Any  # tensor, NumPy array or sequence of integers
-
-
-@dataclass(frozen=True, slots=True)
-class PartSizes:
-    """The numbers on which the work of a part depends.
-
-    Args:
-        inner: Nodes of the part.
-        edges: In-edges of its nodes, parallel ones and self-loops included.
-        halo: Distinct nodes of other parts that are the source of an edge into this one: rows received in a layer.
-        sent: Distinct pairs of a node of this part and another part that reads it: rows sent in a layer.
-        train: Training nodes among its nodes.
-    """
-
-    inner: int
-    edges: int
-    halo: int
-    sent: int
-    train: int
 
 
 class WorkModel(Protocol):
@@ -168,7 +151,7 @@ def sizes_of(table: npt.NDArray[np.int64]) -> tuple[PartSizes, ...]:
 
 def table_of(sizes: Sequence[PartSizes]) -> npt.NDArray[np.int64]:
     """The other way."""
-    return np.array([astuple(part) for part in sizes], np.int64)
+    return np.array([part.of_graph for part in sizes], np.int64)
 
 
 def ids_array(values: ArrayLike, limit: int, name: str) -> npt.NDArray:

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.shares import DoesNotFitError, fitting_factor, in_bytes, plan_shares, relaxed_curves
-from nugnn.planning.work_model import LinearCost, LinearWork, PartSizes
+from nugnn.planning.work_model import LinearCost, LinearWork
 
 GIB = 2**30
 NAMES = ("fixed", "inner", "edges", "halo", "sent", "train")

@@ -17,8 +17,9 @@ from nugnn.comm.halo_wire import HaloWire
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.planning.operator_costs import storage_bytes
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.told_sizes import told
-from nugnn.planning.trace import PartSizes, StepTrace, TraceError, read_trace
+from nugnn.planning.trace import StepTrace, TraceError, read_trace
 from nugnn.traced_step import (
     graph_trainer,
     record_graph_step,

@@ -12,7 +12,8 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.partition import move_kernels as kernels
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shards
-from nugnn.planning.work_model import LinearCost, LinearWork, PartSizes, count_sizes, sizes_of, sizes_table, table_of
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes, sizes_of, sizes_table, table_of
 
 CASES = [  # nodes, edges, parts, what the ids are divided by: parallel edges and isolated nodes
     (1, 0, 1, 1),
