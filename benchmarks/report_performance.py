@@ -279,7 +279,11 @@ def all_peers(rows: list[Row], card: str) -> str:
         if row["kind"] == "peers"
     ]
     head = ["graph", "order", "what", "step", "type", "system", "ms", "own peak / inputs"]
-    return titled("Attention and maxima, every system", head, lines)
+    said = (
+        "`own peak / inputs`: what a call has allocated at most beyond what stands between calls, operands among that, "
+        "as a multiple of the operands; with the operands themselves it is one more."
+    )
+    return titled("Attention and maxima, every system", head, lines, said)
 
 
 def own_peak(row: Row) -> str:
@@ -380,7 +384,10 @@ def curves(rows: list[Row], card: str) -> str:
         lines.append([model, dtype, system, graph, str(len(values)), text, difference(values, base)])
     head = ["model", "precision", "system", "graph", "seeds", "test accuracy, %", "beside cuSPARSE fp32"]
     sizes = {f"{row['num_nodes']:,}" for members in groups.values() for row in members}
-    said = f"Graphs of {', '.join(sorted(sizes))} nodes, loss over train nodes."
+    said = (
+        f"Graphs of {', '.join(sorted(sizes))} nodes, loss over train nodes: accuracy is that of test nodes, which a "
+        "loss over all nodes, as in the epochs above, would have seen."
+    )
     return titled("Accuracy: same first weights, epoch of the best validation accuracy", head, lines, said)
 
 
