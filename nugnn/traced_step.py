@@ -14,22 +14,20 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from nugnn import __version__, seam
 from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.graph_family import GraphFamily
-from nugnn.partition.shard import Shard
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.recorder import Recorder
 from nugnn.planning.told_sizes import told
 from nugnn.planning.trace import SCHEMA, StepTrace
 from nugnn.planning.trace_records import Category, OperatorRecord, TraceError
+from nugnn.random_data import random_part, random_samples
 from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
@@ -82,7 +80,7 @@ def trace_sample_step(
     Args:
         model: As for `nugnn.fit`; a copy of it is trained.
         sample: What the model is called with for one sample, without the axis of samples: tensors whose shapes and
-            types count. Whole numbers stay below the largest of them.
+            types count. Whole numbers go up to the largest of them.
         num_classes: Of the labels.
         ranks: Devices that share a batch.
         device: To record on.
@@ -97,38 +95,14 @@ def trace_sample_step(
     return told(recorded[0], first, recorded[1], second)
 
 
-def record_graph_step(
-    model: nn.Module | Callable[[int], nn.Module],
-    sizes: PartSizes,
-    *,
-    in_features: int | None,
-    num_classes: int,
-    multilabel: bool = False,
-    ranks: int = 2,
-    device: str = "cpu",
-    **options: Any,
-) -> StepTrace:
+def record_graph_step(model: nn.Module | Callable[[int], nn.Module], sizes: PartSizes, **arguments: Any) -> StepTrace:
     """The step at these sizes, with numbers for dimensions; arguments as for `trace_graph_step`."""
-    trainer = graph_trainer(
-        model, sizes, in_features=in_features, num_classes=num_classes, multilabel=multilabel, ranks=ranks,
-        device=device, **options,
-    )  # fmt: skip
-    return record_step(trainer).trace
+    return record_step(graph_trainer(model, sizes, **arguments)).trace
 
 
-def record_sample_step(
-    model: nn.Module,
-    sample: Sequence[Tensor],
-    sizes: PartSizes,
-    *,
-    num_classes: int,
-    ranks: int = 1,
-    device: str = "cpu",
-    **options: Any,
-) -> StepTrace:
+def record_sample_step(model: nn.Module, sample: Sequence[Tensor], sizes: PartSizes, **arguments: Any) -> StepTrace:
     """The step at these sizes, with numbers for dimensions; arguments as for `trace_sample_step`."""
-    trainer = sample_trainer(model, sample, sizes, num_classes=num_classes, ranks=ranks, device=device, **options)
-    return record_step(trainer).trace
+    return record_step(sample_trainer(model, sample, sizes, **arguments)).trace
 
 
 def graph_trainer(
@@ -145,13 +119,13 @@ def graph_trainer(
     """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
     seam.install()
     alone = LoneRanks.of(ranks, torch.device(device))
-    shard = _random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    shard = random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
     rows = {"train": shard.train_rows.to(device)}
     options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
     graph = ShardGraph(shard, alone)
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes.local)
-    family = GraphFamily(own.to(device), graph, rows, **_without(options, _OF_TRAINER))
-    return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
+    of_trainer, of_family = _divided(options)
+    return Trainer(GraphFamily(own.to(device), graph, rows, **of_family), check_replicas=0, **of_trainer)
 
 
 def sample_trainer(
@@ -166,14 +140,10 @@ def sample_trainer(
 ) -> Trainer:
     """What trains a copy of ``model`` on random samples like ``sample``; as for `trace_sample_step`."""
     alone = LoneRanks.of(ranks, torch.device(device))
-    count = 4 * sizes.batch * ranks
-    draw = torch.Generator().manual_seed(0)
-    columns = [_like(x, count, draw) for x in sample]
-    data = _Samples(columns, torch.randint(num_classes, (count,), generator=draw))
-    family = SampleFamily(
-        copy.deepcopy(model).to(device), data, alone, sizes=[sizes.batch] * ranks, **_without(options, _OF_TRAINER)
-    )
-    return Trainer(family, check_replicas=0, **_only(options, _OF_TRAINER))
+    data = random_samples(sample, 4 * sizes.batch * ranks, num_classes)
+    of_trainer, of_family = _divided(options)
+    family = SampleFamily(copy.deepcopy(model).to(device), data, alone, sizes=[sizes.batch] * ranks, **of_family)
+    return Trainer(family, check_replicas=0, **of_trainer)
 
 
 def run_steps(trainer: Trainer, count: int) -> list[Tensor]:
@@ -269,68 +239,7 @@ def _without_halo(sizes: PartSizes) -> PartSizes:
     return PartSizes(inner=sizes.inner, edges=sizes.edges, train=sizes.train)
 
 
-def _only(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key in names}
-
-
-def _without(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key not in names}
-
-
-@dataclass(frozen=True, eq=False)
-class _Samples(Dataset[Any]):
-    """Columns of ``x`` and the labels, as a map-style data set."""
-
-    columns: Sequence[Tensor]
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, number: int) -> tuple[Any, Tensor]:
-        x = tuple(column[number] for column in self.columns)
-        return (x[0] if len(x) == 1 else x), self.labels[number]
-
-
-def _like(x: Tensor, count: int, draw: torch.Generator) -> Tensor:
-    shape = (count, *x.shape)
-    if x.is_floating_point():
-        return torch.randn(shape, generator=draw).to(x.dtype)
-    return torch.randint(0, int(x.max()) + 1 if x.numel() else 1, shape, generator=draw).to(x.dtype)
-
-
-def _random_part(
-    sizes: PartSizes, in_features: int | None, num_classes: int, *, multilabel: bool, num_parts: int
-) -> Shard:
-    """Part 0: every node has an in-edge, every halo row an edge."""
-    draw = torch.Generator().manual_seed(0)
-    inner, halo, edges = sizes.inner, sizes.halo, sizes.edges
-    if edges < max(inner, halo) or sizes.train > inner or sizes.sent > inner * max(num_parts - 1, 1):
-        raise ValueError(f"there is no such part: {sizes}")
-    dst = torch.cat([torch.arange(inner), torch.randint(inner, (edges - inner,), generator=draw)])
-    src = torch.randint(sizes.local, (edges,), generator=draw)
-    src[torch.randperm(edges, generator=draw)[:halo]] = torch.arange(inner, inner + halo)
-    order = torch.argsort(dst, stable=True)
-    indptr = torch.zeros(inner + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(dst, minlength=inner), 0, out=indptr[1:])
-    others = [0] * (num_parts - 1)
-    if num_parts > 1:
-        others[0] = 1
-    sent = torch.randperm(inner, generator=draw)[: sizes.sent].sort().values
-    shape = (inner, num_classes) if multilabel else (inner,)
-    labels = torch.randint(2 if multilabel else num_classes, shape, generator=draw)
-    node_data = {"label": labels}
-    if in_features is not None:
-        node_data["feat"] = torch.randn(inner, in_features, generator=draw)
-    train = torch.randperm(inner, generator=draw)[: sizes.train].sort().values
-    none = torch.empty(0, dtype=torch.int64)
-    return Shard(
-        rank=0, num_parts=num_parts, num_nodes_global=inner + halo, num_edges_global=edges,
-        global_node_ids=torch.arange(inner), global_edge_ids=torch.arange(edges), edge_starts=indptr[:-1].clone(),
-        indptr=indptr, indices=src[order].to(torch.int32), halo_global_ids=torch.arange(inner, inner + halo),
-        recv_splits=(0, *(halo * here for here in others)), send_rows=sent,
-        send_splits=(0, *(sizes.sent * here for here in others)),
-        out_degrees=torch.bincount(src, minlength=sizes.local)[:inner].clamp(min=1), node_data=node_data, edge_data={},
-        train_rows=train, val_rows=none, test_rows=none, num_train_global=sizes.train, num_val_global=0,
-        num_test_global=0, num_classes=num_classes, multilabel=multilabel, metric="accuracy", name="a random part",
-    )  # fmt: skip
+def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the trainer, and those of the family."""
+    of_trainer = {key: value for key, value in options.items() if key in _OF_TRAINER}
+    return of_trainer, {key: value for key, value in options.items() if key not in _OF_TRAINER}

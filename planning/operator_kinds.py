@@ -96,15 +96,7 @@ def describe(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -
         return Described("product", sizes, {"op": "convolution", "direction": "backward"})
     if "scaled_dot_product" in name:
         return _attention(name, args)
-    if name in (
-        "index_add",
-        "index_add_",
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-        "scatter_add",
-        "scatter_add_",
-    ):
+    if name in _ADD_ROWS:
         values = next(x for x in reversed(args) if isinstance(x, Tensor))
         return Described("rows", {"picked_bytes": _bytes(values)}, {"op": "add"})
     if name == "embedding_dense_backward":

@@ -2,19 +2,17 @@
 
 Torch's dispatch mode sees what autograd and the optimizer call, too. Our operators, and DGL's kernels, are one record
 each, whatever they do inside: the interceptor's innermost link and `nugnn.kernels.operator` say when one runs. Nothing
-that is computed changes: results are passed on as they are, and tensors are held by weak references alone.
+that is computed changes: results are passed on as they are. Memory is followed by `nugnn.planning.memory_follower`.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,60 +22,18 @@ from torch.utils._pytree import tree_leaves
 
 from nugnn.kernels.interceptor import KINDS, Interceptor, OperatorCall
 from nugnn.kernels.operator import watched_by
+from nugnn.planning.memory_follower import Memory, MemoryFollower
 from nugnn.planning.operator_kinds import SEEN_THROUGH, Described, describe, describe_on_graph, describe_own
-from nugnn.planning.trace_records import Category, OperatorRecord, Phase, Storage, TensorRecord, WorkspaceRecord
+from nugnn.planning.trace_records import Category, OperatorRecord, Phase, Storage, TensorRecord
 
 _ON_GRAPHS = frozenset(("spmm", "sddmm", "edge_softmax"))
 
 
-@dataclass(eq=False)
-class _Memory:
-    """A storage while the step runs.
+class _Operands(NamedTuple):
+    """What an operator reads, and the records that wrote it last."""
 
-    Args:
-        number: Its place in the list; -1 inside an operator that has not ended.
-        values: Of ``dtype``.
-        num_bytes: Of all.
-        dtype: Torch's name.
-        category: As far as it is known before the step has ended.
-        made_by: Number of a record; likewise ``freed_by``.
-        name: Of what was there before.
-    """
-
-    number: int
-    values: int
-    num_bytes: int
-    dtype: str
-    category: Category
-    made_by: int
-    name: str = ""
-    freed_by: int | None = None
-    is_saved: bool = False
-
-
-@dataclass(eq=False)
-class _Taken:
-    """Memory that an operator has taken inside, and `WorkspaceRecord.freed`."""
-
-    memory: _Memory
-    freed: int | None = None
-
-
-@dataclass(eq=False)
-class _Inside:
-    """All that an operator has taken since it began, and by memory what of it is alive."""
-
-    taken: list[_Taken] = field(default_factory=list)
-    alive: dict[int, _Taken] = field(default_factory=dict)
-
-    def add(self, memory: _Memory) -> None:
-        taken = self.alive[id(memory)] = _Taken(memory)
-        if memory.num_bytes:
-            self.taken.append(taken)
-
-    def dies(self, memory: _Memory) -> None:
-        if (taken := self.alive.pop(id(memory), None)) is not None:
-            taken.freed = len(self.taken)
+    inputs: tuple[TensorRecord, ...]
+    written_by: tuple[int, ...]
 
 
 class Recorder(TorchDispatchMode):
@@ -93,23 +49,20 @@ class Recorder(TorchDispatchMode):
         operators: So far.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, marks_saved: bool = False) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, marks_saved: bool) -> None:
         super().__init__()
         self._optimizer, self._marks_saved = optimizer, marks_saved
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         self.operators: list[OperatorRecord] = []
-        self._memories: list[_Memory] = []
-        self._known: dict[int, _Memory] = {}
-        self._finalizers: list[Any] = []
+        self._memory = MemoryFollower()
         self._writer: dict[int, int] = {}
         self._node_of: list[int] = []
-        self._added_to: tuple[_Memory, int] | None = None
         self._path_stack: list[str] = []
         self._names: list[str] = []
         self._name_of_node: dict[int, str] = {}
         self._record_of_node: dict[int, OperatorRecord] = {}
-        self._inside: _Inside | None = None
+        self._step_of_optimizer: tuple[_Operands, list[Memory]] | None = None
         self._has_left_model = self._has_run_backward = False
 
     # -- opening -------------------------------------------------------------------------------------------------------
@@ -120,49 +73,30 @@ class Recorder(TorchDispatchMode):
 
         Args:
             interceptor: Names the step's operators.
-            known: Tensors that are there before the step, by name.
+            known: Tensors that are there before the step, by name. They are held until it has ended: what the step lets
+                go of among them, such as the last step's gradients, is noted as if it stayed.
         """
-        for category, tensors in known.items():
-            for name, x in tensors.items():
-                for part in _parts(x):
-                    self._memory_of(part, category, name)
-        gc.collect(1)  # what the steps before have left
-        was_collecting = gc.isenabled()
-        gc.disable()  # memory goes when its last reference goes, and not at some later operator
-        try:
-            with ExitStack() as stack:
-                for hook in self._hooks():
-                    stack.callback(hook.remove)
-                stack.enter_context(interceptor.watched(_Naming(self), _OnGraphs(self)))
-                stack.enter_context(watched_by(self))
-                stack.enter_context(_dgl_kernels(self))
-                if self._marks_saved:
-                    stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, _itself))
-                stack.enter_context(self)
-                yield
-        finally:
-            for finalizer in self._finalizers:
-                finalizer.detach()
-            if was_collecting:
-                gc.enable()
+        with self._memory.following(), ExitStack() as stack:
+            for category, tensors in known.items():
+                for name, x in tensors.items():
+                    self._memory.show([x], category, name)
+            for hook in self._hooks():
+                stack.callback(hook.remove)
+            stack.enter_context(interceptor.watched(_Naming(self), _OnGraphs(self)))
+            stack.enter_context(watched_by(self))
+            stack.enter_context(_dgl_kernels(self))
+            if self._marks_saved:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, _itself))
+            stack.enter_context(self)
+            yield
 
     def storages(self) -> tuple[Storage, ...]:
         """All memory that the step touched; to be asked right after it."""
-        groups = [p for group in self._optimizer.param_groups for p in group["params"]]
-        of_gradients = {p.grad.untyped_storage()._cdata for p in groups if p.grad is not None}
-        of_state = {x.untyped_storage()._cdata for x in _state_of(self._optimizer)}
-        for key, memory in self._known.items():
-            if memory.category == "activation" and key in of_gradients:
-                memory.category = "gradient"
-            elif memory.category == "activation" and key in of_state:
-                memory.category = "optimizer"
-        return tuple(
-            Storage(
-                values=m.values, dtype=m.dtype, category=m.category, made_by=m.made_by, freed_by=m.freed_by,
-                is_saved=m.is_saved, name=m.name,
-            )
-            for m in self._memories
-        )  # fmt: skip
+        return self._memory.storages({"gradient": self._gradients(), "optimizer": _state_of(self._optimizer)})
+
+    def _save(self, x: Tensor) -> Tensor:
+        self._memory.mark_saved(x)
+        return x
 
     def _hooks(self) -> list[Any]:
         def enter(module: nn.Module, args: Any) -> None:
@@ -179,61 +113,17 @@ class Recorder(TorchDispatchMode):
             register_optimizer_step_post_hook(self._end_optimizer),
         ]
 
-    # -- memory --------------------------------------------------------------------------------------------------------
-
-    def _memory_of(self, x: Tensor, category: Category = "input", name: str = "") -> _Memory:
-        storage = x.untyped_storage()
-        key = storage._cdata
-        memory = self._known.get(key)
-        if memory is not None:
-            if memory.number < 0 and self._inside is None:
-                self._number(memory)
-            return memory
-        made_by = -1 if category not in ("activation",) else len(self.operators)
-        num_bytes = storage.nbytes()
-        dtype = _dtype(x)
-        memory = _Memory(-1, num_bytes // x.element_size(), num_bytes, dtype, category, made_by, name)
-        self._known[key] = memory
-        self._finalizers.append(weakref.finalize(storage, self._dies, key))
-        if self._inside is None:
-            self._number(memory)
-        elif category == "activation":  # else it is how an operator of ours has cut up the structure, kept inside
-            self._inside.add(memory)
-        return memory
-
-    def _number(self, memory: _Memory) -> None:
-        memory.number = len(self._memories)
-        self._memories.append(memory)
-
-    def _dies(self, key: int) -> None:
-        memory = self._known.pop(key)
-        if memory.number < 0:
-            if self._inside is not None:
-                self._inside.dies(memory)
-            return
-        memory.freed_by = len(self.operators) - (self._inside is None)  # during the operator that runs now, or before
-        if self._added_to == (memory, memory.freed_by):
-            memory.freed_by -= 1  # autograd adds to it in place where no mode is on
-
-    def _save(self, x: Tensor) -> Tensor:
-        for part in _parts(x):
-            self._memory_of(part).is_saved = True
-        return x
-
     # -- operators of torch --------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside is not None:
-            for x in _tensors((args, kwargs)):  # what was there before, seen for the first time
-                self._memory_of(x)
+        if self._memory.is_inside:
+            self._memory.show(_tensors((args, kwargs)))  # what was there before, seen for the first time
             out = func(*args, **kwargs)
-            for x in _tensors(out):
-                self._memory_of(x, "activation")
+            self._memory.show(_tensors(out), "activation")
             return out
         name = f"aten.{func._schema.name.rpartition('::')[2]}"
-        given = _tensors((args, kwargs))
-        inputs, readers = self._read(given)
+        operands = self._read((args, kwargs))
         out = func(*args, **kwargs)
         described = describe(func, args, kwargs, out)
         changed = [
@@ -241,19 +131,19 @@ class Recorder(TorchDispatchMode):
             for argument, x in zip(func._schema.arguments, args, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        if name == "aten.add" and self._is_sum_of_gradients(given):
+        if name == "aten.add" and self._is_sum_of_gradients(operands.inputs):
             described = Described("elementwise", {}, {"op": "sum of gradients"})
-            self._added_to = self._memory_of(given[0]), len(self.operators)
-        record = self._note(name, described, inputs, readers, [*_tensors(out), *_tensors(changed)])
+            self._memory.expect_addition(operands.inputs[0].storage)
+        record = self._note(name, described, operands, (out, changed))
         if not _in_backward():
-            self._name_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, record.name)  # type: ignore[attr-defined]
+            self._name_of_node.setdefault(_last_node(), record.name)
         return out
 
-    def _is_sum_of_gradients(self, given: Sequence[Tensor]) -> bool:
+    def _is_sum_of_gradients(self, inputs: Sequence[TensorRecord]) -> bool:
         """Whether it is autograd that adds: to what another operator's backward has made."""
-        if not _in_backward() or self._path_stack or len(given) != 2 or given[0].shape != given[1].shape:
+        if not _in_backward() or self._path_stack or len(inputs) != 2 or inputs[0].shape != inputs[1].shape:
             return False
-        writer = self._writer.get(self._memory_of(given[0]).number)
+        writer = self._writer.get(inputs[0].storage)
         return writer is not None and self._node_of[writer] not in (-1, _node_in_backward())
 
     # -- operators of our own ------------------------------------------------------------------------------------------
@@ -261,16 +151,17 @@ class Recorder(TorchDispatchMode):
     def passed(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """See `nugnn.kernels.operator.Watcher`."""
         cls, _, is_backward = name.partition(".")
-        if self._inside is not None or cls in SEEN_THROUGH:
-            if self._inside is None and not is_backward:  # what is recorded inside has this node in backward
+        is_inside = self._memory.is_inside
+        if is_inside or cls in SEEN_THROUGH:
+            if not (is_inside or is_backward):  # what is recorded inside has this node in backward
                 self._name_of_node.setdefault(_last_node(), self._name(cls))
             return function(*args)
-        inputs, readers = self._read(_tensors(args))
+        operands = self._read(args)
         node = _last_node()
-        with self._one_operator() as inside:
+        with self._memory.inside() as taken:
             out = function(*args)
         described = self._own_backward() if is_backward else describe_own(cls, args)
-        record = self._note(name, described, inputs, readers, _tensors(out), inside)
+        record = self._note(name, described, operands, out, taken)
         if not is_backward and not _in_backward():
             self._name_of_node.setdefault(node, record.name)
             self._record_of_node.setdefault(node, record)
@@ -291,14 +182,14 @@ class Recorder(TorchDispatchMode):
 
     def on_graph(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any]) -> Any:
         """Runs an operator on a graph."""
-        if self._inside is not None:
+        if self._memory.is_inside:
             return proceed(call)
-        inputs, readers = self._read(_tensors((call.inputs, call.attrs)))
+        operands = self._read((call.inputs, call.attrs))
         first = _last_node() + 1
-        with self._one_operator() as inside:
+        with self._memory.inside() as taken:
             out = proceed(call)
         described = describe_on_graph(call.kind, call.structure, call.inputs, call.attrs, out)
-        record = self._note(call.kind, described, inputs, readers, _tensors(out), inside)
+        record = self._note(call.kind, described, operands, out, taken)
         for node in range(first, _last_node() + 1):
             self._name_of_node.setdefault(node, record.name)
             self._record_of_node.setdefault(node, record)
@@ -306,95 +197,68 @@ class Recorder(TorchDispatchMode):
 
     def kernel_of_dgl(self, kind: str, function: Callable[..., Any], graph: Any, op: str, *args: Any) -> Any:
         """Runs one of DGL's kernels, which its own autograd functions call in backward."""
-        if self._inside is not None:
+        if self._memory.is_inside:
             return function(graph, op, *args)
-        inputs, readers = self._read(_tensors(args))
-        with self._one_operator() as inside:
+        operands = self._read(args)
+        with self._memory.inside() as taken:
             out = function(graph, op, *args)
         first: Tensor = _tensors(out)[0]
-        operands = [x for x in args if isinstance(x, Tensor)]
-        sizes = {"rows": first.shape[0], "sources": operands[0].shape[0], "edges": graph.num_edges(0)}
-        sizes["width"] = math.prod((operands[0] if op == "dot" else first).shape[1:])
+        given = next(x for x in args if isinstance(x, Tensor))
+        sizes = {"rows": first.shape[0], "sources": given.shape[0], "edges": graph.num_edges(0)}
+        sizes["width"] = math.prod((given if op == "dot" else first).shape[1:])
         words = [x for x in args if isinstance(x, str)]
         names = ("reduce",) if kind == "spmm" else ("lhs_target", "rhs_target")
         attrs = {"op": op, **dict(zip(names, words, strict=False)), "direction": "backward"}
-        self._note(f"dgl.{kind}", Described(kind, sizes, attrs), inputs, readers, _tensors(out), inside)  # type: ignore[arg-type]
+        self._note(f"dgl.{kind}", Described(kind, sizes, attrs), operands, out, taken)  # type: ignore[arg-type]
         return out
-
-    @contextmanager
-    def _one_operator(self) -> Iterator[_Inside]:
-        self._inside = _Inside()
-        try:
-            yield self._inside
-        finally:
-            self._inside = None
 
     def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer is self._optimizer:
-            self._read_by_optimizer = self._read(self._operands_of_optimizer())
-            self._inside = _Inside()
+            operands = self._read([self._stepped(), self._gradients(), _state_of(optimizer)])
+            self._step_of_optimizer = operands, self._memory.begin_inside()
 
     def _end_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer is not self._optimizer:
             return
-        inside, self._inside = self._inside, None
-        inputs, readers = self._read_by_optimizer
-        described = Described("optimizer", {"tensors": len(inputs)}, {"optimizer": type(optimizer).__name__})
-        outputs = [*self._stepped(), *_state_of(optimizer)]
-        self._note("optimizer", described, inputs, readers, outputs, inside)
+        self._memory.end_inside()
+        assert self._step_of_optimizer is not None
+        operands, taken = self._step_of_optimizer
+        sizes = {"tensors": len(operands.inputs)}
+        described = Described("optimizer", sizes, {"optimizer": type(optimizer).__name__})
+        self._note("optimizer", described, operands, (self._stepped(), _state_of(optimizer)), taken)
 
     def _stepped(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
 
-    def _operands_of_optimizer(self) -> list[Tensor]:
-        stepped = self._stepped()
-        return [*stepped, *(p.grad for p in stepped if p.grad is not None), *_state_of(self._optimizer)]
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._stepped() if p.grad is not None]
 
     # -- notes ---------------------------------------------------------------------------------------------------------
 
-    def _read(self, tensors: Iterable[Tensor]) -> tuple[tuple[TensorRecord, ...], tuple[int, ...]]:
-        """Inputs of the operator that comes next, and the records that wrote them; before it writes."""
-        parts = [part for x in tensors for part in _parts(x)]
-        records = tuple(self._tensor(x, self._memory_of(x)) for x in parts)
-        writers = {self._writer[r.storage] for r in records if r.storage in self._writer}
-        return records, tuple(sorted(writers))
-
-    @staticmethod
-    def _tensor(x: Tensor, memory: _Memory) -> TensorRecord:
-        return TensorRecord(storage=memory.number, shape=tuple(x.shape), dtype=_dtype(x))
+    def _read(self, operands: Any) -> _Operands:
+        """What comes next reads, to be asked before it writes; ``operands`` is any tree with tensors in it."""
+        inputs = self._memory.show(_tensors(operands))
+        written_by = {self._writer[x.storage] for x in inputs if x.storage in self._writer}
+        return _Operands(tuple(inputs), tuple(sorted(written_by)))
 
     def _note(
-        self,
-        op: str,
-        described: Described,
-        inputs: tuple[TensorRecord, ...],
-        depends_on: tuple[int, ...],
-        results: Sequence[Tensor],
-        inside: _Inside | None = None,
+        self, op: str, described: Described, operands: _Operands, results: Any, taken: Sequence[Memory] = ()
     ) -> OperatorRecord:
+        """Makes the record of what has run; ``results`` is any tree with tensors, those changed in place among them."""
         number = len(self.operators)
-        workspace: list[WorkspaceRecord] = []
-        if inside is not None:
-            for each in inside.alive.values():
-                self._number(each.memory)
-            for each in inside.taken:
-                m = each.memory
-                shape = (m.values,)
-                workspace.append(WorkspaceRecord(storage=m.number, shape=shape, dtype=m.dtype, freed=each.freed))
-        outputs = []
-        for x in (part for result in results for part in _parts(result)):
-            memory = self._memory_of(x, "activation")
-            output = self._tensor(x, memory)
-            if output not in outputs:
-                outputs.append(output)
-            if described.kind != "metadata" or memory.made_by == number:
-                self._writer[memory.number] = number
+        workspace = self._memory.workspace(taken)
+        outputs = self._memory.show(_tensors(results), "activation")
+        for output in outputs:
+            if described.kind != "metadata" or self._memory.made_by(output.storage) == number:
+                self._writer[output.storage] = number
         record = OperatorRecord(
-            name=self._name(op), op=op, kind=described.kind, phase=self._phase(), inputs=inputs, outputs=tuple(outputs),
-            sizes=dict(described.sizes), attrs=described.attrs, depends_on=depends_on, workspace=tuple(workspace),
+            name=self._name(op), op=op, kind=described.kind, phase=self._phase(), inputs=operands.inputs,
+            outputs=tuple(dict.fromkeys(outputs)), sizes=dict(described.sizes), attrs=described.attrs,
+            depends_on=operands.written_by, workspace=workspace,
         )  # fmt: skip
         self.operators.append(record)
         self._node_of.append(_node_in_backward())
+        self._memory.operator = len(self.operators)
         return record
 
     def _phase(self) -> Phase:
@@ -470,19 +334,6 @@ def _itself(x: Tensor) -> Tensor:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    """What ``x`` lies in: of a sparse tensor its three."""
-    if x.layout is torch.strided:
-        return (x,)
-    if x.layout is torch.sparse_csr:
-        return x.crow_indices(), x.col_indices(), x.values()
-    return ()
-
-
-def _dtype(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
