@@ -73,13 +73,14 @@ class Recorder(TorchDispatchMode):
 
         Args:
             interceptor: Names the step's operators.
-            known: Tensors that are there before the step, by name. They are held until it has ended: what the step lets
-                go of among them, such as the last step's gradients, is noted as if it stayed.
+            known: Tensors that are there before the step, by name. Not held, so that what the step lets go of, as the
+                last step's gradients, is noted to have gone; the caller should not hold them either.
         """
         with self._memory.following(), ExitStack() as stack:
             for category, tensors in known.items():
-                for name, x in tensors.items():
-                    self._memory.show([x], category, name)
+                for name in tensors:
+                    self._memory.show([tensors[name]], category, name)
+            del known, tensors
             for hook in self._hooks():
                 stack.callback(hook.remove)
             stack.enter_context(interceptor.watched(_Naming(self), _OnGraphs(self)))

@@ -297,7 +297,11 @@ def test_memory_of_a_sample_step_is_what_the_allocator_and_autograd_say(name):
 
 
 def _assert_memory(trace: StepTrace, make: Callable[[], Trainer]) -> None:
-    before = sum(storage_bytes(s) for s in trace.storages if s.made_by == -1)
+    # the last step's gradients are let go of first; of memory older than itself the profiler does not see that
+    first = next(number for number, o in enumerate(trace.operators) if o.kind in ("product", "exchange", "spmm"))
+    there = [s for s in trace.storages if s.made_by == -1]
+    before = sum(storage_bytes(s) for s in there if s.freed_by is None or s.freed_by >= first)
+    assert all(s.category == "gradient" for s in there if s.freed_by is not None and s.freed_by < first)
     assert abs(trace.peak_bytes() - before - _allocated(make())) <= _SCALARS_BYTES
     assert abs(trace.saved_bytes() - _saved(make())) <= _SCALARS_BYTES
     _, held = trace.at_peak()
