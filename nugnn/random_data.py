@@ -17,7 +17,8 @@ from nugnn.planning.part_sizes import PartSizes
 def random_part(
     sizes: PartSizes, in_features: int | None, num_classes: int, *, multilabel: bool, num_parts: int
 ) -> Shard:
-    """Part 0 of a graph: every node has an in-edge, every halo row an edge; rows come from and go to part 1 alone.
+    """Part 0 of a graph: every node has an in-edge, every halo row an edge; rows come from part 1 alone, and
+    go to it and, where it has read all, to the next ones.
 
     Args:
         sizes: What the part has.
@@ -42,7 +43,8 @@ def random_part(
     others = [0] * (num_parts - 1)
     if num_parts > 1:
         others[0] = 1
-    sent = torch.randperm(inner, generator=draw)[: sizes.sent].sort().values
+    splits = [min(inner, max(0, sizes.sent - inner * before)) for before in range(num_parts - 1)]
+    sent = [torch.randperm(inner, generator=draw)[:count].sort().values for count in splits]
     shape = (inner, num_classes) if multilabel else (inner,)
     labels = torch.randint(2 if multilabel else num_classes, shape, generator=draw)
     node_data = {"label": labels}
@@ -54,8 +56,8 @@ def random_part(
         rank=0, num_parts=num_parts, num_nodes_global=inner + halo, num_edges_global=edges,
         global_node_ids=torch.arange(inner), global_edge_ids=torch.arange(edges), edge_starts=indptr[:-1].clone(),
         indptr=indptr, indices=src[order].to(torch.int32), halo_global_ids=torch.arange(inner, inner + halo),
-        recv_splits=(0, *(halo * here for here in others)), send_rows=sent,
-        send_splits=(0, *(sizes.sent * here for here in others)),
+        recv_splits=(0, *(halo * here for here in others)), send_rows=torch.cat([none, *sent]),
+        send_splits=(0, *splits),
         out_degrees=torch.bincount(src, minlength=sizes.local)[:inner].clamp(min=1), node_data=node_data, edge_data={},
         train_rows=train, val_rows=none, test_rows=none, num_train_global=sizes.train, num_val_global=0,
         num_test_global=0, num_classes=num_classes, multilabel=multilabel, metric="accuracy", name="a random part",

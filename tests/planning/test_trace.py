@@ -93,6 +93,14 @@ def test_a_scaled_trace_of_a_part_is_the_one_recorded_there(name):
     _assert_same(_trace(name).at(PART), recorded)
 
 
+def test_more_rows_may_be_sent_than_there_are_nodes_where_several_read_them():
+    sizes = PartSizes(inner=101, halo=40, edges=503, train=30, sent=150)
+    recorded = record_graph_step(_gnn("gcn"), sizes, in_features=IN, num_classes=CLASSES, ranks=3)
+    _assert_same(_trace("gcn", ranks=3).at(sizes), recorded)
+    with pytest.raises(ValueError, match="there is no such part"):
+        record_graph_step(_gnn("gcn"), sizes, in_features=IN, num_classes=CLASSES, ranks=2)
+
+
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_a_scaled_trace_of_a_whole_graph_is_the_one_recorded_there(name):
     recorded = record_graph_step(_gnn(name), WHOLE, in_features=IN, num_classes=CLASSES, ranks=1)
