@@ -35,7 +35,7 @@ _RATES = {
 def profile(
     out: Path | None = typer.Option(None, metavar="FILE", help="Write the profile here, as JSON."),
     device: str = typer.Option("auto", metavar="|".join(_DEVICES), help="What to measure; auto: all there is."),
-    seconds: float = typer.Option(20.0, metavar="S", help="Of measurements; starting and compiling come on top."),
+    seconds: float = typer.Option(20.0, metavar="S", help="Of measurements, 0.5 to 600; starting comes on top."),
     as_json: bool = typer.Option(False, "--json", help="Print the profile alone, as JSON."),
 ) -> None:
     """Measure this machine's devices and links, and show how far their data sheets are off."""
@@ -47,14 +47,13 @@ def profile(
             from nugnn.profile_run import profile_machine
 
             measured = profile_machine(device, seconds=seconds, on_stage=on_stage)
-        if out is not None:
-            _write(out, measured.machine)
         if as_json:
             print(measured.machine.to_json(), end="")
-            return
-        for note in [*show(measured.machine, console), *measured.notes]:
-            console.print(f"note: {note}", markup=False, highlight=False)
-        if out is not None:
+        else:
+            for note in [*show(measured.machine, console), *measured.notes]:
+                console.print(f"note: {note}", markup=False, highlight=False)
+        if out is not None:  # last, so that what was measured has been shown if the file cannot be written
+            _write(out, measured.machine)
             console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -106,8 +105,8 @@ def show(machine: MachineProfile, console: Console) -> list[str]:
         most = max(device.spread.values(), default=0.0)
         if most > _MUCH_SPREAD:
             notes.append(
-                f"{device.name}: rates varied by up to {most:.0%} from call to call: others were using it; measure "
-                "again when it is idle"
+                f"{device.name}: rates varied by up to {most:.0%} from call to call: others may have been using "
+                "it; measure again when it is idle"
             )
     if machine.links:
         console.print(links_table(machine.links))
@@ -118,14 +117,17 @@ def _sheet(device: DeviceProfile) -> DeviceProfile | None:
     from nugnn.planning import datasheet
 
     try:
-        return (datasheet.cpu_sheet() if device.kind == "cpu" else datasheet.sheet_of(device.name)).as_profile()
+        if device.kind == "cpu":
+            return datasheet.cpu_sheet().as_profile(device.multiprocessors)
+        return datasheet.sheet_of(device.name).as_profile()
     except datasheet.SheetError:
         return None
 
 
 def device_table(device: DeviceProfile, sheet: DeviceProfile | None) -> Table:
     """What was measured, what the sheet says, and the first as a part of the second; at most 80 columns wide."""
-    cores = f"{device.multiprocessors} {'multiprocessors' if device.kind == 'cuda' else 'threads'}"
+    unit = "multiprocessor" if device.kind == "cuda" else "thread"
+    cores = f"{device.multiprocessors} {unit}{'s' * (device.multiprocessors > 1)}"
     title = f"{device.name}, {cores}" + (f"\n{device.uuid}" if device.uuid else "")
     table = Table(title=title, title_justify="left")
     for name in ("", "measured", "spread", "sheet", "measured/sheet"):

@@ -89,26 +89,35 @@ class CpuSheet:
     """The last level, all of its pieces together."""
     assumed: tuple[str, ...]
 
-    def as_profile(self) -> DeviceProfile:
-        """What these cores sustain, estimated: every peak times its derate."""
+    def as_profile(self, threads: int | None = None) -> DeviceProfile:
+        """What these cores sustain, estimated: every peak times its derate.
+
+        Args:
+            threads: So many in use, fewer than there are; all of them when None.
+        """
+        threads = self.threads if threads is None else min(threads, self.threads)
+        cores = min(self.cores, threads)
         # Few cores do not fill many channels.
-        stream = min(self.bandwidth_bytes * derates.CPU_STREAM, self.cores * derates.CPU_CORE_BYTES)
-        in_cache = self.cores * self.clock_hz * derates.CPU_CACHED_BYTES_PER_CLOCK
+        stream = min(self.bandwidth_bytes * derates.CPU_STREAM, cores * derates.CPU_CORE_BYTES)
+        in_cache = cores * self.clock_hz * derates.CPU_CACHED_BYTES_PER_CLOCK
         matrix_unit = self.flops.get("bf16", 0) > 4 * self.flops["fp32"]
         derate = {"bf16": derates.CPU_AMX_PRODUCT if matrix_unit else derates.CPU_PRODUCT}
         return DeviceProfile(
             name=self.name,
             kind="cpu",
             source="sheet",
-            memory_bytes=round(self.memory_bytes * derates.CPU_MEMORY),
+            memory_bytes=self.memory_bytes,
             cache_bytes=self.cache_bytes,
-            gemm_flops={form: peak * derate.get(form, derates.CPU_PRODUCT) for form, peak in self.flops.items()},
+            gemm_flops={
+                form: peak * cores / self.cores * derate.get(form, derates.CPU_PRODUCT)
+                for form, peak in self.flops.items()
+            },
             stream_bytes=stream,
             gather_bytes=stream * derates.CPU_GATHER,
             cached_gather_bytes=in_cache,
             pack_bytes=stream * derates.CPU_PACK,
             launch_seconds=derates.CPU_LAUNCH_SECONDS,
-            multiprocessors=self.threads,
+            multiprocessors=threads,
         )
 
 

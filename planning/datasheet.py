@@ -146,7 +146,10 @@ def sheet_of(name: str) -> DeviceSheet:
     near = longer + difflib.get_close_matches(wanted, normal, n=4, cutoff=0.5)
     names = list(dict.fromkeys(normal[key].name for key in near))[:5]
     hint = f"; near it: {', '.join(names)}" if names else ""
-    raise SheetError(f"no data sheet of {name!r}{hint}. docs/hardware.md lists all, and tells how to add one")
+    raise SheetError(
+        f"no data sheet of {name!r}{hint}. docs/hardware.md lists all GPUs, and tells how to add one; of this "
+        "machine's CPU cpu_sheet() tells"
+    )
 
 
 @lru_cache(maxsize=1)

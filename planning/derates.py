@@ -59,8 +59,5 @@ CPU_PACK = 0.45
 CPU_CACHED_BYTES_PER_CLOCK = 8.0
 """Bytes of one core in a clock gathered from the last cache: 5 (torch's kernel) to over 20 (ours, much in L2)."""
 
-CPU_MEMORY = 0.90
-"""Of the machine's memory for tensors."""
-
 CPU_LAUNCH_SECONDS = 5e-6
 """One more small operator of torch: 6.4 microseconds on the same machine."""

@@ -169,7 +169,8 @@ def partition_to_fit(
         seed: Of the partitioner; round r uses ``seed + r``.
         imbalance: Ends the loop when devices wait for less than this share of an epoch, on average.
         halo_fraction: Halo rows expected for each node of a part, for the first shares only.
-        also: Further shares of the nodes to start from, by name: baselines that the result shall not be worse than.
+        also: Further shares of the nodes to start from, a dictionary by name, each in any unit: baselines that the
+            result shall not be worse than.
         moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
         beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
             that the result is not worse than those either.
@@ -185,6 +186,9 @@ def partition_to_fit(
     num_parts = len(memory)
     if method not in get_args(LoopMethod):
         raise ValueError(f"unknown partition method {method!r}; choose 'metis', 'clusters' or 'kaminpar'")
+    num_devices = getattr(work, "num_devices", num_parts)
+    if num_devices != num_parts:
+        raise ValueError(f"limits are of {num_parts} devices, and the work model is of {num_devices}")
     if rounds < 0:
         raise ValueError(f"rounds is {rounds}; it must be at least 0")
     if not imbalance >= 0:

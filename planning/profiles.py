@@ -109,21 +109,26 @@ class MachineProfile(_Record):
         return self.model_dump_json(indent=2, by_alias=True) + "\n"
 
 
-def read_profile(path: Path) -> MachineProfile:
+def read_profile(path: Path | str) -> MachineProfile:
     """The profile in a file.
 
     Raises:
         ProfileError: It cannot be read, is no JSON, is of another version, or has a field that is missing, unknown or
             out of range.
     """
+    path = Path(path)
     try:
-        return MachineProfile.model_validate_json(path.read_bytes())
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # a mark that some editors begin UTF-8 with
+        return MachineProfile.model_validate_json(content, strict=True)
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
+        all_found = error.errors()  # of a tuple with a wrong member, that it is too short is said as well
+        found = [each for each in all_found if each["type"] != "too_short"] or all_found
+        first = found[0]
         field = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         place = f"{path}: {field}: " if field else f"{path}: "
-        hint = "; make it with: nugnn profile --out FILE" if first["loc"] in ((), ("schema",)) else ""
+        is_foreign = len(first["loc"]) < 2
+        hint = "; make it with: nugnn profile --out FILE" if is_foreign else ""
         raise ProfileError(f"{place}{first['msg']}{more}{hint}") from error

@@ -24,6 +24,8 @@ _SAMPLES = 33
 """Of each curve, spaced evenly in the logarithm, besides its corners."""
 _MOST_LINES, _MOST_CHOICES = 16, 4
 """Of a message that says what is lacking: devices; kinds of devices of which there could be more."""
+_LEAST_FACTOR = 1e-4
+"""Of the bytes; numbers that much smaller are no advice."""
 _NOTHING = PartSizes(0, 0, 0, 0, 0)
 
 
@@ -317,7 +319,12 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
         lines.append(f"Device {device}: {room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}.")
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"And so on for {len(lines) - _MOST_LINES} more."]
-    lines.insert(0, f"the graph does not fit: the devices together hold {held:.1%} of it.")
+    empty = [str(device) for device, cap in enumerate(caps) if cap <= 0]
+    if held >= 1 and empty:  # every device has to hold something
+        which = f"device {empty[0]} does" if len(empty) == 1 else f"devices {', '.join(empty[:_MOST_LINES])} do"
+        lines.insert(0, f"the graph does not fit: {which} not hold a single node; the others would hold all of it.")
+    else:
+        lines.insert(0, f"the graph does not fit: the devices together hold {held:.1%} of it.")
     more: dict[tuple[str, str], str] = {}
     for device, cap in enumerate(caps):
         if cap > 0 and held < 1:
@@ -328,7 +335,7 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
         choices = list(more.values())[:_MOST_CHOICES]
         lines.append(f"It would fit with {' or '.join(choices)}, as far as the model tells.")
     factor = fitting_factor(work, curves, limits)
-    if factor is None:
+    if factor is None or factor < _LEAST_FACTOR:
         lines.append("Smaller numbers would not do: what a part takes whatever its size is too much already.")
     else:
         shown = f"{math.floor(100 * factor) / 100:.2f}" if factor >= 0.01 else f"{factor:.1g}"

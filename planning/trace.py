@@ -66,9 +66,12 @@ class StepTrace(Strict):
         """The step of a device with these sizes: numbers in place of formulas.
 
         Raises:
-            TraceError: A dimension could not be told when the trace was made; or the sizes have a halo, and the trace
-                was recorded without other devices.
+            TraceError: A dimension could not be told when the trace was made; the sizes are of the other family of
+                data; or they have a halo, and the trace was recorded without other devices.
         """
+        wanted, other = ("inner", "batch") if self.family == "graph" else ("batch", "inner")
+        if getattr(sizes, other) and not getattr(sizes, wanted):
+            raise TraceError(f"the trace is of {self.family}, whose sizes have {wanted}; these have {other} alone")
         if untold := self.untold():
             raise TraceError(f"what these dimensions count is not known: {'; '.join(untold[:5])}")
         if self.ranks == 1 and sizes.halo:

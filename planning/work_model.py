@@ -20,7 +20,7 @@ class WorkModel(Protocol):
     """What a part costs on a device; devices are numbered as parts are.
 
     Both should grow with every size: shares are found under that assumption, and what they lead to is then measured
-    with the model itself, whatever its shape.
+    with the model itself, whatever its shape. A model may have ``num_devices``, to be held against what it is used for.
     """
 
     def seconds(self, part: int, sizes: PartSizes) -> float:
@@ -98,6 +98,10 @@ class LinearWork:
             object.__setattr__(self, "bytes_of", (LinearCost(),) * len(self.seconds_of))
         if len(self.bytes_of) != len(self.seconds_of):
             raise ValueError(f"bytes_of has {len(self.bytes_of)} devices and seconds_of {len(self.seconds_of)}")
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.seconds_of)
 
     def seconds(self, part: int, sizes: PartSizes) -> float:
         return self.seconds_of[part].of(sizes)

@@ -134,6 +134,16 @@ def test_an_unknown_machine_and_one_without_proc_get_a_sheet(tmp_path: Path) -> 
     profile_keeps(bare)
 
 
+def test_fewer_threads_do_as_much_as_their_cores(tmp_path: Path) -> None:
+    sheet = read_cpu_sheet(sapphire(tmp_path), range(8))
+    all_of_it, one = sheet.as_profile(), sheet.as_profile(1)
+    assert one.multiprocessors == 1 and sheet.as_profile(10**6) == all_of_it
+    for name, rate in one.gemm_flops.items():
+        assert rate == pytest.approx(all_of_it.gemm_flops[name] / sheet.cores)
+    assert one.cached_gather_bytes == pytest.approx(all_of_it.cached_gather_bytes / sheet.cores)
+    assert one.memory_bytes == all_of_it.memory_bytes == sheet.memory_bytes
+
+
 def test_this_machine_has_a_sheet() -> None:
     sheet = cpu_sheet()
     assert 1 <= sheet.threads <= (os.cpu_count() or 1) and sheet.assumed

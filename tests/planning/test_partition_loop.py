@@ -251,6 +251,8 @@ def test_small_and_odd_graphs() -> None:
         ({"imbalance": float("nan")}, "imbalance is nan"),
         ({"also": {"mine": [1.0]}}, "'mine' has 1 shares for 2 devices"),
         ({"limits": [1.0, -1]}, "the memory limit of device 1 is -1 bytes"),
+        ({"limits": [1.0]}, "limits are of 1 devices, and the work model is of 2"),
+        ({"limits": [1.0] * 3}, "limits are of 3 devices, and the work model is of 2"),
         ({"num_nodes": 1, "src": [], "dst": []}, "2 devices for 1 nodes"),
         ({"dst": [1]}, "src has 2 entries and dst 1"),
         ({"src": [0, 4]}, "entry 1 of src is 4"),

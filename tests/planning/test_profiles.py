@@ -33,6 +33,8 @@ MACHINE = MachineProfile(devices=(DEVICE,), links=(LINK,), versions={"torch": "2
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     file.write_text(MACHINE.to_json())
+    assert read_profile(file) == read_profile(str(file)) == MACHINE
+    file.write_text(MACHINE.to_json(), encoding="utf-8-sig")
     assert read_profile(file) == MACHINE
     assert json.loads(file.read_text())["schema"] == "nugnn.machine/1"
 
@@ -45,6 +47,8 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"speed": 1}, "speed: Extra inputs are not permitted"),
         ({"devices": [{**DEVICE.model_dump(), "stream_bytes": 0}]}, "devices.0.stream_bytes: .*greater than 0"),
         ({"devices": [{**DEVICE.model_dump(), "gemm_flops": {"fp33": 1}}]}, "devices.0.gemm_flops.fp33"),
+        ({"devices": [{**DEVICE.model_dump(), "gather_bytes": "4e9"}]}, "devices.0.gather_bytes: .*valid number$"),
+        ({"devices": [{**DEVICE.model_dump(), "gather_bytes": True}]}, "devices.0.gather_bytes: .*valid number$"),
         ({"devices": [{**DEVICE.model_dump(), "gemm_flops": {"fp32": 1e999}}]}, "gemm_flops.fp32: "),
     ],
 )

@@ -93,6 +93,13 @@ def test_a_scaled_trace_of_a_part_is_the_one_recorded_there(name):
     _assert_same(_trace(name).at(PART), recorded)
 
 
+def test_sizes_of_the_other_family_are_refused():
+    with pytest.raises(TraceError, match="the trace is of graph, whose sizes have inner; these have batch alone"):
+        _trace("gcn").at(BATCH)
+    with pytest.raises(TraceError, match="the trace is of samples, whose sizes have batch; these have inner alone"):
+        _of_samples("mlp")[1].flops(WHOLE)
+
+
 def test_more_rows_may_be_sent_than_there_are_nodes_where_several_read_them():
     sizes = PartSizes(inner=101, halo=40, edges=503, train=30, sent=150)
     recorded = record_graph_step(_gnn("gcn"), sizes, in_features=IN, num_classes=CLASSES, ranks=3)
@@ -268,13 +275,17 @@ def _allocated(trainer: Trainer) -> int:
     return max(itertools.accumulate(change for _, change in changes))
 
 
+def _has_storage(x: Any) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided  # other tests may have left others
+
+
 def _saved(trainer: Trainer) -> int:
     """Bytes that autograd keeps of what a second step has made, by torch's hooks."""
     run_steps(trainer, 1)
     works = next(iter(trainer.family.steps(0)))
     trainer.optimizer.zero_grad(set_to_none=True)  # as the step would: what it makes may lie in the same places
     gc.collect(1)
-    before = {x.untyped_storage().data_ptr() for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)}
+    before = {x.untyped_storage().data_ptr() for x in gc.get_objects() if _has_storage(x)}
     held: dict[int, Tensor] = {}  # alive until all are there, so that no address comes twice
 
     def pack(x: Tensor) -> Tensor:
