@@ -34,9 +34,9 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     file.write_text(MACHINE.to_json())
     assert read_profile(file) == read_profile(str(file)) == MACHINE
+    assert json.loads(file.read_text())["schema"] == "nugnn.machine/1"
     file.write_text(MACHINE.to_json(), encoding="utf-8-sig")
     assert read_profile(file) == MACHINE
-    assert json.loads(file.read_text())["schema"] == "nugnn.machine/1"
 
 
 @pytest.mark.parametrize(
