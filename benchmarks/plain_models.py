@@ -132,15 +132,17 @@ def fastest_product(matrix: Tensor, x: Tensor) -> Product:
 def fastest_weighted_product(adjacency: Adjacency, values_E: Tensor, x: Tensor) -> WeightedProduct:
     """As `fastest_product`, of a matrix whose values change from call to call.
 
-    What keeps the values that it has analysed is left out: ALG3 in bfloat16 does (H200, CUDA 13.0).
+    Raises:
+        RuntimeError: An analysed product is not that of values which it gets later.
     """
     ways: list[WeightedProduct] = [lambda values_E, x: adjacency.with_values(values_E) @ x]
     others = torch.rand(len(values_E), device=x.device).to(x.dtype)
-    expected = ways[0](others, x).float()
+    expected = adjacency.with_values(others.float()) @ x.float()
     for product in analysed(adjacency.csr.indptr, adjacency.csr.indices, values_E, x):
-        found = product(x, values=others).float()
-        if torch.allclose(found, expected, rtol=0.1):  # sums of up to 20,000 values in bfloat16
-            ways.append(lambda values_E, x, product=product: product(x, values=values_E))
+        # bfloat16 sums of ALG2 are off by up to 4 % of the largest; with the first values, ones, by half of it
+        if float((product(x, values=others).float() - expected).abs().max() / expected.max()) > 0.1:
+            raise RuntimeError("an analysed product keeps the values that it has analysed")
+        ways.append(lambda values_E, x, product=product: product(x, values=values_E))
     return fastest(ways, others, x)
 
 
