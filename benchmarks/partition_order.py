@@ -287,6 +287,8 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace, folder: str) -> None:
+    from nugnn.planning.device_facts import processor_name
+
     seconds = prepare(Path(folder), arguments.family, arguments.nodes, arguments.arcs)
     num_arcs = len(np.load(Path(folder) / "src.npy", mmap_mode="r"))
     cores = len(os.sched_getaffinity(0))
@@ -310,7 +312,7 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
         "num_edges": num_arcs,
         "shares": SHARES,
         "balance": arguments.balance,
-        "processor": processor(),
+        "processor": processor_name(),
         "python": platform.python_version(),
     }
 
@@ -349,13 +351,6 @@ def report(arguments: argparse.Namespace, folder: str) -> None:
     if sums is not None:
         show_sums(sums, cores)
         keep({"work": "spmm", "threads": cores, "sums": sums})
-
-
-def processor() -> str:
-    """Its name, as far as the system says it."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
-        return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    return platform.processor() or platform.machine()
 
 
 def show_ratios(seconds: dict[tuple[str, int], list[float]]) -> None:

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nugnn.planning.validation import first_problem
+
 SCHEMA: Literal["nugnn.machine/1"] = "nugnn.machine/1"
 
 Format = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
@@ -123,12 +125,6 @@ def read_profile(path: Path | str) -> MachineProfile:
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        all_found = error.errors()  # of a tuple with a wrong member, that it is too short is said as well
-        found = [each for each in all_found if each["type"] != "too_short"] or all_found
-        first = found[0]
-        field = ".".join(str(part) for part in first["loc"])
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        place = f"{path}: {field}: " if field else f"{path}: "
-        is_foreign = len(first["loc"]) < 2
-        hint = "; make it with: nugnn profile --out FILE" if is_foreign else ""
-        raise ProfileError(f"{place}{first['msg']}{more}{hint}") from error
+        place, problem = first_problem(error)
+        hint = "; make it with: nugnn profile --out FILE" if len(place) < 2 else ""
+        raise ProfileError(f"{path}: {problem}{hint}") from error

@@ -31,6 +31,7 @@ from nugnn.planning.trace_records import (
     map_dims,
     value_of,
 )
+from nugnn.planning.validation import first_problem
 
 __all__ = ["OperatorRecord", "StepTrace", "Storage", "TensorRecord", "TraceError", "read_trace"]
 
@@ -186,6 +187,4 @@ def read_trace(path: Path) -> StepTrace:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise TraceError(f"{path}: {place + ': ' if place else ''}{first['msg']}") from error
+        raise TraceError(f"{path}: {first_problem(error)[1]}") from error
