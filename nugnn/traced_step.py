@@ -118,14 +118,14 @@ def graph_trainer(
 ) -> Trainer:
     """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
     seam.install()
-    alone = LoneRanks.of(ranks, torch.device(device))
+    alone = LoneRanks.of(ranks, _numbered(device))
     shard = random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
-    rows = {"train": shard.train_rows.to(device)}
+    rows = {"train": shard.train_rows.to(alone.device)}
     options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
     graph = ShardGraph(shard, alone)
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes.local)
     of_trainer, of_family = _divided(options)
-    return Trainer(GraphFamily(own.to(device), graph, rows, **of_family), check_replicas=0, **of_trainer)
+    return Trainer(GraphFamily(own.to(alone.device), graph, rows, **of_family), check_replicas=0, **of_trainer)
 
 
 def sample_trainer(
@@ -139,10 +139,10 @@ def sample_trainer(
     **options: Any,
 ) -> Trainer:
     """What trains a copy of ``model`` on random samples like ``sample``; as for `trace_sample_step`."""
-    alone = LoneRanks.of(ranks, torch.device(device))
+    alone = LoneRanks.of(ranks, _numbered(device))
     data = random_samples(sample, 4 * sizes.batch * ranks, num_classes)
     of_trainer, of_family = _divided(options)
-    family = SampleFamily(copy.deepcopy(model).to(device), data, alone, sizes=[sizes.batch] * ranks, **of_family)
+    family = SampleFamily(copy.deepcopy(model).to(alone.device), data, alone, sizes=[sizes.batch] * ranks, **of_family)
     return Trainer(family, check_replicas=0, **of_trainer)
 
 
@@ -233,6 +233,12 @@ def _known(trainer: Trainer, works: Sequence[Any]) -> dict[Category, dict[str, T
         "optimizer": state,
         "input": data,
     }
+
+
+def _numbered(device: str) -> torch.device:
+    """With the number that tensors on it have: DGL compares devices, and "cuda" is not "cuda:0"."""
+    named = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if named.type == "cuda" and named.index is None else named
 
 
 def _without_halo(sizes: PartSizes) -> PartSizes:

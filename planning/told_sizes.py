@@ -2,12 +2,14 @@
 
 A dimension that is the same in both is a number. One that differs has to be ``factor * count + offset`` with whole
 numbers for exactly one of the counts; sizes in which no two counts grow alike make that unique. What fits none stays
-untold, with both of its values, and a trace with such a dimension refuses to be scaled.
+untold, with both of its values, and a trace with such a dimension refuses to be scaled. Memory that an operator takes
+and gives up inside may follow from how a GPU divides its work (a row of partial sums for each program): where it grows
+no faster than a count it is told as the least multiple of that count which is enough in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
@@ -15,6 +17,8 @@ from nugnn.planning.trace_records import Dim, OperatorRecord, TraceError, dims_o
 
 _MOST_OFFSET = 1
 """``N + 1`` is the length of offsets into rows; nothing further off is known to occur."""
+_DIVIDED = frozenset("NLEB")
+"""Rows, edges and samples: what programs of a GPU divide among them, and what every device has."""
 
 
 def told(first: StepTrace, at_first: PartSizes, second: StepTrace, at_second: PartSizes) -> StepTrace:
@@ -33,14 +37,20 @@ def told(first: StepTrace, at_first: PartSizes, second: StepTrace, at_second: Pa
     symbols = _grown(at_first.symbols(), at_second.symbols())
     _check_same(first, second)
 
-    def tell(one: Dim, other: Dim) -> Dim:
+    def tell(one: Dim, other: Dim, *, is_inside: bool = False) -> Dim:
         assert isinstance(one, int) and isinstance(other, int)
-        return _told(one, other, symbols)
+        exactly = _told(one, other, symbols)
+        return _at_most(one, other, symbols) or exactly if is_inside and str(exactly).startswith("?") else exactly
 
     operators = []
     for record, twin in zip(first.operators, second.operators, strict=True):
-        others = iter([dim for _, dim in dims_of(twin)])
-        operators.append(map_dims(record, lambda dim, others=others: tell(dim, next(others))))  # type: ignore[misc]
+        others = iter(dims_of(twin))
+
+        def tell_next(dim: Dim, others: Iterator[tuple[str, Dim]] = others) -> Dim:
+            place, other = next(others)
+            return tell(dim, other, is_inside=place.startswith("workspace"))
+
+        operators.append(map_dims(record, tell_next))
     storages = tuple(
         storage.model_copy(update={"values": tell(storage.values, twin.values)})
         for storage, twin in zip(first.storages, second.storages, strict=True)
@@ -71,6 +81,19 @@ def _told(one: int, other: int, symbols: Mapping[str, tuple[int, int]]) -> Dim:
     if len(best) != 1:
         return f"?{one} and {other}" + (f", {' or '.join(map(str, best))}" if best else "")
     return best[0]
+
+
+def _at_most(one: int, other: int, symbols: Mapping[str, tuple[int, int]]) -> Dim | None:
+    """A multiple of a count that is no less at either size: of what work is divided by, the count that grows most alike.
+
+    None where this grows faster than all of them.
+    """
+    bounds = []
+    for symbol, (first, second) in symbols.items():
+        if symbol in _DIVIDED and other * first <= one * second:
+            factor = max(-(-one // first), -(-other // second))
+            bounds.append((second / first, formula(factor, symbol, 0)))
+    return min(bounds)[1] if bounds else None
 
 
 def _check_same(first: StepTrace, second: StepTrace) -> None:

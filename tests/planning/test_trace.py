@@ -20,7 +20,9 @@ from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.told_sizes import told
 from nugnn.planning.trace import StepTrace, TraceError, read_trace
+from nugnn.planning.trace_records import WorkspaceRecord
 from nugnn.traced_step import (
+    GRAPH_SIZES,
     graph_trainer,
     record_graph_step,
     record_sample_step,
@@ -395,6 +397,44 @@ def test_two_counts_that_both_fit_a_dimension_are_named_and_neither_is_taken():
     one, other = (record_graph_step(model, s, in_features=IN, num_classes=CLASSES, ranks=1) for s in sizes)
     trace = told(one, sizes[0], other, sizes[1])
     assert any(place.endswith("edges: 200 and 220, 2*N or E") for place in trace.untold())
+
+
+def _with_workspace(trace, values):
+    """``trace`` whose first operator takes so many float32 values while it runs."""
+    first = trace.operators[0].model_copy(
+        update={"workspace": (WorkspaceRecord(storage=-1, shape=(values,), dtype="float32", freed=1),)}
+    )
+    return trace.model_copy(update={"operators": (first, *trace.operators[1:])})
+
+
+def test_memory_inside_an_operator_is_told_as_the_least_multiple_that_is_enough():
+    def told_of(values):
+        one, other = (
+            _with_workspace(record_graph_step(_gnn("gcn"), s, in_features=IN, num_classes=CLASSES), values(s))
+            for s in GRAPH_SIZES
+        )
+        return told(one, GRAPH_SIZES[0], other, GRAPH_SIZES[1])
+
+    def partial_sums(sizes):  # a row of 47 for each program of 32 rows
+        return -(-sizes.inner // 32) * 47
+
+    bounded = told_of(partial_sums)
+    assert bounded.operators[0].workspace[0].shape == ("2*N",)
+    for inner in (31, 1000, 123_457):
+        at = bounded.at(PartSizes(inner=inner, edges=1, train=1)).operators[0].workspace[0].shape[0]
+        assert at >= partial_sums(PartSizes(inner=inner))
+    squared = told_of(lambda sizes: sizes.inner * sizes.edges)  # faster than any count: no multiple is enough
+    assert any(place.startswith("operator 0") and "workspace" in place for place in squared.untold())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gin"])
+def test_a_step_is_traced_on_a_gpu(kind, precision):
+    trace = trace_graph_step(_gnn(kind), in_features=IN, num_classes=CLASSES, device="cuda", precision=precision)
+    assert not trace.untold()
+    assert trace.device == "cuda"
+    assert trace.peak_bytes(PART) > 0
 
 
 def test_sizes_are_no_less_than_nothing():
