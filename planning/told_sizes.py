@@ -84,7 +84,7 @@ def _told(one: int, other: int, symbols: Mapping[str, tuple[int, int]]) -> Dim:
 
 
 def _at_most(one: int, other: int, symbols: Mapping[str, tuple[int, int]]) -> Dim | None:
-    """A multiple of a count that is no less at either size: of what work is divided by, the count that grows most alike.
+    """A multiple that is no less at either size of the count that grows most alike, among those that work is divided by.
 
     None where this grows faster than all of them.
     """
