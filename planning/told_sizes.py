@@ -84,7 +84,7 @@ def _told(one: int, other: int, symbols: Mapping[str, tuple[int, int]]) -> Dim:
 
 
 def _at_most(one: int, other: int, symbols: Mapping[str, tuple[int, int]]) -> Dim | None:
-    """A multiple that is no less at either size of the count that grows most alike, among those that work is divided by.
+    """A multiple, no less at either size, of the count that grows most alike among those that work is divided by.
 
     None where this grows faster than all of them.
     """
