@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from nugnn.planning.timing import sample_calls, synchronize
+
 ROOT = Path(__file__).resolve().parent.parent
-_FLUSHED_BYTES = 256 << 20
-"""Written between two runs where the cache shall be cold: several times the L2 cache of any card (H100: 50 MB)."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,13 @@ def time_ms(
             are far larger than the cache do not notice.
         least_repeats: Calls that are timed though they take longer than the budget.
     """
-    begin = time.perf_counter()
-    for _ in range(warmup):
-        begin = time.perf_counter()
-        function()
-        synchronize(device)
-    repeats = max(least_repeats, min(100, int(budget_seconds / max(time.perf_counter() - begin, 1e-6))))
-    if device.type != "cuda":
-        samples = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            function()
-            samples.append((time.perf_counter() - begin) * 1e3)
-        return timing_of(samples)
-    scratch = torch.empty(_FLUSHED_BYTES if flush_l2 else 0, dtype=torch.uint8, device=device)
-    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(repeats)]
-    for start, end in events:
-        scratch.zero_()
-        start.record()
-        function()
-        end.record()
-    synchronize(device)
-    return timing_of([start.elapsed_time(end) for start, end in events])
+    how: dict[str, Any] = {
+        "budget_seconds": budget_seconds,
+        "warmup": warmup,
+        "least_repeats": least_repeats,
+        "clear_cache": flush_l2,
+    }
+    return timing_of([1e3 * seconds for seconds in sample_calls(function, device, **how)])
 
 
 def timing_of(samples_ms: list[float]) -> Timing:
@@ -104,12 +89,6 @@ def kernels_of(step: Callable[[], Any], count: int, device: torch.device) -> lis
 
     events = sorted(profiler.key_averages(), key=milliseconds, reverse=True)[:count]
     return [{"name": event.key, "calls": event.count, "ms": milliseconds(event)} for event in events]
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device; nothing on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def moment(device: torch.device) -> Any:

@@ -59,6 +59,24 @@ def time_calls(
             calls go into a GPU's queue.
         least_repeats: Calls that are timed though they take longer than the budget.
     """
+    return timing_of(
+        sample_calls(function, device, budget_seconds=budget_seconds, warmup=warmup, least_repeats=least_repeats)
+    )
+
+
+def sample_calls(
+    function: Callable[[], Any],
+    device: torch.device,
+    *,
+    budget_seconds: float,
+    warmup: int = 2,
+    least_repeats: int = 5,
+    clear_cache: bool = True,
+) -> list[float]:
+    """Seconds of single calls; arguments as for `time_calls`.
+
+    With ``clear_cache``, what the last call left in a GPU's cache is gone before the next.
+    """
     first = 0.0
     for _ in range(warmup):
         first = seconds_of(function, device)
@@ -67,11 +85,11 @@ def time_calls(
         end = time.perf_counter() + budget_seconds
         while len(samples) < least_repeats or (len(samples) < _MOST_REPEATS and time.perf_counter() < end):
             samples.append(seconds_of(function, device))
-        return timing_of(samples)
+        return samples
     repeats = max(least_repeats, min(_MOST_REPEATS, int(budget_seconds / max(first, 1e-6))))
-    # Written before each call: what the last one left in the cache is gone, and the GPU is busy until the call and the
-    # event behind it are in its queue, so that the host's time for them does not count.
-    scratch = torch.empty(_BETWEEN_BYTES, dtype=torch.uint8, device=device)
+    # Written before each call: the GPU is busy until the call and the event behind it are in its queue, so that the
+    # host's time for them does not count.
+    scratch = torch.empty(_BETWEEN_BYTES if clear_cache else 0, dtype=torch.uint8, device=device)
     stream = torch.cuda.current_stream(device)
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for before, after in events:
@@ -80,7 +98,7 @@ def time_calls(
         function()
         after.record(stream)
     synchronize(device)
-    return timing_of([before.elapsed_time(after) / 1e3 for before, after in events])
+    return [before.elapsed_time(after) / 1e3 for before, after in events]
 
 
 def timing_of(samples: Sequence[float]) -> Timing:
