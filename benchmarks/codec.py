@@ -2,6 +2,7 @@
 
     python benchmarks/codec.py
     python benchmarks/codec.py --speed cuda     # instead: how fast, beside a copy; cpu for this machine's processor
+    python benchmarks/codec.py --speed cuda --out benchmarks/rows/communication     # and keep the rows
 
 Unit Gaussian data, as a gradient at its worst. Above: bytes beside float32, the ends of each bucket included, and the
 relative error of what comes back, rounded to nearest and stochastically. Below: the error of a mean of independent
@@ -9,19 +10,23 @@ vectors that is made in two ways from 4 bits in buckets of 1,024: each rank sums
 (scatter, reduce, gather: two roundings whatever the ranks), or partial sums go round in a ring, rounded at each hop.
 
 ``--speed``: bytes read and written in a second by the encoder and the decoder, buckets of 1,024 float32, beside those
-of a copy of as many float32 in the same run.
+of a copy of as many float32 in the same run. What comes out is checked against the definition before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+from pathlib import Path
+from typing import Any
 
 import torch
-from harness import time_ms
+from harness import Recorder, time_ms
 from torch import Tensor
 
-from nugnn.kernels.philox import RandomKey
+from nugnn.kernels.philox import RandomKey, random_words
 from nugnn.kernels.quantize import bucket_bytes, decode_buckets, encode_buckets
+from nugnn.kernels.quantize.reference import decode_reference, encode_reference
 
 BITS, BUCKETS, RANKS = (8, 4, 2), (128, 512, 1024), (2, 4, 8)
 
@@ -55,30 +60,71 @@ def mean_over_ranks(vectors: list[Tensor], scheme: str, is_stochastic: bool) -> 
     return torch.cat(parts)
 
 
-def speeds(num_values: int, device: torch.device) -> list[tuple[str, float]]:
-    """Print bytes a second beside a copy; returns the share of the copy's, by name."""
-    whole = num_values // 1024 * 1024
+WORKS = ("encode, nearest", "encode, stochastic", "decode")
+_BUCKET = 1024
+_CHECKED = 32
+"""Buckets whose bytes and values are held against the definition's."""
+_KEY = RandomKey(0, 0, 0)
+
+
+def work_of(what: str, x: Tensor, wire: Tensor, bits: int) -> Tensor:
+    """One of `WORKS` on all of ``x``, of which ``wire`` are the bytes to nearest."""
+    if what == "decode":
+        return decode_buckets(wire, len(x), bits, _BUCKET)
+    return encode_buckets(x, bits, _BUCKET, _KEY if what == "encode, stochastic" else None)
+
+
+def problem_of(what: str, x: Tensor, bits: int, result: Tensor) -> str | None:
+    """None where the first buckets of ``result`` are those of the definition."""
+    buckets = x[: _CHECKED * _BUCKET].view(-1, _BUCKET).cpu()
+    if what == "decode":
+        exact = decode_reference(encode_reference(buckets, bits, None), _BUCKET, bits).flatten()
+    else:
+        numbers = torch.arange(len(buckets))
+        words = random_words(_KEY, numbers, _BUCKET // 2) if what == "encode, stochastic" else None
+        exact = encode_reference(buckets, bits, words).flatten()
+    return None if torch.equal(result[: len(exact)].cpu(), exact) else f"{what}, {bits} bits"
+
+
+def rate_of(row: dict[str, Any]) -> float:
+    """Bytes read and written in a second."""
+    return float(row["moved_bytes"] / row["median_ms"] * 1e3)
+
+
+def speed_line(row: dict[str, Any]) -> str:
+    """A row of `speeds` for people."""
+    head = f"{row['bits']:4d} {row['work']:<22}"
+    if "error" in row:
+        return f"{head} {row['error']}"
+    rate, plain = rate_of(row), 4 * row["num_values"] / row["median_ms"] / 1e6
+    return f"{head} {rate / 1e9:8.1f} {rate / row['copy_bytes_per_second']:10.2f} {plain:13.1f}"
+
+
+def speeds(
+    num_values: int, device: torch.device, widths: list[int], out: Path | None = None
+) -> list[tuple[str, float]]:
+    """Print bytes a second beside a copy; returns the share of the copy's, by name; rows go to ``codec.jsonl``."""
+    whole = num_values // _BUCKET * _BUCKET
     x = torch.randn(whole, device=device)
-    into = torch.empty_like(x)
-    copied = 8 * whole / time_ms(lambda: into.copy_(x), device, budget_seconds=0.3).median_ms * 1e3
+    copy = functools.partial(torch.empty_like(x).copy_, x)
+    copied = 8 * whole / time_ms(copy, device, budget_seconds=0.3).median_ms * 1e3
+    del copy
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}, {whole} values in buckets of 1024; a copy: {copied / 1e9:.1f} GB/s read and written")
+    print(f"{name}, {whole} values in buckets of {_BUCKET}; a copy: {copied / 1e9:.1f} GB/s read and written")
     print(f"{'bits':>4} {'what':<22} {'GB/s':>8} {'of a copy':>10} {'float32 GB/s':>13}")
-    found = []
-    for bits in (8, 4, 2, 1, 6):
-        wire = encode_buckets(x, bits, 1024)
-        moved = 4 * whole + len(wire)
-        works = {
-            "encode, nearest": lambda bits=bits: encode_buckets(x, bits, 1024),
-            "encode, stochastic": lambda bits=bits: encode_buckets(x, bits, 1024, RandomKey(0, 0, 0)),
-            "decode": lambda bits=bits, wire=wire: decode_buckets(wire, whole, bits, 1024),
-        }
-        for what, work in works.items():
-            ms = time_ms(work, device, budget_seconds=0.2).median_ms
-            rate = moved / ms * 1e3
-            found.append((f"{bits} {what}", rate / copied))
-            print(f"{bits:4d} {what:<22} {rate / 1e9:8.1f} {rate / copied:10.2f} {4 * whole / ms / 1e6:13.1f}")
-    return found
+    recorder = Recorder(None if out is None else out / "codec.jsonl", device, speed_line)
+    for bits in widths:
+        wire = encode_buckets(x, bits, _BUCKET)
+        facts = {"kind": "codec", "system": "nugnn", "bits": bits, "num_values": whole, "bucket": _BUCKET}
+        facts |= {"moved_bytes": 4 * whole + len(wire), "copy_bytes_per_second": copied}
+        for what in WORKS:
+            work = functools.partial(work_of, what, x, wire, bits)
+            check = functools.partial(problem_of, what, x, bits)
+            recorder.measure(facts | {"work": what}, lambda work=work: work, check, budget_seconds=0.2)
+    wrong = [row["error"] for row in recorder.rows if "error" in row]
+    if wrong:
+        raise SystemExit("; ".join(wrong))
+    return [(f"{row['bits']} {row['work']}", rate_of(row) / copied) for row in recorder.rows]
 
 
 def main(given: list[str] | None = None) -> list[tuple[str, float]]:
@@ -86,9 +132,14 @@ def main(given: list[str] | None = None) -> list[tuple[str, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--values", type=int, default=1 << 20)
     parser.add_argument("--speed", choices=("cpu", "cuda"), help="time the codec there instead")
+    parser.add_argument("--bits", type=int, nargs="+", default=list(range(8, 0, -1)), help="with --speed: of a value")
+    parser.add_argument("--out", type=Path, help="with --speed: add its rows to codec.jsonl in this folder")
     arguments = parser.parse_args(given)
     if arguments.speed is not None:
-        return speeds(arguments.values << (6 if arguments.speed == "cuda" else 2), torch.device(arguments.speed))
+        num_values = arguments.values << (6 if arguments.speed == "cuda" else 2)
+        return speeds(num_values, torch.device(arguments.speed), arguments.bits, arguments.out)
+    if arguments.out is not None:
+        parser.error("--out keeps the rows of --speed")
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(arguments.values, generator=generator)
     found = []

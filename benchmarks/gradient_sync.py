@@ -4,6 +4,8 @@
     python benchmarks/gradient_sync.py --ranks 4 --values 1000000
     python benchmarks/gradient_sync.py --ranks 4 --hosts 2   # which the processes pretend to be on; --flat beside it
     python benchmarks/gradient_sync.py --device cuda        # NCCL where each rank has a GPU
+    python benchmarks/gradient_sync.py --device cuda --sockets      # which goes through sockets then
+    python benchmarks/gradient_sync.py --device cuda --values 33554432 --out benchmarks/rows/communication
 
 One matrix of Gaussian values, each way in turns: the median of the slowest rank. Bytes are those of one rank for one
 sum, counted from the buffers handed to torch.distributed; for fp32 what a ring of all-reduce sends. Beside them the
@@ -19,10 +21,12 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from harness import Recorder, link_between_gpus
 
 import nugnn  # noqa: F401
 from nugnn.comm.compression.choice import measured
@@ -33,6 +37,7 @@ from nugnn.comm.groups import Ranks, groups_by_host, join_ranks
 from nugnn.comm.hosts import HostGroups
 
 WAYS = ("fp32", "bf16", "fp16", "8bit", "4bit", "2bit", "1bit", "powersgd")
+ONLY_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
 _SUMS = 5
 
 
@@ -96,6 +101,21 @@ def run_rank(rank: int, port: int, arguments: argparse.Namespace, out: str) -> N
     dist.destroy_process_group()
 
 
+def link_of(arguments: argparse.Namespace) -> str:
+    """What the bytes travel over, in a word."""
+    if arguments.device == "cpu" or torch.cuda.device_count() < arguments.ranks:
+        return "gloo"
+    return "sockets" if arguments.sockets else link_between_gpus()
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row for people."""
+    sent, seen = row["sent_bytes"] or 0.0, row["interface_bytes"]
+    across, shown = ("-" if x is None else f"{x / 1e6:.3f}" for x in (row["sent_bytes_across_hosts"], seen))
+    whole = 2 * (row["num_ranks"] - 1) / row["num_ranks"] * 4 * row["num_values"]
+    return f"{row['way']:9} {row['ms']:8.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x {across:>13} {shown:>10}"
+
+
 def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
     """Print the table; returns its rows by way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,24 +126,32 @@ def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sockets", action="store_true", help="NCCL neither over NVLink nor through shared memory")
     parser.add_argument("--interface", default="lo")
+    parser.add_argument("--out", type=Path, help="add rows to gradient_sync.jsonl in this folder")
     arguments = parser.parse_args(given)
+    if arguments.sockets:
+        if arguments.device != "cuda":
+            parser.error("--sockets is about NCCL: it needs --device cuda")
+        os.environ.update(ONLY_SOCKETS)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "rows.json")
         mp.start_processes(run_rank, (port, arguments, out), nprocs=arguments.ranks, start_method="spawn")
         rows: dict[str, dict[str, float | None]] = json.loads(Path(out).read_text())
-    print(f"{arguments.ranks} ranks, {arguments.values // 1024 * 1024} values, {arguments.device}")
+    num_values = arguments.values // 1024 * 1024
+    facts = {"kind": "gradient_sync", "system": "nugnn", "num_ranks": arguments.ranks, "num_hosts": arguments.hosts}
+    facts |= {"is_flat": arguments.flat, "num_values": num_values, "link": link_of(arguments)}
+    print(f"{arguments.ranks} ranks, {num_values} values, {arguments.device}, {facts['link']}")
     print(
         f"{'way':9} {'ms':>8} {'MB of a rank':>13} {'beside fp32':>12} {'across hosts':>13} "
         f"{'MB of ' + arguments.interface:>10}"
     )
-    whole = 2 * (arguments.ranks - 1) / arguments.ranks * 4 * (arguments.values // 1024 * 1024)
+    out = None if arguments.out is None else arguments.out / "gradient_sync.jsonl"
+    recorder = Recorder(out, torch.device(arguments.device), line_of)
     for name, row in rows.items():
-        sent, seen = row["sent_bytes"] or 0.0, row["interface_bytes"]
-        across, shown = ("-" if x is None else f"{x / 1e6:.3f}" for x in (row["sent_bytes_across_hosts"], seen))
-        print(f"{name:9} {row['ms']:8.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x {across:>13} {shown:>10}")
+        recorder.add(facts | {"way": name} | row)
     return rows
 
 

@@ -153,6 +153,13 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
+def link_between_gpus() -> str:
+    """How the first two GPUs are joined: ``NVLink``, or what ``nvidia-smi topo`` calls it; ``unknown`` without it."""
+    rows = [line.split() for line in _output("nvidia-smi", "topo", "-m").splitlines()]
+    name = next((row[2] for row in rows if row[:1] == ["GPU0"] and len(row) > 2 and row[1] == "X"), "unknown")
+    return "NVLink" if name.startswith("NV") else name
+
+
 @functools.cache
 def code_version() -> str:
     """The commit, with ``+`` when files differ from it; where git is not, a hash of the sources."""

@@ -1,182 +1,123 @@
-"""Quantized rows in Triton whose bytes come in whole words: 1, 2, 4 or 8 bits a value, 4 bytes the unit of a row.
+"""Levels of neighbouring values become words of 32 bits, and come out of them again, in Triton.
 
-A thread makes or reads a word of 32 bits at once, where :mod:`nugnn.kernels.quantize.gpu` does so byte by byte; the
-bytes are the same. Rows that fit a tile are read once. What is done for each value is kept short, since that bounds the
-speed: values are not searched for NaN, which smallest and largest pass on, and masked only where rows need it. Import
-this module only where Triton is installed.
+Neighbouring levels, as many as fit 32 bits and are a power of 2, make a **string**, one behind the other: 32, 16, 8, 8,
+4, 4, 4 and 4 of 1 to 8 bits. Of 1, 2, 4 or 8 bits it is a word. Of 3, 5, 6 or 7 it is shorter; 32 values, a **group**,
+fill ``bits`` words there, and each word is cut out of two or three strings, which neighbouring threads hold.
+
+A row on the wire is written and read in units of 4, 2 or 1 byte, the largest of which all rows consist. Import this
+module only where Triton is installed.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from nugnn.kernels.philox import DerivedKey
-from nugnn.kernels.quantize.gpu_levels import draws_of, level_of, scale_and_inverse, step_and_back, value_of
-from nugnn.kernels.quantize.reference import OVERFLOW, row_bytes
-
-_OVERFLOW = tl.constexpr(OVERFLOW)
-_TILE, _WARPS = 1024, 1
-"""Values in a program's tile, and its warps. Of 512 to 4,096 values and 1 to 8 warps nearly the fastest for 8, 4 and 2
-bits in rows of 1,024 float32 (H200)."""
-_RANDOM_TILE, _RANDOM_WARPS = 2048, 2
-"""The same for stochastic rounding, which is bound by the instructions of its random words."""
 
 
-def takes(wire: Tensor, bits: int) -> bool:
-    """Whether ``wire (n, row_bytes)`` is one that this module makes and reads."""
-    return 8 % bits == 0 and wire.shape[1] % 4 == 0 and wire.data_ptr() % 4 == 0 and wire.storage_offset() % 4 == 0
+def values_of_string(bits: int) -> int:
+    """Levels that fit 32 bits, a power of 2.
+
+    >>> [values_of_string(bits) for bits in range(1, 9)]
+    [32, 16, 8, 8, 4, 4, 4, 4]
+    """
+    return 1 << (32 // bits).bit_length() - 1
+
+
+def strings_of_group(bits: int) -> int:
+    """Strings that fill whole words together.
+
+    >>> [strings_of_group(bits) for bits in range(1, 9)]
+    [1, 1, 4, 1, 8, 8, 8, 1]
+    """
+    lanes = values_of_string(bits)
+    return 1 if lanes * bits == 32 else 32 // lanes
 
 
 @triton.jit
-def _load_values(x, row, in_row, word, lane, num_columns: tl.constexpr, is_whole: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``(rows, words, lanes)`` float32; a row's first value behind its last one, unless rows are whole tiles."""
-    lanes: tl.constexpr = lane.shape[0]
-    column = word[:, None] * lanes + lane[None, :]
-    at = x + (row[:, None, None] * num_columns + column[None, :, :])
-    if is_whole:
-        value = tl.load(at, mask=in_row[:, None, None], other=0)
+def _words_of(strings, size: tl.constexpr, in_group: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Words ``(rows, groups, in_group)`` of ``strings (rows, .)`` of ``size`` bits; ``bits`` of each group count."""
+    groups: tl.constexpr = strings.shape[1] // in_group
+    strings = tl.reshape(strings, [strings.shape[0], groups, in_group])
+    bit = tl.arange(0, in_group) * 32
+    string = tl.minimum(bit // size, in_group - 1)
+    skipped = bit - string * size
+    words = _strings_at(strings, string) >> skipped[None, None, :]
+    for after in tl.static_range(1, 3 if size == 20 else 2):
+        place = after * size - skipped
+        following = _strings_at(strings, tl.minimum(string + after, in_group - 1))
+        words |= tl.where((place < 32)[None, None, :], following << (place & 31)[None, None, :], 0)
+    return words
+
+
+@triton.jit
+def _strings_at(strings, place):  # type: ignore[no-untyped-def]
+    return tl.gather(strings, tl.broadcast_to(place[None, None, :], strings.shape), 2)
+
+
+@triton.jit
+def store_strings(  # type: ignore[no-untyped-def]
+    wire, row, in_row, first, strings,
+    bits: tl.constexpr, lanes: tl.constexpr, in_group: tl.constexpr, units_of_row: tl.constexpr, parts: tl.constexpr,
+):  # fmt: skip
+    """Store ``strings (rows, .)``, the first of which is the row's string ``first``, the start of a group."""
+    if in_group == 1:
+        word = 2 + first + tl.arange(0, strings.shape[1])
+        store_words(wire, row[:, None], in_row[:, None], word[None, :], strings, units_of_row, parts)
     else:
-        first = tl.load(x + row * num_columns, mask=in_row, other=0)
-        inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
-        value = tl.where(inside, tl.load(at, mask=inside, other=0), first[:, None, None])
-    return value.to(tl.float32)
+        words = _words_of(strings, lanes * bits, in_group)
+        in_words = tl.arange(0, in_group)
+        group = first // in_group + tl.arange(0, words.shape[1])
+        word = 2 + group[:, None] * bits + in_words[None, :]
+        kept = in_row[:, None, None] & (in_words < bits)[None, None, :]
+        store_words(wire, row[:, None, None], kept, word[None, :, :], words, units_of_row, parts)
 
 
 @triton.jit
-def _smaller(a, b):  # type: ignore[no-untyped-def]
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def store_words(wire, row, kept, word, value, units_of_row: tl.constexpr, parts: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store the ``parts`` units of ``value``, 32 bits, at ``word`` of ``row``, as far as rows have units."""
+    if parts == 1:
+        to = wire + (row * units_of_row + word)
+        tl.store(to, value.to(tl.uint32, bitcast=True), mask=kept & (word < units_of_row))
+    else:
+        part = tl.arange(0, parts)
+        unit = tl.expand_dims(word * parts, -1) + part
+        to = wire + (tl.expand_dims(row * units_of_row, -1) + unit)
+        value = tl.expand_dims(value.to(tl.uint32, bitcast=True), -1) >> part * (32 // parts)
+        tl.store(to, value.to(wire.dtype.element_ty), mask=tl.expand_dims(kept, -1) & (unit < units_of_row))
 
 
 @triton.jit
-def _larger(a, b):  # type: ignore[no-untyped-def]
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def load_word(wire, row, in_row, word: tl.constexpr, units_of_row: tl.constexpr, parts: tl.constexpr):  # type: ignore[no-untyped-def]
+    """32 bits, uint32 ``(rows,)``, at ``word`` of each row."""
+    at = wire + (row * units_of_row + word * parts)
+    value = tl.load(at, mask=in_row, other=0).to(tl.uint32)
+    for part in tl.static_range(1, parts):
+        value |= tl.load(at + part, mask=in_row, other=0).to(tl.uint32) << part * (32 // parts)
+    return value
 
 
 @triton.jit
-def _smallest(value):  # type: ignore[no-untyped-def]
-    return tl.reduce(tl.reduce(value, 2, _smaller), 1, _smaller)
-
-
-@triton.jit
-def _largest(value):  # type: ignore[no-untyped-def]
-    return tl.reduce(tl.reduce(value, 2, _larger), 1, _larger)
-
-
-@triton.jit
-def _store_words(  # type: ignore[no-untyped-def]
-    words, value, row, in_row, first, lane, ids, low, high, k0, k1,
-    num_columns: tl.constexpr, words_of_row: tl.constexpr, bits: tl.constexpr, is_stochastic: tl.constexpr,
+def load_strings(  # type: ignore[no-untyped-def]
+    wire, row, in_row, string, num_strings: tl.constexpr, size: tl.constexpr, units_of_row: tl.constexpr,
+    parts: tl.constexpr,
 ):  # fmt: skip
-    lanes: tl.constexpr = 32 // bits
-    most: tl.constexpr = (1 << bits) - 1
-    is_number = low == low  # noqa: PLR0124
-    scale, inverse = scale_and_inverse(low, high, most)
-    word = first + tl.arange(0, value.shape[1])
-    draws = word
-    if is_stochastic:
-        draws = draws_of(ids, first * lanes // 8, value.shape[1] * lanes // 8, k0, k1)
-        draws = tl.reshape(draws, value.shape)
-    level = level_of(value, low, scale, inverse, draws, most, is_stochastic)
-    if num_columns % lanes != 0:
-        column = word[:, None] * lanes + lane[None, :]
-        level = tl.where((column < num_columns)[None, :, :], level, 0)
-    string = tl.where(is_number[:, None], tl.sum(level << (lane * bits)[None, None, :], 2), 0)
-    kept = in_row[:, None] & (word < words_of_row - 2)[None, :]
-    tl.store(words + (row[:, None] * words_of_row + 2 + word[None, :]), string, mask=kept)
-
-
-@triton.jit(do_not_specialize=["num_rows", "k0", "k1"])
-def _encode_words_kernel(  # type: ignore[no-untyped-def]
-    words, x, row_ids, num_rows, k0, k1, num_columns: tl.constexpr, words_of_row: tl.constexpr, bits: tl.constexpr,
-    is_stochastic: tl.constexpr, block_rows: tl.constexpr, block_words: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
-    in_row = row < num_rows
-    lanes: tl.constexpr = 32 // bits
-    is_whole: tl.constexpr = num_columns % (block_words * lanes) == 0
-    lane = tl.arange(0, lanes)
-    word = tl.arange(0, block_words)
-    ids = row
-    if is_stochastic:
-        ids = tl.load(row_ids + row, mask=in_row, other=0)
-    value = _load_values(x, row, in_row, word, lane, num_columns, is_whole)
-    low = _smallest(value)
-    high = _largest(value)
-    if words_of_row - 2 > block_words:
-        for first in range(block_words, words_of_row - 2, block_words):
-            more = _load_values(x, row, in_row, first + word, lane, num_columns, is_whole)
-            low = _smaller(low, _smallest(more))
-            high = _larger(high, _largest(more))
-    is_number = (low > -_OVERFLOW) & (high < _OVERFLOW)
-    low = tl.where(is_number, low + 0.0, float("nan"))  # -0 becomes 0
-    high = tl.where(is_number, high + 0.0, float("nan"))
-    tl.store(words + row * words_of_row, low.to(tl.int32, bitcast=True), mask=in_row)
-    tl.store(words + row * words_of_row + 1, high.to(tl.int32, bitcast=True), mask=in_row)
-    _store_words(
-        words, value, row, in_row, 0, lane, ids, low, high, k0, k1, num_columns, words_of_row, bits, is_stochastic
-    )
-    if words_of_row - 2 > block_words:
-        for first in range(block_words, words_of_row - 2, block_words):
-            more = _load_values(x, row, in_row, first + word, lane, num_columns, is_whole)
-            _store_words(
-                words, more, row, in_row, first, lane, ids, low, high, k0, k1, num_columns, words_of_row, bits,
-                is_stochastic,
-            )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _decode_words_kernel(  # type: ignore[no-untyped-def]
-    out, words, num_rows, num_columns: tl.constexpr, words_of_row: tl.constexpr, bits: tl.constexpr,
-    block_rows: tl.constexpr, block_words: tl.constexpr,
-):  # fmt: skip
-    most: tl.constexpr = (1 << bits) - 1
-    lanes: tl.constexpr = 32 // bits
-    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
-    in_row = row < num_rows
-    lane = tl.arange(0, lanes)
-    low = tl.load(words + row * words_of_row, mask=in_row, other=0).to(tl.float32, bitcast=True)
-    high = tl.load(words + row * words_of_row + 1, mask=in_row, other=0).to(tl.float32, bitcast=True)
-    step, back = step_and_back(low, high, most)
-    for first in range(0, words_of_row - 2, block_words):
-        word = first + tl.arange(0, block_words)
-        there = in_row[:, None] & (word < words_of_row - 2)[None, :]
-        string = tl.load(words + (row[:, None] * words_of_row + 2 + word[None, :]), mask=there, other=0)
-        level = (string[:, :, None] >> (lane * bits)[None, None, :]) & most
-        value = value_of(level, low[:, None, None], high[:, None, None], step[:, None, None], back[:, None, None], most)
-        column = word[:, None] * lanes + lane[None, :]
-        inside = in_row[:, None, None] & (column < num_columns)[None, :, :]
-        to = out + (row[:, None, None] * num_columns + column[None, :, :])
-        tl.store(to, value.to(out.dtype.element_ty), mask=inside)
-
-
-def encode(wire: Tensor, x: Tensor, bits: int, key: DerivedKey | None, row_ids: Tensor | None) -> None:
-    """Fill ``wire``, which `takes` takes, with :func:`nugnn.kernels.quantize.encode_rows` of contiguous ``x``."""
-    rows, words, how = _launch(wire, x.shape[1], bits, is_random=key is not None)
-    k0, k1 = key or (0, 0)
-    _encode_words_kernel[(triton.cdiv(len(x), rows),)](
-        wire.view(torch.int32), x, row_ids, len(x), k0, k1, is_stochastic=key is not None, block_rows=rows,
-        block_words=words, **how,
-    )  # fmt: skip
-
-
-def decode(out: Tensor, wire: Tensor, num_columns: int, bits: int) -> None:
-    """Fill ``out`` with :func:`nugnn.kernels.quantize.decode_rows` of contiguous ``wire`` that `takes` takes."""
-    rows, words, how = _launch(wire, num_columns, bits)
-    _decode_words_kernel[(triton.cdiv(len(wire), rows),)](
-        out, wire.view(torch.int32), len(wire), block_rows=rows, block_words=words, **how
-    )
-
-
-def _launch(wire: Tensor, num_columns: int, bits: int, *, is_random: bool = False) -> tuple[int, int, dict[str, int]]:
-    """Rows and words of a program's tile, and what every kernel is told."""
-    assert wire.shape[1] == row_bytes(num_columns, bits)
-    words_of_row = wire.shape[1] // 4
-    tile, warps = (_RANDOM_TILE, _RANDOM_WARPS) if is_random else (_TILE, _WARPS)
-    words = min(tile * bits // 32, triton.next_power_of_2(words_of_row - 2))
-    words = max(words, bits // 4)  # eight values, a block of random words
-    rows = max(1, tile // (words * (32 // bits)))
-    how = {"num_columns": num_columns, "words_of_row": words_of_row, "bits": bits, "num_warps": warps}
-    return rows, words, how | {"enable_fp_fusion": False}
+    """Strings ``(rows, .)``, int32, of ``size`` bits and others above them; zeros where there are none."""
+    unit_bits: tl.constexpr = 32 // parts
+    is_aligned: tl.constexpr = size % unit_bits == 0
+    there = in_row[:, None] & (string < num_strings)[None, :]
+    if is_aligned:
+        unit = 2 * parts + string * (size // unit_bits)
+        skipped = string * 0
+    else:
+        unit = 2 * parts + string * size // unit_bits
+        skipped = string * size % unit_bits
+    at = wire + (row[:, None] * units_of_row + unit[None, :])
+    value = tl.load(at, mask=there, other=0).to(tl.uint32)
+    if not is_aligned:
+        value = value >> skipped[None, :]
+    # a string begins at a multiple of 4 bits
+    for after in tl.static_range(1, (size + unit_bits - 1 + (0 if is_aligned else unit_bits - 4)) // unit_bits):
+        place = after * unit_bits - skipped
+        reaches = there & ((place < size) & (unit + after < units_of_row))[None, :]
+        value |= tl.load(at + after, mask=reaches, other=0).to(tl.uint32) << (place & 31)[None, :]
+    return value.to(tl.int32, bitcast=True)

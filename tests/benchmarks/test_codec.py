@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import codec
 import pytest
+import torch
+from harness import read_rows
+
+from nugnn.kernels.quantize import encode_buckets
 
 # relative errors of unit Gaussian data in buckets, to nearest and stochastic, and of a mean over ranks
 EXPECTED = {
@@ -21,6 +27,21 @@ def test_sizes_and_errors_are_those_of_the_scheme() -> None:
         assert found[name] == pytest.approx(value, rel=0.02), name
 
 
-def test_speeds_stand_beside_a_copy() -> None:
-    found = dict(codec.main(["--speed", "cpu", "--values", "4096"]))
-    assert len(found) == 5 * 3 and all(share > 0 for share in found.values())
+def test_speeds_stand_beside_a_copy_and_rows_are_kept(tmp_path: Path) -> None:
+    found = dict(codec.main(["--speed", "cpu", "--values", "1024", "--bits", "5", "8", "--out", str(tmp_path)]))
+    assert len(found) == 2 * 3 and all(share > 0 for share in found.values())
+    rows = read_rows(tmp_path)
+    for row in rows:  # float32 on one side, on the other a bucket's two ends and its bits
+        assert row["moved_bytes"] == 4 * 4096 + 4 * (8 + 128 * row["bits"])
+        share = codec.rate_of(row) / row["copy_bytes_per_second"]
+        assert share == found[f"{row['bits']} {row['work']}"]
+    assert len(rows) == len(found)
+
+
+@pytest.mark.parametrize("what", codec.WORKS)
+def test_what_is_timed_is_what_the_definition_says(what: str) -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    result = codec.work_of(what, x, encode_buckets(x, 5, 1024), 5)
+    assert codec.problem_of(what, x, 5, result) is None
+    result[2000] = result[2000] + 1
+    assert codec.problem_of(what, x, 5, result) is not None

@@ -227,7 +227,8 @@ QUICK: list[tuple[Any, ...]] = [
     (edges, 47, BF16),
     (row_steps, 47, BF16, True, True, "relu", True),
     (loss, 47, BF16, True, False),
-    (codec, 368, 3),  # the other one that was wrong
+    (codec, 368, 3),  # the other one that was wrong, with other code than now
+    (codec, 47, 5, (1, 2)),
 ]
 _FLAGS = (False, True)
 WIDE: list[tuple[Any, ...]] = [
@@ -241,7 +242,7 @@ WIDE: list[tuple[Any, ...]] = [
     *((row_steps, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS, ("relu", "none"), _FLAGS)),
     *((loss, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS)),
     *((codec, *case) for case in product((1, 9, 33, 47, 100, 368, 904, 1024), range(1, 9))),
-    *((codec, *case, (1, 2)) for case in product((9, 368, 1024), (3, 4, 8))),
+    *((codec, *case, (1, 2)) for case in product((9, 47, 368, 1024), (3, 4, 5, 6, 8))),
     (random_words,),
 ]
 

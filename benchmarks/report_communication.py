@@ -1,0 +1,127 @@
+"""Writes the tables of docs/communication.md that stand between marks from the JSON rows of two benchmarks.
+
+    python benchmarks/report_communication.py
+
+Rows are those of ``codec.py --speed cuda --out`` and ``gradient_sync.py --device cuda --out`` in
+``benchmarks/rows/communication``. Of rows that measure the same on the same card the last one counts. The text around
+the tables is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from codec import WORKS, rate_of
+from gradient_sync import WAYS
+from harness import ROOT, read_rows
+
+Row = dict[str, Any]
+KEPT = ROOT / "benchmarks" / "rows" / "communication"
+PAGE = ROOT / "docs" / "communication.md"
+IDENTITY = ("kind", "bits", "work", "bucket", "way", "link", "num_ranks", "num_hosts", "is_flat", "num_values")
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """One row for each measurement, in the order in which they first came; none that failed."""
+    found = {(row["machine"]["card"], *(row.get(name) for name in IDENTITY)): row for row in rows}
+    return [row for row in found.values() if "error" not in row]
+
+
+def codec_tables(rows: list[Row]) -> str:
+    """Bytes a second beside those of a copy, for each card."""
+    tables = []
+    of_kind = [row for row in rows if row["kind"] == "codec"]
+    for card, num_values, bucket in dict.fromkeys(
+        (row["machine"]["card"], row["num_values"], row["bucket"]) for row in of_kind
+    ):
+        here = {
+            (row["bits"], row["work"]): row
+            for row in of_kind
+            if (row["machine"]["card"], row["num_values"], row["bucket"]) == (card, num_values, bucket)
+        }
+        lines = [
+            [str(bits), *(_share(here.get((bits, work))) for work in WORKS)]
+            for bits in sorted({bits for bits, _ in here}, reverse=True)
+        ]
+        copies = sorted({row["copy_bytes_per_second"] for row in here.values()})
+        said = f"{card}, {num_values / 2**20:g} Mi values in buckets of {bucket:,}; a copy: "
+        said += " to ".join(dict.fromkeys(f"{rate / 1e12:.2f}" for rate in (copies[0], copies[-1])))
+        head = ["bits", "encoding, to nearest", "at random", "decoding"]
+        tables.append(f"{said} TB/s; code: {_code(here.values())}.\n\n{_table(head, lines)}")
+    return "\n\n".join(tables)
+
+
+def sync_tables(rows: list[Row]) -> str:
+    """Milliseconds of a sum in each way, a line for each link, for each number of ranks and values."""
+    tables = []
+    of_kind = [row for row in rows if row["kind"] == "gradient_sync"]
+    case = ("num_ranks", "num_hosts", "is_flat", "num_values")
+    for card, *numbers in dict.fromkeys((row["machine"]["card"], *(row[name] for name in case)) for row in of_kind):
+        here = {
+            (row["link"], row["way"]): row
+            for row in of_kind
+            if (row["machine"]["card"], *(row[name] for name in case)) == (card, *numbers)
+        }
+        ways = [way for way in WAYS if any(way == other for _, other in here)]
+        lines = [
+            [link, *(_milliseconds(here.get((link, way))) for way in ways)]
+            for link in dict.fromkeys(link for link, _ in here)
+        ]
+        num_ranks, num_hosts, is_flat, num_values = numbers
+        said = f"{num_ranks} ranks, {card}, {num_values:,} values"
+        said += f", on {num_hosts} hosts by name" + (", not by hosts" if is_flat else "") if num_hosts > 1 else ""
+        tables.append(f"{said}; milliseconds; code: {_code(here.values())}.\n\n{_table(['', *ways], lines)}")
+    return "\n\n".join(tables)
+
+
+def page(text: str, rows: list[Row]) -> str:
+    """``text`` with what is between its marks made anew.
+
+    Raises:
+        ValueError: A mark is missing.
+    """
+    rows = latest(rows)
+    for name, made in (("gradient_sync.py", sync_tables(rows)), ("codec.py", codec_tables(rows))):
+        marks = f"<!-- {name}: rows -->", f"<!-- {name}: end -->"
+        pattern = f"{re.escape(marks[0])}.*?{re.escape(marks[1])}"
+        text, count = re.subn(pattern, lambda _: f"{marks[0]}\n{made}\n{marks[1]}", text, flags=re.DOTALL)  # noqa: B023
+        if count != 1:
+            raise ValueError(f"the page has {count} times the marks {marks[0]} and {marks[1]}, must have them once")
+    return text
+
+
+def _share(row: Row | None) -> str:
+    return "-" if row is None else f"{rate_of(row) / row['copy_bytes_per_second']:.2f}"
+
+
+def _milliseconds(row: Row | None) -> str:
+    return "-" if row is None else f"{row['ms']:.{2 if row['ms'] < 10 else 1}f}"
+
+
+def _code(rows: Iterable[Row]) -> str:
+    return " and ".join(dict.fromkeys(str(row["machine"].get("code")) for row in rows))
+
+
+def _table(head: list[str], lines: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines))
+
+
+def main(given: list[str] | None = None) -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=KEPT, help="folder of rows")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    arguments = parser.parse_args(given)
+    rows = read_rows(arguments.rows)
+    if not rows:
+        raise SystemExit(f"no rows in {arguments.rows}; the commands are in benchmarks/README.md")
+    arguments.page.write_text(page(arguments.page.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    print(f"{arguments.page}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main()
