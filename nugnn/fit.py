@@ -87,7 +87,7 @@ def fit(
             as ``cuda:0,cpu``.
         limits: What of its device each worker may use, see `nugnn.planning.limits.DeviceLimits`: one for each worker,
             as such or as text (``["none", "sms=32"]``), or one text (``"none;sms=32"``). A limited worker is a process
-            of its own, also a single one. Losses and weights are the same.
+            of its own, also a single one. Limits change no bit of what workers compute.
         check: Compare 1 and 3 parts of a small piece of the graph before training over several workers, and also before
             one worker's nodes are reordered, which are left alone where they differ. Of samples: compare five in one
             part with three and two before a model of the user's own trains over several workers.

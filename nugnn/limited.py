@@ -14,7 +14,8 @@ import torch
 from nugnn.kernels.green_context import limit_multiprocessors, usable_multiprocessors
 from nugnn.planning import device_facts
 from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
-from nugnn.process_state import host_memory, in_gib
+from nugnn.planning.shares import in_bytes
+from nugnn.process_state import host_memory
 from nugnn.worker_cores import WorkerCores, divide_cores, own_cores
 
 Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
@@ -140,12 +141,14 @@ def _limit_host_memory(fraction: float) -> None:
     limit, held = int(fraction * host.limit_bytes), device_facts.data_bytes()
     if limit <= held:
         raise ValueError(
-            f"memory_fraction={fraction:g} of {in_gib(host.limit_bytes)} is {in_gib(limit)}, and the worker holds "
-            f"{in_gib(held)} before it has any data; give more"
+            f"memory_fraction={fraction:g} of {in_bytes(host.limit_bytes)} is {in_bytes(limit)}, and the worker holds "
+            f"{in_bytes(held)} before it has any data; give more"
         )
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     if most != resource.RLIM_INFINITY and limit > most:
-        raise ValueError(f"memory_fraction={fraction:g} is {in_gib(limit)}, but this process may have {in_gib(most)}")
+        raise ValueError(
+            f"memory_fraction={fraction:g} is {in_bytes(limit)}, but the system lets this process have {in_bytes(most)}"
+        )
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     try:
         mmap.mmap(-1, limit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
