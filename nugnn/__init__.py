@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.join import init as init
     from nugnn.models import GNN as GNN
+    from nugnn.planning.limits import DeviceLimits as DeviceLimits
     from nugnn.sample_family import SampleFamily as SampleFamily
     from nugnn.samples import BatchMean as BatchMean
     from nugnn.samples import as_samples as as_samples
@@ -58,6 +59,7 @@ _dgl_compat.install()
 _EXPORTS = {
     "BatchMean": "nugnn.samples",
     "CheckReport": "nugnn.check",
+    "DeviceLimits": "nugnn.planning.limits",
     "Epoch": "nugnn.trainer",
     "FitOptions": "nugnn.fit_options",
     "FitResult": "nugnn.fit_result",
@@ -98,6 +100,7 @@ __all__ = [
     "GNN",
     "BatchMean",
     "CheckReport",
+    "DeviceLimits",
     "Epoch",
     "FitOptions",
     "FitResult",

@@ -36,17 +36,23 @@ def profile(
     out: Path | None = typer.Option(None, metavar="FILE", help="Write the profile here, as JSON."),
     device: str = typer.Option("auto", metavar="|".join(_DEVICES), help="What to measure; auto: all there is."),
     seconds: float = typer.Option(20.0, metavar="S", help="Of measurements, 0.5 to 600; starting comes on top."),
+    limits: str | None = typer.Option(
+        None,
+        metavar="LIMITS",
+        help="Measure a part of each device: sms=32 or memory_fraction=0.5 with --device cuda, threads=2 or "
+        "memory_fraction=0.5 with --device cpu; one for each GPU with semicolons between.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the profile alone, as JSON."),
 ) -> None:
     """Measure this machine's devices and links, and show how far their data sheets are off."""
     with errors_reported():
         refuse_torchrun("profile", "Run it once on each host, without torchrun")
-        _check(out, device, seconds)
+        _check(out, device, seconds, limits)
         console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
         with _progress(console, seconds) as on_stage:
             from nugnn.profile_run import profile_machine
 
-            measured = profile_machine(device, seconds=seconds, on_stage=on_stage)
+            measured = profile_machine(device, seconds=seconds, on_stage=on_stage, limits=limits)
         if as_json:
             print(measured.machine.to_json(), end="")
         else:
@@ -57,12 +63,14 @@ def profile(
             console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check(out: Path | None, device: str, seconds: float) -> None:
+def _check(out: Path | None, device: str, seconds: float, limits: str | None) -> None:
     """Refuse what cannot go well before a second is spent on it."""
     if device not in _DEVICES:
         raise ValueError(f"--device {device} is not allowed; allowed: {', '.join(_DEVICES)}")
     if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:  # NaN as well
         raise ValueError(f"--seconds {seconds:g} is not allowed; allowed: {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}")
+    if limits is not None:
+        _check_limits(limits, device)
     if out is None:
         return
     if not is_folder(out.parent):
@@ -72,6 +80,18 @@ def _check(out: Path | None, device: str, seconds: float) -> None:
         raise ValueError(f"--out {shown(out)}: {problem}")
     if not os.access(out.parent, os.W_OK):
         raise ValueError(f"--out {shown(out)}: the folder {shown(out.parent)} cannot be written to")
+
+
+def _check_limits(text: str, device: str) -> None:
+    """What needs no torch, so that it is said at once."""
+    from nugnn.planning.limits import parse_limits
+
+    if device == "auto":
+        raise ValueError(f"--limits {text}: limits are of one kind of device; add --device cpu or --device cuda")
+    try:
+        parse_limits(text)
+    except ValueError as error:
+        raise ValueError(f"--limits {text}: {error}") from None
 
 
 @contextlib.contextmanager

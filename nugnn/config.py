@@ -16,6 +16,7 @@ from nugnn._regular_file import no_file, shown
 from nugnn.comm.halo_mode import HALO_MODES, HaloMode, why_not_with
 from nugnn.comm.halo_target import HALO_TARGETS, HaloTarget, why_not_target
 from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
+from nugnn.planning.limits import format_limits, parse_limits
 from nugnn.sample_sets import names_samples
 from nugnn.schedules import SCHEDULES, check_schedule
 
@@ -41,6 +42,7 @@ FREE_ON_RESUME = (
         "cuda_graphs",
         "activations",
         "device",
+        "limits",
         "cluster",
         "plan",
     ),
@@ -70,6 +72,7 @@ class Settings:
     warmup_epochs: float | None
     decay_epochs: int | None
     workers: int
+    limits: str | None
     shares: str | tuple[float, ...]
     out: str | None
 
@@ -87,6 +90,27 @@ class Settings:
             raise ConfigError(
                 f"--cuda-graphs on needs a GPU for each worker, and --device is {self.device}; leave it at auto or off"
             )
+
+    def _check_limits(self) -> None:
+        if self.limits is None:
+            return
+        try:
+            limits = parse_limits(self.limits)
+        except ValueError as error:
+            raise ConfigError(f"--limits {self.limits}: {error}") from None
+        if len(limits) != self.workers:
+            raise ConfigError(
+                f"--limits {self.limits}: {len(limits)} for --workers {self.workers}; give one for each, with "
+                "semicolons between them, such as 'none;sms=32'"
+            )
+        devices = self.device.split(",")
+        for worker, each in enumerate(limits):
+            if each.sms is not None and devices[worker % len(devices)] == "cpu":
+                raise ConfigError(
+                    f"--limits {self.limits}: worker {worker} computes on the CPU, which has no multiprocessors; give "
+                    "threads, or a GPU with --device"
+                )
+        object.__setattr__(self, "limits", format_limits(limits))  # one spelling of each
 
     def _check_schedule(self) -> None:
         try:
@@ -271,6 +295,13 @@ class TrainConfig(Settings):
     device: str = option(
         "auto", str, "Where to compute: auto (GPUs where there is one for each worker), cpu, cuda, or cuda:0,cpu."
     )
+    limits: str | None = option(
+        None,
+        str,
+        "What of its device each worker may use, with semicolons between workers: sms=32 (multiprocessors of a GPU), "
+        "memory_fraction=0.5, threads=2, several with commas, or none.",
+        optional=True,
+    )
     cluster: str | None = option(
         None,
         str,
@@ -386,6 +417,7 @@ class TrainConfig(Settings):
         if self.model not in BUILT_IN_MODELS and not _MODEL_FILE.fullmatch(self.model):
             raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
         self._check_device()
+        self._check_limits()
         self._check_schedule()
         self._check_grad_sync()
         if self.activations == "offload" and set(self.device.split(",")) == {"cpu"}:

@@ -21,6 +21,7 @@ from nugnn.devices import devices_of
 from nugnn.fit_result import FitResult, result_of
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
+from nugnn.limited import Limits, check_on_devices, checked_limits, cores_of, said_of
 from nugnn.member import member_from
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import Task, task_of
@@ -48,6 +49,7 @@ def fit(
     partitioner: str = "metis",
     order: str = "auto",
     device: str = "auto",
+    limits: Limits | None = None,
     check: bool = True,
     timeout: float = 600.0,
     on_epoch: Callable[[Epoch], Any] | None = None,
@@ -83,6 +85,9 @@ def fit(
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such
             as ``cuda:0,cpu``.
+        limits: What of its device each worker may use, see `nugnn.planning.limits.DeviceLimits`: one for each worker,
+            as such or as text (``["none", "sms=32"]``), or one text (``"none;sms=32"``). A limited worker is a process
+            of its own, also a single one. Limits change no bit of what workers compute.
         check: Compare 1 and 3 parts of a small piece of the graph before training over several workers, and also before
             one worker's nodes are reordered, which are left alone where they differ. Of samples: compare five in one
             part with three and two before a model of the user's own trains over several workers.
@@ -131,6 +136,9 @@ def fit(
     stage = on_stage or (lambda _: None)
     devices, said = devices_of(device, workers)
     task.check_devices(devices)
+    limited = checked_limits(limits, workers)
+    if limited is not None:
+        check_on_devices(limited, devices)
     note = on_note or _LOG.warning
     for text in [said] * bool(said) + (task.said if on_note is not None else []):
         note(text)
@@ -148,7 +156,7 @@ def fit(
         raise ValueError("resume, checkpoint_every and checkpoint_steps need a checkpoint_folder")
     if on_begin is not None:
         on_begin(before)
-    if workers == 1:
+    if workers == 1 and limited is None:
         return _fit_here(model, task, devices[0], plan, on_epoch, stage, note)
     notes: list[str] = []
     with job.private_job_folder() as folder:
@@ -157,6 +165,7 @@ def fit(
             part, remarks = task.stored(folder, stage)
             notes.extend(remarks)
             work = {"model": model, "options": task.options, "part": part, "checkpoints": plan, "devices": devices}
+            work |= {"limits": limited}
             job.write_job(folder, work)
 
         with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
@@ -175,10 +184,11 @@ def fit(
                 on_event=relay,
                 log_folder=log_folder,
                 prepare=prepare,
+                cores=cores_of(limited),
             )
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     raise_if_interrupted(outcomes[0], task.options, plan)
-    return result_of(model, outcomes, notes)
+    return result_of(model, outcomes, [*notes, *said_of(limited, [outcome["report"] for outcome in outcomes])])
 
 
 def _refuse_torchrun() -> None:

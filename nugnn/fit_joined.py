@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import torch
 
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks, join_ranks
-from nugnn.devices import own_device
+from nugnn.devices import devices_of, own_device
 from nugnn.failure import named
 from nugnn.fit_result import FitResult, result_of
+from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, said_of
+from nugnn.planning.limits import DeviceLimits
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import OF_ONE_FAMILY, Task, task_of
 from nugnn.train_rank import train_rank
+from nugnn.worker_cores import stay_on_given_cores
 
 _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
 """The processes' own watch judges; see `nugnn.torchrun`."""
@@ -51,7 +55,10 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     Raises:
         ValueError: Options or data do not fit.
     """
-    device = own_device(options.pop("device", "auto"))
+    chosen = options.pop("device", "auto")
+    device = own_device(chosen)
+    limited = checked_limits(options.pop("limits", None), ranks.world_size)
+    limits = None if limited is None else _limit_here(limited, ranks, chosen, device)
     if device != ranks.device:
         ranks = join_ranks(_COLLECTIVE_SECONDS, ranks.pulse, device)
     on_epoch, on_stage = options.pop("on_epoch", None), options.pop("on_stage", None)
@@ -76,12 +83,27 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         on_epoch if ranks.rank == 0 else None,
         checkpoints=plan,
         on_note=checkpointing["on_note"] if ranks.rank == 0 else None,
+        limits=limits,
     )
     raise_if_interrupted(outcome, task.options, plan)
     reports = [json.loads(text) for text in _gather_texts(ranks, json.dumps(outcome["report"]))]
     if ranks.rank != 0:
         return None
-    return result_of(model, [outcome, *({"report": report} for report in reports[1:])], notes)
+    said = [*notes, *said_of(limited, reports)]
+    return result_of(model, [outcome, *({"report": report} for report in reports[1:])], said)
+
+
+def _limit_here(limits: Sequence[DeviceLimits], ranks: Ranks, chosen: str, device: torch.device) -> dict[str, Any]:
+    """Put this rank's limits in force; what holds from now on."""
+    hosts = ranks.hosts or (0,) * ranks.world_size
+    here = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
+    of_host = [limits[rank] for rank in here]
+    check_on_devices(of_host, devices_of(chosen, len(here))[0])
+    if (placed := cores_of(of_host)) is not None:
+        own = placed[here.index(ranks.rank)]
+        os.environ |= own.environment(os.environ.get("OMP_NUM_THREADS"))  # for what is not loaded yet, DGL above all
+        stay_on_given_cores()
+    return apply_limits(limits[ranks.rank], device)
 
 
 def _checkpoints(task: Task, ranks: Ranks, given: dict[str, Any]) -> CheckpointPlan | None:

@@ -80,6 +80,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "shares": config.fractions,
         "partitioner": config.partitioner,
         "device": config.device,
+        "limits": config.limits,
         "order": config.order,
         "check": config.model_file is not None,  # the built-in ones are what the tests run
         "timeout": config.timeout,

@@ -29,6 +29,7 @@ from nugnn.failure import EXIT_USER, Place, WorkerView, failure_of, innermost_fr
 from nugnn.job import is_done, pulse_path, read_error
 from nugnn.process_state import HostMemory, ProcessState, host_memory, process_state
 from nugnn.stall import Sample, StallWatch
+from nugnn.worker_cores import WorkerCores, own_cores
 from nugnn.worker_process import STACK_SIGNAL
 
 _POLL_SECONDS = 0.05
@@ -71,6 +72,7 @@ def launch(
     port: int = 0,
     prepare: Callable[[], None] | None = None,
     resume_hint: str | None = None,
+    cores: Sequence[WorkerCores] | None = None,
 ) -> None:
     """Run ``main(context)`` of ``module`` in ``num_workers`` processes and return when all have finished.
 
@@ -91,6 +93,8 @@ def launch(
             runs in a thread of its own, so that a worker that dies meanwhile ends the run.
         resume_hint: The command that goes on with this run, for the message when a worker was lost; None when there is
             nothing to go on from.
+        cores: Threads and cores of each worker; when None all have the same number of threads, and no cores of their
+            own.
 
     Raises:
         WorkerFailed: A worker reported an error, died, or did not finish in time.
@@ -109,7 +113,8 @@ def launch(
             inherited = {"NUGNN_LIFELINE_FD": lifeline_read}
             if rank == 0:
                 inherited |= {"NUGNN_EVENTS_FD": events_write, "NUGNN_LISTEN_FD": listener.fileno()}
-            environment = worker_environment(rank, num_workers, listener.getsockname()[1], _COLLECTIVE_SECONDS)
+            own = None if cores is None else cores[rank]
+            environment = worker_environment(rank, num_workers, listener.getsockname()[1], _COLLECTIVE_SECONDS, own)
             environment |= {name: str(descriptor) for name, descriptor in inherited.items()}
             with open(logs / f"worker-{rank}.log", "wb") as log:
                 workers.append(
@@ -138,7 +143,9 @@ def launch(
             raise WorkerFailed(failed.exit_code, f"{failed.message}\nto go on: {resume_hint}") from None
 
 
-def worker_environment(rank: int, num_workers: int, port: int, timeout: float) -> dict[str, str]:
+def worker_environment(
+    rank: int, num_workers: int, port: int, timeout: float, cores: WorkerCores | None = None
+) -> dict[str, str]:
     """Environment of a worker: torchrun's variables, loopback for gloo, and its fair number of OpenMP threads."""
     environment = dict(os.environ)
     environment |= {
@@ -154,6 +161,8 @@ def worker_environment(rank: int, num_workers: int, port: int, timeout: float) -
     }
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash leaves its stack in the log
     environment.setdefault("PYTHONUNBUFFERED", "1")  # and what was printed before
+    if cores is not None:
+        environment |= cores.environment(environment.get("OMP_NUM_THREADS"))
     # With more threads than cores DGL's kernels become a hundred times slower.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_workers)))
     if grants_huge_pages():
@@ -173,7 +182,7 @@ def grants_huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/
 
 def num_cores() -> int:
     """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(own_cores())
 
 
 class _EventReader:

@@ -21,11 +21,14 @@ import torch
 from nugnn.devices import devices_of
 from nugnn.job import private_job_folder, write_job
 from nugnn.launch import WorkerFailed, launch, num_cores
+from nugnn.limited import check_on_devices, cores_of
+from nugnn.planning.limits import DeviceLimits, parse_limits
 from nugnn.planning.measure_links import Exchange, as_links
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.process_state import host_memory
 from nugnn.profile_worker import LINKS, device_file
 
+_CPU = torch.device("cpu")
 _STALL_SECONDS = 120.0
 _DEVICES_PART = 0.7
 """Of the seconds; the rest is for links."""
@@ -45,7 +48,12 @@ class Measured:
 
 
 def profile_machine(
-    device: str, *, seconds: float, on_stage: Callable[[str], None], usable_bytes: int | None = None
+    device: str,
+    *,
+    seconds: float,
+    on_stage: Callable[[str], None],
+    usable_bytes: int | None = None,
+    limits: str | None = None,
 ) -> Measured:
     """Measure the devices of this machine and the links between them.
 
@@ -54,19 +62,23 @@ def profile_machine(
         seconds: Of timed calls in all; starting processes and compiling kernels come on top.
         on_stage: Called with what is measured next.
         usable_bytes: Of the CPU's memory; what the system or a control group allows when None.
+        limits: What may be used of each device, one for all or one for each GPU, see `nugnn.planning.limits`; the
+            profile is then of the limited device.
 
     Raises:
-        ValueError: There is no GPU, and ``device`` asks for one.
+        ValueError: There is no GPU, and ``device`` asks for one; or ``limits`` does not fit the devices.
         WorkerFailed: A worker did not come to the end of its device.
     """
     gpus = _gpus(device)
     with_cpu = device != "cuda"
     memory = host_memory()
-    workers = gpus if gpus else [torch.device("cpu")] * 2
+    workers = gpus if gpus else [_CPU] * 2
+    limited = None if limits is None else limits_of_devices(limits, device, len(gpus))
     work = {
         "devices": workers,
         "with_cpu": with_cpu,
         "threads": _threads(),
+        "limits": limited,
         "usable_bytes": usable_bytes or (memory.limit_bytes if memory is not None else None),
         "seconds": seconds_of_parts(seconds, len(gpus), with_cpu=with_cpu),
     }
@@ -80,6 +92,7 @@ def profile_machine(
                 module="nugnn.profile_worker",
                 timeout=_STALL_SECONDS,
                 on_event=lambda event: on_stage(event["text"]),
+                cores=cores_of(limited),
             )
         except WorkerFailed as failed:
             # devices that were measured are not thrown away for a link that is not there
@@ -92,6 +105,33 @@ def profile_machine(
         _merged(found, links),
         tuple(note for each in found for note in each["notes"]) + ((lost,) if lost else ()),
     )
+
+
+def limits_of_devices(text: str, device: str, num_gpus: int) -> tuple[DeviceLimits, ...]:
+    """The limits of each worker of a profile.
+
+    Args:
+        text: As `nugnn.planning.limits.parse_limits` takes it.
+        device: ``cpu`` or ``cuda``: what is measured.
+        num_gpus: GPUs of this machine, of which each has a worker; a CPU is measured by the first of two.
+
+    Raises:
+        ValueError: It is not understood, or names what does not change what is measured.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"limits {text!r} are of one kind of device: say which, cpu or cuda")
+    limits = parse_limits(text)
+    most = num_gpus if device == "cuda" else 1
+    if len(limits) not in (1, most):
+        raise ValueError(f"limits {text!r}: {len(limits)} for {most} devices; give one, or one for each GPU")
+    for each in limits:
+        if device == "cuda" and each.threads is not None:
+            raise ValueError(f"limits {text!r}: threads has no effect on what is measured of a GPU; leave it out")
+    every = limits * (most if len(limits) == 1 else 1)
+    if device == "cpu":
+        every = (*every, DeviceLimits())
+    check_on_devices(every[:most], [torch.device("cuda", n) for n in range(most)] if device == "cuda" else [_CPU])
+    return every
 
 
 def seconds_of_parts(seconds: float, num_gpus: int, *, with_cpu: bool) -> dict[str, float]:

@@ -17,8 +17,10 @@ import torch.distributed as dist
 from nugnn.comm.groups import join_ranks, leave_ranks
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import read_job
+from nugnn.limited import apply_limits
 from nugnn.planning.device_facts import device_uuid
 from nugnn.planning.fitting import reason
+from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measure import measure_device
 from nugnn.planning.measure_links import measure_copies, measure_exchanges
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
@@ -41,12 +43,16 @@ def main(context: WorkerContext) -> None:
     devices: list[DeviceProfile] = []
     copies: list[LinkProfile] = []
     context.init_process_group()
+    limits: DeviceLimits = work["limits"][context.rank] if work["limits"] is not None else DeviceLimits()
+    threads = limits.threads or work["threads"]
+    if not limits.is_none:
+        apply_limits(limits, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         devices.append(_measured(device, seconds["gpu"], None, context, notes))
     _meet(context)
     if context.rank == 0 and work["with_cpu"]:
-        torch.set_num_threads(work["threads"])
+        torch.set_num_threads(threads)
         devices.append(_measured(torch.device("cpu"), seconds["cpu"], work["usable_bytes"], context, notes))
     context.emit(kind="stage", text="links")
     for turn in range(context.world_size):

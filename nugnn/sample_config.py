@@ -139,6 +139,7 @@ class SampleConfig(Settings):
     workers: int = _as_for_graphs("workers")
     shares: str | tuple[float, ...] = _as_for_graphs("shares")
     device: str = _as_for_graphs("device")
+    limits: str | None = _as_for_graphs("limits")
     precision: str = _as_for_graphs("precision")
     cuda_graphs: str = _as_for_graphs("cuda_graphs")
     grad_sync: str = _as_for_graphs("grad_sync")
@@ -163,6 +164,7 @@ class SampleConfig(Settings):
         if self.model not in known_models and self.model_file is None:
             raise ConfigError(refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))
         self._check_device()
+        self._check_limits()
         if self.lr is None:
             object.__setattr__(self, "lr", _USUAL_RATE.get(self.network, 1e-3))
         if self.warmup_epochs is None:

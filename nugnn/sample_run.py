@@ -126,6 +126,7 @@ def fit_arguments(config: SampleConfig) -> dict[str, Any]:
         "workers": config.workers,
         "shares": config.given_shares,
         "device": config.device,
+        "limits": config.limits,
         "timeout": config.timeout,
         "num_data_workers": config.data_workers,
         "augment": ShiftAndFlip(config.shift, config.flip) if config.shift or config.flip else None,

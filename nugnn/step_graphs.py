@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from nugnn.comm.groups import Span, keeps_exchanges
 from nugnn.family import Family, Work
+from nugnn.kernels.green_context import new_stream
 from nugnn.known_models import HOOKS, is_known
+from nugnn.planning.device_facts import memory_bytes
 
 OnLoss = Callable[[Tensor], Any]
 Passes = Callable[[Sequence[Work], OnLoss | None], tuple[Tensor, Any]]
@@ -134,7 +136,7 @@ class StepGraphs:
         self._is_auto, self._is_off = is_auto, False
         self._trained: list[bool] = []
         self._keys = KeyTable(self._device)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = new_stream(self._device)
         self._num_seen: dict[Any, int] = {}
         self._recorded: dict[Any, _Recorded] = {}
         keeps_exchanges(self)
@@ -220,7 +222,7 @@ class StepGraphs:
         """Under ``auto``: whether memory is to spare, and the model still as it was made."""
         if not self._is_auto:
             return True
-        _, total = torch.cuda.mem_get_info(self._device)
+        total = memory_bytes(self._device)
         most = int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.peak"])
         # what is reserved has the graphs in it that are there already
         has_room = most < total // 3 and torch.cuda.memory_reserved(self._device) < total // 2

@@ -32,6 +32,7 @@ def train_rank(
     checkpoints: CheckpointPlan | None = None,
     asked_to_stop: Callable[[], bool] = lambda: False,
     on_note: Callable[[str], Any] | None = None,
+    limits: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train on one rank's part of the data.
 
@@ -44,6 +45,7 @@ def train_rank(
         checkpoints: Where to write them, and which one to go on from; none when None.
         asked_to_stop: Asked from time to time when there are checkpoints; rank 0's answer counts.
         on_note: Gets sentences for the user.
+        limits: What `nugnn.limited.apply_limits` put in force on this rank, for its report.
 
     Returns:
         Plain tensors and numbers: ``state`` (best weights; embeddings gathered) and ``logits`` of all rows on rank 0,
@@ -98,6 +100,8 @@ def train_rank(
         "peak_memory_bytes": torch.cuda.max_memory_allocated(ranks.device) if on_gpu else _peak_resident_bytes(),
         **median,
     }
+    if limits is not None:
+        report["limits"] = limits
     if (traffic := trainer.grad_sync.report()) is not None:
         report["grad_sync"] = traffic
     state = family.whole_state()

@@ -9,6 +9,7 @@ import torch
 
 from nugnn.comm.groups import join_ranks, leave_ranks
 from nugnn.job import STOP, read_job
+from nugnn.limited import apply_limits
 from nugnn.train_rank import train_rank
 from nugnn.worker_process import WorkerContext
 
@@ -17,8 +18,10 @@ def main(context: WorkerContext) -> None:
     """Entry point; `nugnn.worker_process` calls it with who this worker is."""
     importlib.import_module("torch._dynamo")  # an optimizer imports it in its first step, 1 s
     work = read_job(context.job_folder)
+    device = work["devices"][context.rank]
+    limits = None if work["limits"] is None else apply_limits(work["limits"][context.rank], device)
     context.init_process_group()
-    ranks = join_ranks(context.timeout, context.pulse, work["devices"][context.rank])
+    ranks = join_ranks(context.timeout, context.pulse, device)
     context.emit(kind="stage", name="train")
     outcome = train_rank(
         work["part"],
@@ -29,6 +32,7 @@ def main(context: WorkerContext) -> None:
         checkpoints=work["checkpoints"],
         asked_to_stop=(context.job_folder / STOP).exists,
         on_note=lambda text: context.emit(kind="note", text=text),
+        limits=limits,
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()

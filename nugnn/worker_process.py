@@ -11,6 +11,7 @@ import faulthandler
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from nugnn.comm.pulse import Pulse
 from nugnn.disk import DiskFullError, free_bytes, full_disk_text, means_full_disk
 from nugnn.job import ErrorKind, WorkerError, pulse_path, reserve_error, write_done, write_error
 from nugnn.process_state import host_memory, in_gib, process_state
+from nugnn.worker_cores import stay_on_given_cores
 
 USER_ERRORS = (ValueError, OSError, ImportError, NotImplementedError, FloatingPointError)
 """What a user's input raises: wrong values, files that are missing or unreadable, packages that are not installed,
@@ -160,6 +162,8 @@ def describe(error: BaseException, kind: ErrorKind, job_folder: Path) -> str:
     if kind == "memory":
         own, host = process_state(os.getpid()), host_memory()
         used = f"; it occupies {in_gib(own.resident_bytes)}" if own is not None else ""
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        used += f" and may have {in_gib(limit)} of its own" if used and limit != resource.RLIM_INFINITY else ""
         used += f", {in_gib(host.used_bytes)} of {in_gib(host.limit_bytes)} are in use here" if host is not None else ""
         return f"out of memory ({text}){used}"
     return text
@@ -176,6 +180,7 @@ def _written_places(job_folder: Path) -> list[Path]:
 
 def main(module: str, job_folder: Path) -> int:
     """Run ``main(context)`` of ``module``; 0 when it returned, 1 after leaving word of what it raised."""
+    stay_on_given_cores()  # before anything starts threads, which stay where they were started
     end_with_the_launcher(int(os.environ["NUGNN_LIFELINE_FD"]))
     if hasattr(faulthandler, "register"):
         faulthandler.register(STACK_SIGNAL)  # the launching process asks a worker that hangs where it is

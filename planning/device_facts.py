@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 from pathlib import Path
 
 import torch
+
+from nugnn.kernels.green_context import usable_multiprocessors
 
 _CPUS = Path("/sys/devices/system/cpu")
 _UNKNOWN_CACHE_BYTES = 32 << 20
@@ -53,21 +56,39 @@ def spelled_uuid(uuid: str) -> str | None:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """For tensors; of a CPU the machine's."""
+    """For tensors: the device's, of a CPU the host's, or the part of it that this process is limited to."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return _system_value("SC_PHYS_PAGES") * _system_value("SC_PAGE_SIZE") or _UNKNOWN_MEMORY_BYTES
+        whole = torch.cuda.get_device_properties(device).total_memory
+        return int(whole * torch.cuda.get_per_process_memory_fraction(device))
+    return min(_system_value("SC_PHYS_PAGES") * _system_value("SC_PAGE_SIZE") or _UNKNOWN_MEMORY_BYTES, _data_limit())
+
+
+def _data_limit() -> int:
+    """Bytes of memory of its own that the system lets this process have, enormous where it sets no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return 2**63 if limit == resource.RLIM_INFINITY else limit
+
+
+def data_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """Memory of its own that this process has, as the system counts it for RLIMIT_DATA; 0 where it does not say."""
+    try:
+        found = re.search(r"^VmData:\s*(\d+) kB$", status.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return 0
+    return 1024 * int(found.group(1)) if found else 0
 
 
 def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> int:
     """What nobody uses now, or the system's file cache alone."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        left = memory_bytes(device) - torch.cuda.memory_allocated(device)
+        return max(0, min(torch.cuda.mem_get_info(device)[0], left))
     try:
         found = re.search(r"^MemAvailable:\s*(\d+) kB$", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
-    return 1024 * int(found.group(1)) if found else memory_bytes(device) // 4
+    unused = 1024 * int(found.group(1)) if found else memory_bytes(device) // 4
+    return max(0, min(unused, _data_limit() - data_bytes()))
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -92,9 +113,9 @@ def last_cache_bytes(cpus: Path = _CPUS) -> int:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; threads that torch uses of a CPU."""
+    """Of a GPU, those that this process may use; threads that torch uses of a CPU."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
+        return usable_multiprocessors(device)
     return torch.get_num_threads()
 
 

@@ -12,6 +12,7 @@ import torch
 from nugnn.comm.compression.link import Link
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_auto import median_seconds, rounds_of_pairs
+from nugnn.kernels.green_context import new_stream
 from nugnn.planning.fitting import WrongResult, largest_that_fits
 from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.timing import seconds_of
@@ -51,7 +52,7 @@ def measure_copies(device: torch.device, *, seconds: float, on_note: Callable[[s
 def _copies(size: int, device: torch.device, seconds: float) -> tuple[float, float]:
     sent, received = torch.ones(size, dtype=torch.uint8).pin_memory(), torch.zeros(size, dtype=torch.uint8).pin_memory()
     target, source = torch.zeros(size, dtype=torch.uint8, device=device), sent.to(device)
-    up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    up, down = new_stream(device), new_stream(device)
 
     def both_ways() -> None:
         with torch.cuda.stream(up):

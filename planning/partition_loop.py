@@ -148,6 +148,7 @@ def partition_to_fit(
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,
     beside_metis: bool = False,
+    symmetric: SymmetricGraph | None = None,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
 
@@ -174,6 +175,8 @@ def partition_to_fit(
         moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
         beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
             that the result is not worse than those either.
+        symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it: of large
+            graphs that are split several times.
 
     Returns:
         The best split found, with all that was tried. Equal arguments give an equal one, times apart.
@@ -205,8 +208,11 @@ def partition_to_fit(
     check_whole(whole, num_parts)
     check_index_width(num_nodes, len(src_E))
 
+    if symmetric is not None and symmetric.adjacency.shape != (num_nodes, num_nodes):
+        raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
+
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed)
+    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric)
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)
@@ -253,6 +259,7 @@ class _Search:
         limits: tuple[float, ...],
         method: LoopMethod,
         seed: int,
+        symmetric: SymmetricGraph | None,
     ) -> None:
         self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
         self.work, self.limits, self.method, self.seed = work, limits, method, seed
@@ -263,7 +270,7 @@ class _Search:
         self.by_work = 0
         """The round whose targets, of the node weights, the next ones correct."""
         self.notes: list[str] = []
-        self._graph: SymmetricGraph | None = None
+        self._graph = symmetric
         self._sources: tuple[Ints, npt.NDArray[np.int32]] | None = None
         self.degrees = np.bincount(dst, minlength=num_nodes)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from nugnn.kernels.green_context import new_stream
+
 Work = Callable[[], None]
 
 
@@ -39,7 +41,7 @@ class Lane:
             What waits until it is done and raises what it raised; a GPU's current stream waits, not the host.
         """
         if self._thread is None:
-            self._stream = torch.cuda.Stream(self._device) if self._is_cuda else None
+            self._stream = new_stream(self._device) if self._is_cuda else None
             threads = torch.get_num_threads()
             self._thread = threading.Thread(target=self._run, args=(threads,), name="nugnn-gradients", daemon=True)
             self._thread.start()

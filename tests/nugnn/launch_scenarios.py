@@ -220,3 +220,29 @@ def loads_for_long(context: WorkerContext, job: dict) -> None:
     end = time.monotonic() + 3 * job["timeout"]
     while time.monotonic() < end:
         sum(range(1000))
+
+
+def keep_limits(context: WorkerContext, job: dict) -> None:
+    """Rank 0 says where it runs and with how many threads; rank 1 takes more memory than it may have."""
+    import torch
+
+    from nugnn.limited import apply_limits
+    from nugnn.planning.device_facts import data_bytes
+    from nugnn.planning.limits import DeviceLimits
+    from nugnn.process_state import host_memory
+
+    cpu = torch.device("cpu")
+    if context.rank == 0:
+        holds = apply_limits(DeviceLimits(threads=1), cpu)
+        places = {tuple(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")}
+        context.emit(kind="limits", holds=holds, places=sorted(places), variable=os.environ["OMP_NUM_THREADS"])
+        context.init_process_group()
+        return
+    host = host_memory()
+    assert host is not None
+    room = job["room_bytes"]
+    holds = apply_limits(DeviceLimits(memory_fraction=(data_bytes() + room) / host.limit_bytes), cpu)
+    torch.ones(room // 16)  # four bytes each
+    assert holds["memory_bytes"] <= data_bytes() + room
+    context.init_process_group()
+    torch.ones(room // 2)

@@ -93,9 +93,14 @@ def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.Cap
     """Each option takes effect or is refused by its own name; none is accepted and ignored."""
     spec, flag = option_spec(entry), flag_of(entry.name)
     value = {int: "3", float: "0.25", str: spec.choices[-1] if spec.choices else "text"}.get(spec.kind)
-    value = {"halo_mode": "stale", "halo_target": "25%", "shares": "0.5,0.5", "model": "gin", "device": "cpu"}.get(
-        entry.name, value
-    )
+    value = {
+        "halo_mode": "stale",
+        "halo_target": "25%",
+        "shares": "0.5,0.5",
+        "model": "gin",
+        "device": "cpu",
+        "limits": "threads=3",
+    }.get(entry.name, value)
     extra = [] if entry.name == "dataset" else ["--dataset", "d"]
     extra += {
         "shares": ["--workers", "2"],

@@ -73,7 +73,8 @@ def train(tmp_path: Path, *arguments: str, **variables: str) -> tuple[int, str, 
 
 def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Path) -> None:
     options = ("--epochs", "4", "--hidden", "8", "--dropout", "0.5")
-    code, shown, errors, _ = train(tmp_path, *options, "--shares", "0.7,0.3")
+    limits = ("--limits", "threads=1;memory_fraction=0.5")
+    code, shown, errors, _ = train(tmp_path, *options, "--shares", "0.7,0.3", *limits)
     assert code == 0, errors
     assert shown.count("splitting the graph into 2 parts") == 1 and shown.count("validation accuracy") == 1
     assert "error" not in errors.lower()
@@ -86,6 +87,7 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
     assert [epoch["loss"] for epoch in split] == pytest.approx([epoch["loss"] for epoch in alone], rel=1e-3)
     result = json.loads((tmp_path / "out2" / "result.json").read_text())
     assert result["workers"] == 2 and len(result["ranks"]) == 2 and result["shares"][0] > 0.65
+    assert [report["limits"]["asked"] for report in result["ranks"]] == ["threads=1", "memory_fraction=0.5"]
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,7 @@ def test_a_gpu_is_known_by_its_uuid_whatever_its_number(monkeypatch: pytest.Monk
         return types.SimpleNamespace(uuid=Uuid(), name="a card", total_memory=7, L2_cache_size=5)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
     gpu = torch.device("cuda", 3)
     assert device_facts.device_uuid(gpu) == "GPU-5d3a0b6e-1234-4000-8000-000000000001"
     assert (device_facts.device_name(gpu), device_facts.memory_bytes(gpu), device_facts.cache_bytes(gpu)) == (

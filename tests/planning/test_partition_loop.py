@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nugnn.partition.assign import partition_nodes
+from nugnn.partition.metis import symmetric_graph
 from nugnn.planning import partition_loop
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import FittedParts, LoopMethod, partition_to_fit
@@ -138,7 +139,11 @@ def test_devices_in_another_order_get_as_good_a_split() -> None:
 def test_equal_arguments_give_equal_parts(method: LoopMethod) -> None:
     num_nodes, src, dst = uneven_graph(800, 8000, seed=5)
     work, limits = devices(1, 3, 3), [NO_LIMIT] * 3
-    one, two = (partition_to_fit(num_nodes, src, dst, work, limits, method=method, seed=7, rounds=2) for _ in range(2))
+    known = symmetric_graph(num_nodes, src, dst, None)
+    one, two = (
+        partition_to_fit(num_nodes, src, dst, work, limits, method=method, seed=7, rounds=2, symmetric=graph)
+        for graph in (None, known)
+    )
     assert torch.equal(one.assignment.part, two.assignment.part)
     assert [dataclasses.replace(r, took_seconds=0) for r in one.rounds] == [
         dataclasses.replace(r, took_seconds=0) for r in two.rounds
@@ -257,6 +262,10 @@ def test_small_and_odd_graphs() -> None:
         ({"dst": [1]}, "src has 2 entries and dst 1"),
         ({"src": [0, 4]}, "entry 1 of src is 4"),
         ({"train_nodes": [4]}, "entry 0 of train_nodes is 4"),
+        (
+            {"symmetric": symmetric_graph(3, np.array([0]), np.array([1]), None)},
+            "symmetric is a graph of 3 nodes; this one has 4",
+        ),
     ],
 )
 def test_malformed_arguments_are_refused(change: dict, message: str) -> None:
