@@ -205,6 +205,20 @@ class Links:
         copied = 0.0 if staging is None else 2 * num_bytes * float(staging.max())
         return steps * latency + pieces * num_bytes / self.num_ranks / float(rates.min()) + copied
 
+    def collective_seconds(self, kind: str, num_bytes: float) -> float:
+        """Of a collective by its name: ``all_reduce``; ``gather`` of so many bytes of each; ``broadcast``.
+
+        Raises:
+            ValueError: There is no such.
+        """
+        if kind == "all_reduce":
+            return self.all_reduce_seconds(num_bytes)
+        if kind == "gather":
+            return float(self.exchange_seconds(np.full((self.num_ranks, self.num_ranks), num_bytes)).max())
+        if kind == "broadcast":
+            return self.all_reduce_seconds(num_bytes) / 2
+        raise ValueError(f"no seconds are known of a collective {kind!r}")
+
     def coded_sum_seconds(self, coded_bytes: float) -> float:
         """The same of gradients that travel in fewer bits: chunks to their owners, and their sums back.
 
