@@ -163,9 +163,12 @@ class Links:
             sent_bytes: ``(P, P)``; the diagonal does not travel.
         """
         sent = sent_bytes * ~np.eye(self.num_ranks, dtype=bool)
-        seconds = self.transfer_seconds(sent)
-        has_any = (sent > 0) | (sent.T > 0)
-        return seconds + np.where(has_any, self.latency_seconds, 0.0).max(1, initial=0.0)
+        return self.transfer_seconds(sent) + self.latency_of(sent)
+
+    def latency_of(self, sent: Floats) -> Floats:
+        """``(P,)`` of what `exchange_seconds` says, the part that does not grow with the bytes."""
+        has_any = ((sent > 0) | (sent.T > 0)) & ~np.eye(self.num_ranks, dtype=bool)
+        return np.where(has_any, self.latency_seconds, 0.0).max(1, initial=0.0)
 
     def transfer_seconds(self, sent: Floats) -> Floats:
         """``(P,)`` the same without latencies: proportional to ``sent (P, P)``, whose diagonal is 0."""
