@@ -13,13 +13,12 @@ from enum import IntEnum
 from typing import Literal, NamedTuple
 
 from nugnn.planning.operator_times import is_fetch
+from nugnn.planning.timeline import Clock
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import Dim, OperatorRecord, Storage
 
 Passes = Literal["none", "backward", "both"]
 """Passes in which plain sums over neighbours run beside their exchange; as in `nugnn.comm.overlap`."""
-Clock = Literal["compute", "halo", "sync"]
-"""What a trainer counts time for: see `nugnn.trainer.Epoch`."""
 
 
 class Do(IntEnum):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nugnn.planning.step_program import Clock
-
+Clock = Literal["compute", "halo", "sync"]
+"""What a trainer counts time for: see `nugnn.trainer.Epoch`."""
 Lane = Literal["host", "device", "wire"]
 LANES: tuple[Lane, ...] = ("device", "wire", "host")
 WAIT, TRANSFER = "wait", "transfer"
