@@ -118,7 +118,7 @@ class BackwardSums:
         """
         if not self._ranks.is_split:
             return
-        with self._ranks.clock.measure("sync", self._ranks.device):
+        with self._ranks.clock.measure("sync", self._ranks.device, "sums of gradients"):
             if not self._begins:  # else they were laid out before backward
                 self._lay_out()
             if not self._begins:

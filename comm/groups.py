@@ -7,7 +7,7 @@ import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -38,8 +38,20 @@ def keeps_exchanges(recording: Recording) -> None:
     _recordings.add(recording)
 
 
-Span = tuple[str, Any, Any]
-"""What a time counts for, and the events of a GPU's stream between which it lies."""
+Span = tuple[str, str, Any, Any]
+"""What a time counts for, what happened, and the events of a GPU's stream between which it lies."""
+
+
+class Watcher(Protocol):
+    """Who wants to know when what the clock measures happened; see `nugnn.comm.step_watch`."""
+
+    def note(self, what: str, label: str, first: Any, last: Any) -> None:
+        """Something lay between two times of `time.perf_counter`, or two events of a GPU that have passed."""
+        ...
+
+    def begin_lap(self) -> None:
+        """Events from now on are of another lap: the GPU has nothing left to do of the last one."""
+        ...
 
 
 @dataclass
@@ -52,17 +64,26 @@ class CommClock:
     seconds: dict[str, float] = field(default_factory=lambda: {"halo": 0.0, "sync": 0.0})
     halo_rounds: int = 0
     """Halo exchanges begun since the run started, those of backward included; the same on every rank."""
+    watcher: Watcher | None = None
+    """Is told all that is measured; nobody when None."""
     _spans: list[Span] = field(default_factory=list, repr=False)
 
+    def phase(self, name: str, device: torch.device) -> AbstractContextManager[None]:
+        """Tell the watcher when what happens inside does, a part of a step; nothing without one."""
+        return nullcontext() if self.watcher is None else self.measure(name, device)
+
     @contextmanager
-    def measure(self, what: str, device: torch.device) -> Iterator[None]:
-        """Count what happens inside as ``halo`` or ``sync``."""
+    def measure(self, what: str, device: torch.device, label: str = "") -> Iterator[None]:
+        """Count what happens inside as ``halo`` or ``sync``; ``label`` says to the watcher what it is."""
         if device.type != "cuda":
             begin = time.perf_counter()
             try:
                 yield
             finally:
-                self.seconds[what] += time.perf_counter() - begin
+                end = time.perf_counter()
+                self._count(what, end - begin)
+                if self.watcher is not None:
+                    self.watcher.note(what, label, begin, end)
             return
         how = {"enable_timing": True}
         if torch.cuda.is_current_stream_capturing():  # the step is recorded: events of each time that it runs
@@ -73,7 +94,11 @@ class CommClock:
             yield
         finally:
             last.record()
-            self._spans.append((what, first, last))
+            self._spans.append((what, label, first, last))
+
+    def _count(self, what: str, seconds: float) -> None:
+        if what in self.seconds:
+            self.seconds[what] += seconds
 
     def withdraw(self) -> list[Span]:
         """Spans since the last call of `take`, which do not count unless they are added again."""
@@ -87,7 +112,7 @@ class CommClock:
     def halo_seconds(self) -> float:
         """What `take` would say of halo exchanges, which still counts there; waits for a GPU that has not got there."""
         queued = 0.0
-        for what, first, last in self._spans:
+        for what, _, first, last in self._spans:
             if what == "halo":
                 last.synchronize()
                 queued += first.elapsed_time(last) / 1000
@@ -95,10 +120,14 @@ class CommClock:
 
     def take(self) -> tuple[float, float]:
         """``(halo, sync)`` seconds since the last call; waits for a GPU that has not got there."""
-        for what, first, last in self._spans:
+        for what, label, first, last in self._spans:
             last.synchronize()
-            self.seconds[what] += first.elapsed_time(last) / 1000
+            self._count(what, first.elapsed_time(last) / 1000)
+            if self.watcher is not None:
+                self.watcher.note(what, label, first, last)
         self._spans.clear()
+        if self.watcher is not None:
+            self.watcher.begin_lap()
         taken = (self.seconds["halo"], self.seconds["sync"])
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return taken

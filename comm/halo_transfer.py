@@ -114,7 +114,7 @@ class Exchange:
         self._number, self._label = self._ranks.clock.halo_rounds, route.label
         counts = zip(route.out_splits, route.splits, strict=True)
         self._peers = [str(rank) for rank, both in enumerate(counts) if any(both)]
-        with self._failing(), self._ranks.clock.measure("halo", out.device):
+        with self._failing(), self._ranks.clock.measure("halo", out.device, route.label):
             self._sent: Tensor | None = self._ranks.on_wire(rows).contiguous()
             if travel is not None:
                 travel.count(self._sent.numel() * self._sent.element_size())
@@ -138,7 +138,7 @@ class Exchange:
         if self._work is not None:
             clock, pulse = self._ranks.clock, self._ranks.pulse
             waiting = pulse.waiting(f"halo exchange {self._number} ({self._label})")
-            with self._failing(), clock.measure("halo", self._out.device), waiting:
+            with self._failing(), clock.measure("halo", self._out.device, self._label), waiting:
                 self._work.wait()
                 if self._received is not self._out:
                     self._out.copy_(self._received)

@@ -29,6 +29,7 @@ FREE_ON_RESUME = (
     *("epochs", "patience", "workers", "shares", "partitioner", "order", "timeout", "out", "predictions"),
     *(
         "tensorboard",
+        "timeline",
         "resume",
         "checkpoint_every",
         "partition_cache",
@@ -409,6 +410,9 @@ class TrainConfig(Settings):
         optional=True,
     )
     tensorboard: bool = option(False, bool, "Write TensorBoard files to tensorboard/ in the folder of results.")
+    timeline: bool = option(
+        False, bool, "Write timeline.json, for Perfetto: when each worker computes, exchanges and waits in a step."
+    )
 
     def __post_init__(self) -> None:
         self._check_each()

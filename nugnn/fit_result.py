@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from nugnn.trainer import Epoch
+
+if TYPE_CHECKING:
+    from nugnn.planning.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class FitResult:
             compressed, see `nugnn.comm.compression.compressor.Compressor.report`.
         time_to_best_seconds: From the first epoch's start to the end of the best one.
         notes: Sentences for the user, on how the data were divided.
+        timeline: A step of all ranks, of the last ones that with the median time, where the option ``timeline`` was on;
+            None otherwise. See `nugnn.planning.timeline.Timeline`: a picture in text, JSON for Perfetto.
     """
 
     model: nn.Module
@@ -39,6 +44,7 @@ class FitResult:
     rank_reports: list[dict[str, Any]]
     time_to_best_seconds: float
     notes: tuple[str, ...] = field(default=())
+    timeline: Timeline | None = None
 
     def __repr__(self) -> str:
         best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
@@ -66,12 +72,23 @@ def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[
     trained = copy.deepcopy(model)
     trained.load_state_dict(outcomes[0]["state"])
     trained.eval()
+    reports = [dict(outcome["report"]) for outcome in outcomes]
+    steps = [report.pop("steps", None) for report in reports]
     return FitResult(
         model=trained,
         history=[Epoch(**epoch) for epoch in outcomes[0]["epochs"]],
         best=Epoch(**outcomes[0]["best"]),
         logits=outcomes[0]["logits"],
-        rank_reports=[outcome["report"] for outcome in outcomes],
+        rank_reports=reports,
         time_to_best_seconds=outcomes[0]["time_to_best_seconds"],
         notes=tuple(notes),
+        timeline=_timeline(steps, [report["device"] for report in reports]),
     )
+
+
+def _timeline(steps: Sequence[Any], names: Sequence[str]) -> Timeline | None:
+    if steps[0] is None:
+        return None
+    from nugnn.measured_timeline import measured_timeline  # runs without do not load it
+
+    return measured_timeline(steps, names)

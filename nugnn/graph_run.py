@@ -99,6 +99,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "grad_sync": config.grad_sync,
         "grad_sync_hosts": config.grad_sync_hosts,
         "check_replicas": config.check_replicas,
+        "timeline": config.timeline,
         "recompute_inputs": config.recompute_inputs,
         "overlap": config.overlap,
         "cuda_graphs": config.cuda_graphs,

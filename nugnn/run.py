@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from nugnn.tensorboard import ScalarLog
 
 
+TIMELINE = "timeline.json"
+"""For Perfetto or ``chrome://tracing``."""
+
+
 def run_from_config(
     config: RunConfig,
     on_event: Callable[[dict[str, Any]], None] | None = None,
@@ -40,8 +44,8 @@ def run_from_config(
 
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
     ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch),
-    ``preparation.json`` for samples, ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run
-    in it are replaced, or continued with ``config.resume``.
+    ``timeline.json`` when asked for, ``preparation.json`` for samples, ``checkpoint/`` and ``logs/`` when there were
+    workers. Results of an earlier run in it are replaced, or continued with ``config.resume``.
 
     Args:
         config: The settings.
@@ -74,7 +78,7 @@ def run_from_config(
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write(out / "config.yaml", config.replaced(resume=False).to_yaml())
-            for stale in ("result.json", "model.safetensors", "predictions.npy", "preparation.json"):
+            for stale in ("result.json", "model.safetensors", "predictions.npy", "preparation.json", TIMELINE):
                 (out / stale).unlink(missing_ok=True)
             log.restart(epochs_before)
         except OSError as error:
@@ -110,6 +114,8 @@ def run_from_config(
     save_file({k: v.contiguous() for k, v in result.model.state_dict().items()}, out / "model.safetensors")
     if config.predictions:
         family.write_predictions(out / "predictions.npy", result, data)
+    if result.timeline is not None:
+        _write(out / TIMELINE, result.timeline.to_chrome())
     family.write_more(out, data)
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")

@@ -154,6 +154,7 @@ class SampleConfig(Settings):
         None, int, "Optimizer steps between checkpoints, also in mid-epoch.", least=1, optional=True
     )
     tensorboard: bool = _as_for_graphs("tensorboard")
+    timeline: bool = _as_for_graphs("timeline")
 
     def __post_init__(self) -> None:
         self._check_each()

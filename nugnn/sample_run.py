@@ -118,7 +118,7 @@ def fit_arguments(config: SampleConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
     names = (
         *("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision"),
-        *("cuda_graphs", "grad_sync", "grad_sync_hosts", "check_replicas"),
+        *("cuda_graphs", "grad_sync", "grad_sync_hosts", "check_replicas", "timeline"),
         *("schedule", "warmup_epochs", "decay_epochs", "label_smoothing", "batch_norm"),
         *("optimizer", "momentum", "clip_norm", "batch_size", "batch_split", "micro_batches", "drop_last"),
     )

@@ -63,6 +63,7 @@ class TrainOptions:
             ``flat``: every worker exchanges with every other one.
         check_replicas: Optimizer steps between comparisons of all parameters over workers; 0 for the first and the last
             epoch alone.
+        timeline: Note when each worker computes, exchanges and waits in the last steps: `FitResult.timeline`.
     """
 
     family: ClassVar[str] = ""
@@ -90,6 +91,7 @@ class TrainOptions:
     grad_sync: str = "fp32"
     grad_sync_hosts: str = "auto"
     check_replicas: int = STEPS_BETWEEN_CHECKS
+    timeline: bool = False
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """What ``make_optimizer`` returns, or the usual one of the family."""

@@ -7,7 +7,7 @@ import resource
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from nugnn.comm.groups import Ranks
 from nugnn.family import Family
 from nugnn.train_options import TrainOptions
 from nugnn.trainer import Epoch, History, Trainer
+
+if TYPE_CHECKING:
+    from nugnn.comm.step_watch import StepWatch
 
 Part = Callable[[Ranks, nn.Module, Any], Family]
 """``part(ranks, model, options)``: what a rank trains on; called there, so that nobody else keeps what it loads."""
@@ -69,6 +72,7 @@ def train_rank(
         if (news := family.news()) is not None and on_note is not None:
             on_note(news)
 
+    watch = _watch(ranks) if options.timeline else None
     history = trainer.fit(
         options.epochs,
         patience=options.patience,
@@ -104,6 +108,9 @@ def train_rank(
         report["limits"] = limits
     if (traffic := trainer.grad_sync.report()) is not None:
         report["grad_sync"] = traffic
+    if watch is not None:
+        ranks.clock.watcher = None
+        report["steps"] = watch.steps()
     state = family.whole_state()
     outcome: dict[str, Any] = {
         "epochs": [asdict(epoch) for epoch in history.epochs],
@@ -112,6 +119,12 @@ def train_rank(
         "time_to_best_seconds": history.time_to_best_seconds,
     }
     return outcome | ({"state": state, "logits": logits} if ranks.rank == 0 else {})
+
+
+def _watch(ranks: Ranks) -> StepWatch:
+    from nugnn.comm.step_watch import StepWatch  # runs without do not load it
+
+    return StepWatch.of(ranks)
 
 
 def _peak_resident_bytes() -> int:

@@ -239,7 +239,8 @@ class Trainer:
             weight = self.family.weight(works[0])
             is_last = self.steps_into_epoch + 1 == self.family.steps_per_epoch
             reads = functools.partial(self._read, weight=weight) if is_last and self._reads_early else None
-            share, self._loss_of_epoch = self._step(works, reads)
+            with self.ranks.clock.phase("step", self.ranks.device):
+                share, self._loss_of_epoch = self._step(works, reads)
             done.loss += share * weight
             done.weight += weight
             if self.steps_into_epoch and between_steps():
@@ -309,9 +310,10 @@ class Trainer:
         is_good = self.loss_scale.unscale_(self.model.parameters())
         self.grad_sync.settle(is_good=is_good)
         if is_good:
-            if self._clip_norm is not None:  # the same everywhere: gradients are
-                nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
-            self.optimizer.step()
+            with self.ranks.clock.phase("optimizer", self.ranks.device):
+                if self._clip_norm is not None:  # the same everywhere: gradients are
+                    nn.utils.clip_grad_norm_(self._replicated, self._clip_norm)
+                self.optimizer.step()
         self.family.settle(is_good=is_good)
         self.num_steps += 1
         if self._check_replicas and self.num_steps % self._check_replicas == 0:
@@ -329,13 +331,18 @@ class Trainer:
             parameter.grad = None
         for part, work in enumerate(works):
             with self.family.around(self.num_steps, work if self._regularizer is None else None):
-                loss = self.family.loss(work)
-                if self._regularizer is not None and self.ranks.rank == 0 and part == 0:
-                    loss = loss + self._regularizer(self.model)
+                with self.ranks.clock.phase("forward", self.ranks.device):
+                    loss = self.family.loss(work)
+                    if self._regularizer is not None and self.ranks.rank == 0 and part == 0:
+                        loss = loss + self._regularizer(self.model)
                 share += loss.detach()
                 if on_loss is not None and part == len(works) - 1:
                     said = on_loss(share)
-                with self._sums.last_backward() if part == len(works) - 1 else nullcontext():
+                is_last = part == len(works) - 1
+                with (
+                    self.ranks.clock.phase("backward", self.ranks.device),
+                    self._sums.last_backward() if is_last else nullcontext(),
+                ):
                     (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
         self._sums.finish()
         return share, said

@@ -70,13 +70,9 @@ class StepTrace(Strict):
             TraceError: A dimension could not be told when the trace was made; the sizes are of the other family of
                 data; or they have a halo, and the trace was recorded without other devices.
         """
-        wanted, other = ("inner", "batch") if self.family == "graph" else ("batch", "inner")
-        if getattr(sizes, other) and not getattr(sizes, wanted):
-            raise TraceError(f"the trace is of {self.family}, whose sizes have {wanted}; these have {other} alone")
         if untold := self.untold():
             raise TraceError(f"what these dimensions count is not known: {'; '.join(untold[:5])}")
-        if self.ranks == 1 and sizes.halo:
-            raise TraceError(f"the trace was recorded on one device, and the sizes have {sizes.halo} halo rows")
+        self.check(sizes)
         known = sizes.symbols()
 
         def told(dim: Dim) -> Dim:
@@ -85,6 +81,14 @@ class StepTrace(Strict):
         operators = tuple(map_dims(record, told) for record in self.operators)
         storages = tuple(s.model_copy(update={"values": told(s.values)}) for s in self.storages)
         return self.model_copy(update={"operators": operators, "storages": storages})
+
+    def check(self, sizes: PartSizes) -> None:
+        """Raises TraceError unless sizes are of the trace's family, and have a halo only if the trace has exchanges."""
+        wanted, other = ("inner", "batch") if self.family == "graph" else ("batch", "inner")
+        if getattr(sizes, other) and not getattr(sizes, wanted):
+            raise TraceError(f"the trace is of {self.family}, whose sizes have {wanted}; these have {other} alone")
+        if self.ranks == 1 and sizes.halo:
+            raise TraceError(f"the trace was recorded on one device, and the sizes have {sizes.halo} halo rows")
 
     def untold(self) -> list[str]:
         """Where dimensions stand of which it is not known what they count; empty for most models."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -119,9 +120,16 @@ def value_of(dim: Dim, symbols: Mapping[str, int]) -> int:
     """
     if isinstance(dim, int):
         return dim
+    factor, symbol, offset = parsed(dim)
+    return factor * symbols[symbol] + offset
+
+
+@functools.cache
+def parsed(dim: str) -> tuple[int, str, int]:
+    """Factor, symbol and offset of a formula."""
     match = re.fullmatch(_FORMULA, dim)
     assert match is not None, dim
-    return int(match["factor"] or 1) * symbols[match["symbol"]] + int(match["offset"] or 0)
+    return int(match["factor"] or 1), match["symbol"], int(match["offset"] or 0)
 
 
 def formula(factor: int, symbol: str, offset: int) -> Dim:

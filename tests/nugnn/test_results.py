@@ -22,8 +22,9 @@ from nugnn.run import run_from_config
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "digits"
     config = TrainConfig(
-        dataset="digits", epochs=8, hidden=8, norm="batch", out=str(out), predictions=True, tensorboard=True
-    )
+        dataset="digits", epochs=8, hidden=8, norm="batch", out=str(out), predictions=True, tensorboard=True,
+        timeline=True,
+    )  # fmt: skip
     run_from_config(config)
     return out
 
@@ -62,6 +63,13 @@ def test_predict_writes_what_the_run_wrote(run: Path, tmp_path: Path, capsys: py
     assert rows[0] == ["node", "class"] and [int(row[1]) for row in rows[1:]] == classes.tolist()
     assert [int(row[0]) for row in rows[1:]] == list(range(len(classes)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.npy", "logits.npy", "table.csv"]
+
+
+def test_a_timeline_shows_the_phases_of_a_step(run: Path) -> None:
+    spans = [event for event in json.loads((run / "timeline.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {"forward", "backward", "optimizer"} <= {span["name"] for span in spans}
+    assert {span["pid"] for span in spans} == {0}
+    assert "steps" not in json.loads((run / "result.json").read_text())["ranks"][0]
 
 
 def test_tensorboard_holds_every_epoch(run: Path) -> None:

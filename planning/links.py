@@ -1,0 +1,325 @@
+"""Seconds of exchanges among the ranks of a run: how fast bytes go between each two of them, and what they share.
+
+Axes: P ranks. A matrix has senders as rows and receivers as columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nugnn.planning.profiles import LinkProfile
+
+Floats = npt.NDArray[np.float64]
+
+LOOPBACK = LinkProfile(between="devices", via="gloo", bytes_per_second=1.5e9, latency_seconds=1e-4)
+"""Between two processes of one host, through sockets, where nobody has measured it: assumed."""
+_CPU = "cpu"
+"""What links call it."""
+_SPREADING = 20
+"""Rounds in which a table is fitted to the totals of its rows and columns."""
+
+
+class LinkError(ValueError):
+    """No link leads from one rank to another: says between whom."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs.
+
+    Args:
+        host: Number of its host.
+        device: Uuid or name, as links call it; None for a CPU.
+    """
+
+    host: int
+    device: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Between all ranks of a run.
+
+    An exchange takes the busiest of what it passes: a rank's own way out or in, on which transfers to several peers
+    follow each other; a host's network card, which its ranks share; copies between a device and its host's memory where
+    the transport does not take them from the device.
+
+    Args:
+        bytes_per_second: ``(P, P)`` one way, while the other way is as busy; the diagonal does not count.
+        latency_seconds: ``(P, P)`` of an exchange without bytes; likewise.
+        hosts: Number of each rank's host.
+        host_bytes_per_second: Of each host's network card, one way, by the host's number; those that are left out have
+            no limit of their own.
+        staging_seconds_per_byte: ``(P,)`` of a copy between device and host memory, on its way out and again on its way
+            in; zeros when None.
+        is_nccl: Whether the transport is NCCL, which begins a sum at once, and not gloo, whose sums are a chain of
+            messages.
+
+    Raises:
+        ValueError: Sizes do not fit; a rate is not positive, or a latency negative.
+    """
+
+    bytes_per_second: Floats
+    latency_seconds: Floats
+    hosts: tuple[int, ...]
+    host_bytes_per_second: Mapping[int, float]
+    staging_seconds_per_byte: Floats | None = None
+    is_nccl: bool = False
+
+    def __post_init__(self) -> None:
+        shape = (len(self.hosts), len(self.hosts))
+        others = ~np.eye(*shape, dtype=bool)
+        for name in ("bytes_per_second", "latency_seconds"):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} has the shape {getattr(self, name).shape}; {shape[0]} ranks need {shape}")
+        if not (self.bytes_per_second[others] > 0).all() or not (self.latency_seconds[others] >= 0).all():
+            raise ValueError("a rate between ranks is not positive, or a latency is negative")
+        if any(not rate > 0 for rate in self.host_bytes_per_second.values()):
+            raise ValueError("the rate of a host's network card is not positive")
+
+    @classmethod
+    def alone(cls) -> Links:
+        """Of a single rank."""
+        return cls.equal(1, math.inf)
+
+    @classmethod
+    def equal(
+        cls, num_ranks: int, bytes_per_second: float, latency_seconds: float = 0.0, *, is_nccl: bool = False
+    ) -> Links:
+        """The same between all ranks of one host."""
+        shape = (num_ranks, num_ranks)
+        rates, latencies = np.full(shape, float(bytes_per_second)), np.full(shape, float(latency_seconds))
+        return cls(rates, latencies, (0,) * num_ranks, {}, is_nccl=is_nccl)
+
+    @classmethod
+    def of_places(
+        cls,
+        places: Sequence[Place],
+        inside: Mapping[int, Sequence[LinkProfile]],
+        between_hosts: LinkProfile | Mapping[int, LinkProfile] | None = None,
+    ) -> Links:
+        """Between ranks at ``places``, as a run connects them.
+
+        Where each rank has a GPU of its own these exchange directly. Otherwise everything goes through gloo, and what
+        a GPU sends or receives is copied to or from its host's memory.
+
+        Args:
+            places: Of the ranks.
+            inside: Of each host by its number, the links that a `MachineProfile` has.
+            between_hosts: The network; of each host by its number where network cards differ: the slower one counts.
+
+        Raises:
+            LinkError: Two GPUs of a host have no link between them or to the host, or two hosts no network.
+        """
+        devices = [(place.host, place.device) for place in places]
+        is_nccl = all(place.device is not None for place in places) and len(set(devices)) == len(devices)
+        cards = between_hosts if isinstance(between_hosts, Mapping) else dict.fromkeys(
+            {place.host for place in places}, between_hosts
+        )  # fmt: skip
+        num_ranks = len(places)
+        rates, latencies = np.full((num_ranks, num_ranks), np.inf), np.zeros((num_ranks, num_ranks))
+        for i, one in enumerate(places):
+            for j, other in enumerate(places[:i]):
+                if one.host == other.host:
+                    link = _inside(one, other, inside.get(one.host, ()), is_nccl=is_nccl)
+                    rate, latency = link.bytes_per_second, link.latency_seconds
+                else:
+                    pair = [card for place in (one, other) if (card := cards.get(place.host)) is not None]
+                    if len(pair) < 2:
+                        raise LinkError(
+                            f"ranks {j} and {i} are on hosts {other.host} and {one.host}, and no network between them "
+                            "is given"
+                        )
+                    rate = min(card.bytes_per_second for card in pair)
+                    latency = max(card.latency_seconds for card in pair)
+                rates[i, j] = rates[j, i] = rate
+                latencies[i, j] = latencies[j, i] = latency
+        hosts = tuple(place.host for place in places)
+        shared = {host: card.bytes_per_second for host, card in cards.items() if card is not None}
+        staging = None if is_nccl else np.array([_staging(place, inside.get(place.host, ())) for place in places])
+        return cls(rates, latencies, hosts, shared, staging, is_nccl)
+
+    # -- seconds -------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def stages(self) -> tuple[bool, ...]:
+        """Of each rank, whether what it sends passes its host's memory first."""
+        staging = self.staging_seconds_per_byte
+        return (False,) * self.num_ranks if staging is None else tuple(bool(each > 0) for each in staging)
+
+    def exchange_seconds(self, sent_bytes: Floats) -> Floats:
+        """``(P,)`` seconds until each rank has sent and received all of its own, from when all have begun.
+
+        Args:
+            sent_bytes: ``(P, P)``; the diagonal does not travel.
+        """
+        sent = sent_bytes * ~np.eye(self.num_ranks, dtype=bool)
+        return self.transfer_seconds(sent) + self.latency_of(sent)
+
+    def latency_of(self, sent: Floats) -> Floats:
+        """``(P,)`` of what `exchange_seconds` says, the part that does not grow with the bytes."""
+        has_any = ((sent > 0) | (sent.T > 0)) & ~np.eye(self.num_ranks, dtype=bool)
+        return np.where(has_any, self.latency_seconds, 0.0).max(1, initial=0.0)
+
+    def transfer_seconds(self, sent: Floats) -> Floats:
+        """``(P,)`` the same without latencies: proportional to ``sent (P, P)``, whose diagonal is 0."""
+        on_the_way = sent / self.bytes_per_second
+        seconds = np.maximum(on_the_way.sum(1), on_the_way.sum(0))
+        if self.host_bytes_per_second:
+            numbers, own = np.unique(np.array(self.hosts), return_inverse=True)
+            across = np.where(own[:, None] != own[None, :], sent, 0.0)
+            out, back = across.sum(1), across.sum(0)
+            busiest = np.maximum(np.bincount(own, out), np.bincount(own, back))
+            cards = np.array([self.host_bytes_per_second.get(int(host), math.inf) for host in numbers])
+            seconds = np.maximum(seconds, np.where(out + back > 0, (busiest / cards)[own], 0.0))
+        if self.staging_seconds_per_byte is not None:
+            seconds = seconds + self.staging_seconds_per_byte * (sent.sum(0) + sent.sum(1))
+        return np.asarray(seconds, np.float64)
+
+    def all_reduce_seconds(self, num_bytes: float) -> float:
+        """Until the sum over ranks of ``num_bytes`` is everywhere, from when all have begun.
+
+        In a ring in the order of ranks every rank passes ``2 (P - 1)`` pieces of a P-th each on. gloo does so one
+        message after the other; NCCL's latency grows with the depth of a tree.
+        """
+        if self.num_ranks == 1:
+            return 0.0
+        ranks = np.arange(self.num_ranks)
+        after = np.roll(ranks, -1)
+        rates, latency = self.bytes_per_second[ranks, after].copy(), float(self.latency_seconds[ranks, after].max())
+        hosts = np.array(self.hosts)
+        across = hosts != hosts[after]
+        for host, rate in self.host_bytes_per_second.items():
+            for out in (hosts == host, hosts[after] == host):
+                leaving = across & out
+                rates[leaving] = np.minimum(rates[leaving], rate / max(int(leaving.sum()), 1))
+        pieces = 2 * (self.num_ranks - 1)
+        steps = 2 * math.ceil(math.log2(self.num_ranks)) if self.is_nccl else pieces
+        staging = self.staging_seconds_per_byte
+        copied = 0.0 if staging is None else 2 * num_bytes * float(staging.max())
+        return steps * latency + pieces * num_bytes / self.num_ranks / float(rates.min()) + copied
+
+    def collective_seconds(self, kind: str, num_bytes: float) -> float:
+        """Of a collective by its name: ``all_reduce``; ``gather`` of so many bytes of each; ``broadcast``.
+
+        Raises:
+            ValueError: There is no such.
+        """
+        if kind == "all_reduce":
+            return self.all_reduce_seconds(num_bytes)
+        if kind == "gather":
+            return float(self.exchange_seconds(np.full((self.num_ranks, self.num_ranks), num_bytes)).max())
+        if kind == "broadcast":
+            return self.all_reduce_seconds(num_bytes) / 2
+        raise ValueError(f"no seconds are known of a collective {kind!r}")
+
+    def coded_sum_seconds(self, coded_bytes: float) -> float:
+        """The same of gradients that travel in fewer bits: chunks to their owners, and their sums back.
+
+        Args:
+            coded_bytes: Of all chunks as they travel.
+        """
+        chunks = np.full((self.num_ranks, self.num_ranks), coded_bytes / self.num_ranks)
+        return 2 * float(self.exchange_seconds(chunks).max()) if self.num_ranks > 1 else 0.0
+
+    def spread(self, sent: Sequence[float], received: Sequence[float]) -> Floats:
+        """``(P, P)`` who sends how much to whom, where only totals are known: as if nobody preferred any peer.
+
+        Args:
+            sent: ``(P,)`` of each rank.
+            received: ``(P,)``; its sum is that of ``sent`` where both are counts of one graph's parts.
+
+        Returns:
+            Rows add up to ``sent``; columns to ``received`` as far as that can be.
+        """
+        rows, columns = np.asarray(sent, np.float64), np.asarray(received, np.float64)
+        if self.num_ranks == 1:
+            return np.zeros((1, 1))
+        table = np.outer(rows, columns) * ~np.eye(self.num_ranks, dtype=bool)
+        for _ in range(_SPREADING):
+            table *= _ratio(columns, table.sum(0))[None, :]
+            table *= _ratio(rows, table.sum(1))[:, None]
+        return np.asarray(table, np.float64)
+
+    def of_rank(self, rank: int) -> RankLink:
+        """What leads from ``rank`` to its peers, each of which it sends and gets as much, as they all do."""
+        peers = [peer for peer in range(self.num_ranks) if peer != rank]
+        if not peers:
+            return RankLink(0.0, 0.0, 0.0)
+        equal = (1 - np.eye(self.num_ranks)) / len(peers)
+        per_byte = float(self.transfer_seconds(equal)[rank])
+        staged = 0.0 if self.staging_seconds_per_byte is None else float(self.staging_seconds_per_byte[rank])
+        return RankLink(per_byte - 2 * staged, staged, float(self.latency_seconds[rank, peers].max()))
+
+
+@dataclass(frozen=True)
+class RankLink:
+    """One rank's way to its peers.
+
+    Args:
+        seconds_per_byte: One way, while the other way is as busy.
+        staging_seconds_per_byte: Of each byte that comes or goes.
+        latency_seconds: Of an exchange without bytes.
+    """
+
+    seconds_per_byte: float
+    staging_seconds_per_byte: float
+    latency_seconds: float
+
+    def seconds(self, sent_bytes: float, received_bytes: float) -> float:
+        """Of an exchange for which nobody has to be waited for."""
+        if sent_bytes == 0 and received_bytes == 0:
+            return 0.0
+        staged = self.staging_seconds_per_byte * (sent_bytes + received_bytes)
+        return self.latency_seconds + self.seconds_per_byte * max(sent_bytes, received_bytes) + staged
+
+
+def _ratio(wanted: Floats, found: Floats) -> Floats:
+    return np.divide(wanted, found, out=np.zeros_like(wanted), where=found > 0)
+
+
+def _inside(one: Place, other: Place, links: Sequence[LinkProfile], *, is_nccl: bool) -> LinkProfile:
+    """Between two ranks of a host; the pair's own link before one for all pairs."""
+    ends = {one.device or _CPU, other.device or _CPU}
+    pairs = [link for link in links if link.between == "devices" and (link.via == "gloo") is not is_nccl]
+    if found := _first([link for link in pairs if set(link.ends) == ends], [link for link in pairs if not link.ends]):
+        return found
+    if not is_nccl:
+        return LOOPBACK
+    both = [_to_host(place, links) for place in (one, other)]  # through the host's memory
+    copies = [copy for copy in both if copy is not None]
+    if len(copies) < len(both):
+        raise LinkError(
+            f"host {one.host} has no link between {one.device} and {other.device}, nor from each of them to the host"
+        )
+    return min(copies, key=lambda link: link.bytes_per_second)
+
+
+def _to_host(place: Place, links: Sequence[LinkProfile]) -> LinkProfile | None:
+    copies = [link for link in links if link.between == "host"]
+    return _first([link for link in copies if place.device in link.ends], [link for link in copies if not link.ends])
+
+
+def _first(*choices: Sequence[LinkProfile]) -> LinkProfile | None:
+    return next((link for links in choices for link in links), None)
+
+
+def _staging(place: Place, links: Sequence[LinkProfile]) -> float:
+    if place.device is None:
+        return 0.0
+    link = _to_host(place, links)
+    if link is None:
+        raise LinkError(
+            f"host {place.host} has no link from {place.device} to the host's memory, through which it exchanges in "
+            "this run"
+        )
+    return 1 / link.bytes_per_second

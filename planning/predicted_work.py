@@ -1,0 +1,241 @@
+"""What a part costs a device, from the trace of a step: the work model that shares and partitions are made with.
+
+A device's seconds are its own: its operators, and its exchanges as if all others were ready. Who waits for whom is for
+`nugnn.planning.replay`, which needs all parts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nugnn.planning.links import Links, RankLink
+from nugnn.planning.operator_times import OperatorTimes
+from nugnn.planning.part_memory import KeptStructure, PeakTable
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.seconds_table import SecondsTable
+from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, make_program
+from nugnn.planning.trace import StepTrace
+from nugnn.planning.trace_records import value_of
+
+Floats = npt.NDArray[np.float64]
+
+RUNTIME_BYTES = {"cuda": 600 << 20, "cpu": 300 << 20}
+"""Of a process whatever its part: a GPU's context, kernels and cuBLAS (assumed); Python, torch and DGL on a CPU
+(285 MiB resident after they are imported)."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceWork:
+    """A device and the step that it makes.
+
+    Args:
+        trace: The step on this type of device; the same object for all devices that make the same, so that tables are
+            shared.
+        times: Of its operators; likewise.
+        runtime_bytes: Of its memory that is in use whatever the part, NCCL's buffers included; those of
+            `RUNTIME_BYTES` when None.
+        is_captured: Whether steps run as CUDA graphs: the host launches the optimizer alone then.
+    """
+
+    trace: StepTrace
+    times: OperatorTimes
+    runtime_bytes: int | None = None
+    is_captured: bool = False
+
+
+class PredictedWork:
+    """See `nugnn.planning.work_model.WorkModel`; sums, halo rows and memory of a training step on each device.
+
+    Args:
+        devices: One for each part.
+        links: Between them; those of a single device when None.
+        overlap: Passes in which plain sums over neighbours run beside their exchange: see `make_program`.
+        sums_in_backward: Whether sums of gradients travel beside backward.
+        steps_per_epoch: Optimizer steps; one of a graph.
+
+    Raises:
+        ValueError: There is no device, or there are not as many as the links connect.
+        TraceError: A trace cannot be scaled.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceWork],
+        links: Links | None = None,
+        *,
+        overlap: Passes = "none",
+        sums_in_backward: bool = True,
+        steps_per_epoch: int = 1,
+    ) -> None:
+        links = Links.alone() if links is None and len(devices) == 1 else links
+        if not devices or links is None or links.num_ranks != len(devices):
+            raise ValueError(f"{len(devices)} devices, and links between {links.num_ranks if links else 'no'} ranks")
+        self._steps_per_epoch = steps_per_epoch
+        known: dict[tuple[int, int], _Tables] = {}
+        self._parts = []
+        for rank, device in enumerate(devices):
+            key = id(device.trace), id(device.times)
+            if key not in known:
+                known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
+            self._parts.append(_Part(device, known[key], links, rank))
+
+    @property
+    def num_devices(self) -> int:
+        return len(self._parts)
+
+    def seconds(self, part: int, sizes: PartSizes) -> float:
+        """Seconds of an epoch on the device, if it never has to wait for another one.
+
+        Raises:
+            TraceError: The sizes are of the other family of data, or have a halo and the trace has none.
+        """
+        return self._steps_per_epoch * self._parts[part].seconds(sizes)
+
+    def bytes(self, part: int, sizes: PartSizes) -> int:
+        """Most bytes of its memory that are in use at once; the sum of `memory`."""
+        return sum(self.memory(part, sizes).values())
+
+    def memory(self, part: int, sizes: PartSizes) -> dict[str, int]:
+        """Of them ``step`` (what the trace holds at its peak), ``structure`` (kept beside it) and ``runtime``."""
+        return self._parts[part].memory(sizes)
+
+
+def halo_share_of(sizes: PartSizes) -> float:
+    """Of a part's edges, those from halo rows, where only its counts are known: as if all rows had as many edges."""
+    return sizes.halo / max(sizes.local, 1)
+
+
+class _Tables:
+    """What devices share that make the same step in the same times."""
+
+    def __init__(self, device: DeviceWork, overlap: Passes, sums_in_backward: bool, *, is_nccl: bool) -> None:
+        trace = device.trace
+        self.seconds = SecondsTable(trace, device.times)
+        self.peak, self.structure = PeakTable(trace), KeptStructure(trace, overlap)
+        how = loss_of(trace, is_nccl=is_nccl)
+        self.program = make_program(trace, overlap=overlap, sums_in_backward=sums_in_backward, loss=how)
+
+
+class _Part:
+    def __init__(self, device: DeviceWork, tables: _Tables, links: Links, rank: int) -> None:
+        trace, program, link = device.trace, tables.program, links.of_rank(rank)
+        self._tables, self._trace = tables, trace
+        self._wires = [_Wire(exchange, links, link) for exchange in program.exchanges]
+        launched = program.launched(trace, is_captured=device.is_captured)
+        blocks_host = links.stages[rank] or not links.is_nccl
+        self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=blocks_host)
+        self._runtime = RUNTIME_BYTES[trace.device] if device.runtime_bytes is None else device.runtime_bytes
+
+    def seconds(self, sizes: PartSizes) -> float:
+        self._trace.check(sizes)
+        symbols = sizes.symbols()
+        wires = [wire.seconds(symbols) for wire in self._wires]
+        return self._walk.seconds(self._tables.seconds.seconds(sizes), wires, halo_share_of(sizes))
+
+    def memory(self, sizes: PartSizes) -> dict[str, int]:
+        self._trace.check(sizes)
+        tables = self._tables
+        return {"step": tables.peak.bytes(sizes), "structure": tables.structure.bytes(sizes), "runtime": self._runtime}
+
+
+class _Wire:
+    """An exchange of one device whose peers are ready."""
+
+    def __init__(self, exchange: Exchange, links: Links, link: RankLink) -> None:
+        self._exchange, self._links, self._link = exchange, links, link
+        self._is_fixed = isinstance(exchange.sent, int) and not exchange.is_halo
+        self._fixed = self._collective({}) if self._is_fixed else 0.0
+
+    def seconds(self, symbols: Mapping[str, int]) -> float:
+        exchange = self._exchange
+        if self._is_fixed:
+            return self._fixed
+        if not exchange.is_halo:
+            return self._collective(symbols)
+        row_bytes = value_of(exchange.row_bytes, symbols)
+        sent, received = value_of(exchange.sent, symbols), value_of(exchange.received, symbols)
+        return self._link.seconds(row_bytes * sent, row_bytes * received)
+
+    def _collective(self, symbols: Mapping[str, int]) -> float:
+        exchange = self._exchange
+        num_bytes = value_of(exchange.row_bytes, symbols) * value_of(exchange.sent, symbols)
+        return self._links.collective_seconds(exchange.kind, num_bytes)
+
+
+class _Walk:
+    """Host and device of one rank with nobody to wait for, in a few array operations.
+
+    Between exchanges the host launches one operator after the other, and the device runs each when it is launched and
+    the one before has ended. When a stretch of operators ends follows from where host and device were at its begin: it
+    is the later one of two sums, all operators after the device's time, and the largest of launches followed by
+    operators after the host's.
+
+    Args:
+        program: Of the device.
+        launched: Of each instruction, whether the host launches it.
+        launch_seconds: Of the host.
+        blocks_host: Whether the host waits where the device waits for an exchange.
+    """
+
+    def __init__(self, program: Program, launched: Sequence[bool], launch_seconds: float, *, blocks_host: bool) -> None:
+        order: list[int] = []
+        starts: list[int] = []
+        launches: list[int] = []
+        kinds: list[Do] = []
+        self._steps: list[tuple[Do, int]] = []
+        is_open = False
+        for (do, number, _), is_launched in zip(program.instructions, launched, strict=True):
+            if do > Do.RUN_HALO:
+                self._steps.append((do, number))
+            else:
+                if not is_open:
+                    self._steps.append((Do.RUN, len(starts)))
+                    starts.append(len(order))
+                before = launches[-1] if is_open else 0
+                order.append(number)
+                launches.append(before + is_launched)
+                kinds.append(do)
+            is_open = do <= Do.RUN_HALO
+        self._order, self._starts = np.array(order, np.intp), np.array(starts, np.intp)
+        self._segment = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))
+        self._launched = launch_seconds * np.array(launches)
+        self._of_host = self._launched[np.append(self._starts[1:], len(order)) - 1].tolist()
+        self._inner, self._halo = (
+            np.array([place for place, do in enumerate(kinds) if do == which], np.intp)
+            for which in (Do.RUN_INNER, Do.RUN_HALO)
+        )
+        self._blocks_host, self._num_exchanges = blocks_host, len(program.exchanges)
+
+    def seconds(self, of_record: Floats, wires: Sequence[float], halo_share: float) -> float:
+        """Until both have done all.
+
+        Args:
+            of_record: ``(R,)`` device seconds of each record.
+            wires: Seconds of each exchange.
+            halo_share: Of the edges, those from halo rows.
+        """
+        each = of_record[self._order]
+        each[self._inner] *= 1.0 - halo_share
+        each[self._halo] *= halo_share
+        totals = np.add.reduceat(each, self._starts)
+        before = np.cumsum(each) - each
+        rest = totals[self._segment] - (before - before[self._starts][self._segment])
+        after_host = np.maximum.reduceat(self._launched + rest, self._starts).tolist()
+        after_device = totals.tolist()
+        host = device = free = 0.0
+        ends = [0.0] * self._num_exchanges
+        for do, number in self._steps:
+            if do == Do.RUN:
+                device = max(device + after_device[number], host + after_host[number])
+                host += self._of_host[number]
+            elif do == Do.BEGIN:
+                free = ends[number] = max(device, free) + wires[number]
+            else:
+                device = max(device, ends[number])
+                if self._blocks_host:
+                    host = max(host, device)
+        return max(host, device)

@@ -1,0 +1,253 @@
+"""A training step on any number of unequal devices, replayed from what each of them does: who waits for whom, and when.
+
+Every rank goes through its program (`nugnn.planning.step_program`). A GPU has a host that launches one operator after
+the other; the device runs each when it is launched and the one before has ended. An exchange begins when all ranks have
+come to it, takes on each rank what the links say, and what needs it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from nugnn.planning.links import Links
+from nugnn.planning.operator_costs import number
+from nugnn.planning.operator_times import OperatorTimes
+from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
+from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
+from nugnn.planning.trace import StepTrace
+from nugnn.planning.trace_records import OperatorRecord, TraceError
+
+Floats = npt.NDArray[np.float64]
+
+
+def replay(
+    steps: Sequence[StepTrace],
+    times: Sequence[OperatorTimes],
+    links: Links,
+    *,
+    overlap: Passes = "none",
+    sums_in_backward: bool = True,
+    captured: bool | Sequence[bool] = False,
+    reads_loss: bool = True,
+    halo_shares: Sequence[float] | None = None,
+    rows_between: Floats | None = None,
+    num_steps: int = 1,
+    names: Sequence[str] | None = None,
+) -> Timeline:
+    """The step of a run.
+
+    Args:
+        steps: Of each rank, with numbers for dimensions: see `StepTrace.at`. Ranks with the same object share work.
+        times: Of each rank's operators; likewise.
+        links: Between the ranks.
+        overlap: Passes in which plain sums over neighbours run beside their exchange.
+        sums_in_backward: Whether sums of gradients that were recorded in backward travel beside it.
+        captured: Whether steps run as CUDA graphs, of all ranks or of each.
+        reads_loss: Whether a graph's loss is summed over ranks in each step, as `nugnn.fit` does.
+        halo_shares: Of each rank's edges, those from halo rows, by which its sums are divided where they overlap. Where
+            None, as if all rows had as many edges.
+        rows_between: ``(P, P)`` rows that each rank sends to each other one in a layer; where None, as if nobody
+            preferred any peer.
+        num_steps: Steps one after the other. The host goes on launching from one to the next, but for graphs, after
+            each of which `nugnn.fit` waits for the GPU.
+        names: Of the devices; their types when None.
+
+    Raises:
+        TraceError: Ranks do not make the same exchanges in the same order; a step was recorded on one device alone.
+        ValueError: There are not as many steps and times as ranks.
+    """
+    num_ranks = links.num_ranks
+    is_captured = [captured] * num_ranks if isinstance(captured, bool) else list(captured)
+    for what, given in (("steps", steps), ("times", times), ("captured", is_captured), ("halo_shares", halo_shares)):
+        if given is not None and len(given) != num_ranks:
+            raise ValueError(f"{what} has {len(given)} entries; the links connect {num_ranks} ranks")
+    if num_ranks > 1 and (alone := [rank for rank, step in enumerate(steps) if step.ranks == 1]):
+        raise TraceError(f"the step of rank {alone[0]} was recorded on one device, so it has no exchanges")
+    programs: dict[int, Program] = {}
+    seconds: dict[tuple[int, int], list[float]] = {}
+    ranks: list[_Rank] = []
+    for rank, (step, own) in enumerate(zip(steps, times, strict=True)):
+        if id(step) not in programs:
+            loss = loss_of(step, is_nccl=links.is_nccl) if reads_loss else "no"
+            programs[id(step)] = make_program(step, overlap=overlap, sums_in_backward=sums_in_backward, loss=loss)
+        program, key = programs[id(step)], (id(step), id(own))
+        if key not in seconds:
+            seconds[key] = [own.seconds(record, step.storages) for record in step.operators]
+        launched = program.launched(step, is_captured=is_captured[rank])
+        share = None if halo_shares is None else halo_shares[rank]
+        blocks = links.stages[rank] or not links.is_nccl
+        ranks.append(_Rank(step, program, seconds[key], launched, own.launch_seconds, share, blocks_host=blocks))
+    _check_same_exchanges([rank.program for rank in ranks])
+    durations = _Durations(links, [rank.program for rank in ranks], rows_between)
+    for _ in range(num_steps):
+        for exchange in range(len(ranks[0].program.exchanges)):
+            ready = [one.run_to(exchange) for one in ranks]
+            begin = max(ready)
+            for one, come, took in zip(ranks, ready, durations.of(exchange).tolist(), strict=True):
+                one.exchanged(exchange, come, begin, took)
+        for one in ranks:
+            one.finish()
+    if names is None:
+        names = [step.device for step in steps]
+    return Timeline(tuple(names), tuple(tuple(rank.events) for rank in ranks), tuple(rank.end for rank in ranks))
+
+
+@dataclass
+class _Rank:
+    """One rank on its way through its program.
+
+    Args:
+        step: Of it.
+        program: Of the step.
+        seconds: Of each record.
+        launched: Of each instruction, whether the host launches it.
+        launch_seconds: Of the host.
+        halo_share: Of the edges, those from halo rows; None to tell from each sum.
+        blocks_host: Whether the host waits where the device waits for an exchange.
+    """
+
+    step: StepTrace
+    program: Program
+    seconds: Sequence[float]
+    launched: Sequence[bool]
+    launch_seconds: float
+    halo_share: float | None
+    blocks_host: bool
+    events: list[Event] = field(default_factory=list)
+    _host: float = 0.0
+    _device: float = 0.0
+    _at: int = 0
+    _free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    """When a process group has done what it was given: that of sums beside backward, and the others."""
+    _begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    """When each exchange could begin here, began on all ranks, and ended here."""
+
+    @property
+    def end(self) -> float:
+        return max(self._host, self._device)
+
+    def run_to(self, exchange: int) -> float:
+        """Go on until ``exchange`` may begin here: when that is."""
+        while (instruction := self.program.instructions[self._at]) != self._begin_of(exchange):
+            self._do(instruction)
+        self._at += 1
+        return max(self.end, self._free[self.program.exchanges[exchange].is_aside])
+
+    def exchanged(self, exchange: int, ready: float, begin: float, took: float) -> None:
+        """It began on all ranks, and took so long here."""
+        what = self.program.exchanges[exchange]
+        self._begun[exchange] = ready, begin, begin + took
+        self._free[what.is_aside] = begin + took
+        phase = self.step.operators[what.record].phase if what.record >= 0 else "loss"
+        if begin > ready:
+            self.events.append(Event(what.name, WAIT, phase, "wire", ready, begin - ready, what.clock))
+        self.events.append(Event(what.name, what.kind, phase, "wire", begin, took, what.clock))
+
+    def finish(self) -> None:
+        """Go on to the end of the step."""
+        while self._at < len(self.program.instructions):
+            self._do(self.program.instructions[self._at])
+        self._at = 0
+        if self.step.family == "graph":
+            self._host = self._device = self.end
+
+    def _begin_of(self, exchange: int) -> Instruction:
+        return Instruction(Do.BEGIN, exchange, self.program.exchanges[exchange].clock)
+
+    def _do(self, instruction: Instruction) -> None:
+        do, which, clock = instruction
+        if do == Do.WAIT:
+            self._wait(which)
+        else:
+            assert do != Do.BEGIN, f"exchange {which} begins before its turn"
+            record = self.step.operators[which]
+            if self.launched[self._at] and self.launch_seconds:
+                self.events.append(Event(record.name, "launch", record.phase, "host", self._host, self.launch_seconds))
+                self._host += self.launch_seconds
+            if do != Do.LAUNCH:
+                start = max(self._device, self._host)
+                took = self.seconds[which] * self._share(do, record)
+                self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
+                self._device = start + took
+        self._at += 1
+
+    def _share(self, do: Do, record: OperatorRecord) -> float:
+        if do == Do.RUN:
+            return 1.0
+        share = halo_share_of(record) if self.halo_share is None else self.halo_share
+        return share if do == Do.RUN_HALO else 1.0 - share
+
+    def _wait(self, exchange: int) -> None:
+        what, (ready, begin, end) = self.program.exchanges[exchange], self._begun[exchange]
+        phase = self.step.operators[what.record].phase if what.record >= 0 else "loss"
+        since = max(self._device, ready)
+        for kind, until in ((WAIT, begin), (TRANSFER, end)):
+            if until > since:
+                self.events.append(Event(what.name, kind, phase, "device", since, until - since, what.clock))
+                since = until
+        self._device = max(self._device, end)
+        if self.blocks_host:
+            self._host = max(self._host, self._device)
+
+
+def halo_share_of(record: OperatorRecord) -> float:
+    """Of the edges of a sum over neighbours, those from halo rows: as if all of its rows had as many."""
+    rows, sources = number(record.sizes["rows"]), number(record.sizes["sources"])
+    inner, local = sorted((rows, sources))
+    return (local - inner) / max(local, 1)
+
+
+class _Durations:
+    """Seconds that an exchange takes on each rank."""
+
+    def __init__(self, links: Links, programs: Sequence[Program], rows_between: Floats | None) -> None:
+        self._links, self._programs = links, programs
+        self._rows_between = rows_between
+        self._known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
+
+    def of(self, exchange: int) -> Floats:
+        """``(P,)``."""
+        each = [program.exchanges[exchange] for program in self._programs]
+        if not each[0].is_halo:
+            most = max(number(one.row_bytes) * number(one.sent) for one in each)
+            return np.full(len(each), self._links.collective_seconds(each[0].kind, most))
+        per_byte, latency = self._of_rows(each)
+        return latency + per_byte * max(number(one.row_bytes) for one in each)
+
+    def _of_rows(self, each: Sequence[Exchange]) -> tuple[Floats, Floats]:
+        is_fetch = each[0].kind == "fetch"
+        readers = [number(one.received if is_fetch else one.sent) for one in each]
+        owners = [number(one.sent if is_fetch else one.received) for one in each]
+        key = (is_fetch, *readers, *owners)
+        if key not in self._known:
+            table = self._links.spread(owners, readers) if self._rows_between is None else self._rows_between
+            table = table if is_fetch else table.T
+            self._known[key] = self._links.transfer_seconds(table), self._links.latency_of(table)
+        return self._known[key]
+
+
+def _check_same_exchanges(programs: Sequence[Program]) -> None:
+    """Raises TraceError."""
+    first = programs[0].exchanges
+    for rank, program in enumerate(programs):
+        if program is programs[0]:
+            continue
+        for place, (one, other) in enumerate(zip(first, program.exchanges, strict=False)):
+            if _what(one) != _what(other):
+                raise TraceError(f"exchange {place} is {_said(one)} on rank 0 and {_said(other)} on rank {rank}")
+        if len(first) != len(program.exchanges):
+            raise TraceError(f"rank 0 makes {len(first)} exchanges in a step and rank {rank} {len(program.exchanges)}")
+
+
+def _what(exchange: Exchange) -> tuple[object, ...]:
+    """What has to be the same on all ranks."""
+    return exchange.kind, exchange.width, exchange.sent if exchange.kind == "all_reduce" else 0
+
+
+def _said(exchange: Exchange) -> str:
+    values = exchange.sent if exchange.kind == "all_reduce" else exchange.width
+    return f"{exchange.kind} of {exchange.name} ({values} values)"

@@ -1,0 +1,204 @@
+"""What happens on each rank in a step, and when: predicted by a replay or noted in a run, shown in the same way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Clock = Literal["compute", "halo", "sync"]
+"""What a trainer counts time for: see `nugnn.trainer.Epoch`."""
+Lane = Literal["host", "device", "wire"]
+LANES: tuple[Lane, ...] = ("device", "wire", "host")
+WAIT, TRANSFER = "wait", "transfer"
+"""Kinds of events of a device that stands still: until others have come, and while bytes travel."""
+_MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that takes time.
+
+    Args:
+        name: Of the operator, or of the exchange.
+        kind: Of the operator; of a device that stands still, ``wait`` until others have come and ``transfer`` while
+            bytes travel; of a wire ``wait`` likewise, or what travels.
+        phase: Of the step; empty where none is known.
+        lane: ``device``: one thing after the other; ``wire``: exchanges; ``host``: launches.
+        start: Seconds since the step began.
+        seconds: How long.
+        clock: What a trainer would count it for; see `nugnn.trainer.Epoch`.
+    """
+
+    name: str
+    kind: str
+    phase: str
+    lane: Lane
+    start: float
+    seconds: float
+    clock: Clock = "compute"
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it is a device that waits for others or for bytes."""
+        return self.lane == "device" and self.kind in (WAIT, TRANSFER)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The step of a run.
+
+    Args:
+        names: Of the ranks' devices.
+        events: Of each rank, in the order in which they begin on each lane.
+        ends: When each rank is done.
+    """
+
+    names: tuple[str, ...]
+    events: tuple[tuple[Event, ...], ...]
+    ends: tuple[float, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last rank is done."""
+        return max(self.ends)
+
+    def seconds(self, rank: int) -> dict[str, float]:
+        """As a trainer tells an epoch's: ``epoch``, of it ``compute``, ``halo`` and ``sync``; of these three ``wait``.
+
+        ``halo`` and ``sync`` are what computation stands still for, with what packs gradients; an exchange that runs
+        beside computation is in neither. ``wait`` is standing still until others have come.
+        """
+        found = {"epoch": self.ends[rank], "compute": 0.0, "halo": 0.0, "sync": 0.0, "wait": 0.0}
+        for event in self.events[rank]:
+            if event.lane == "device":
+                if event.clock != "compute":
+                    found[event.clock] += event.seconds
+                if event.kind == WAIT:
+                    found["wait"] += event.seconds
+        found["compute"] = found["epoch"] - found["halo"] - found["sync"]
+        return found
+
+    def by_kind(self, rank: int) -> dict[tuple[str, str], float]:
+        """Seconds of the device by phase and kind, standing still included."""
+        found: dict[tuple[str, str], float] = {}
+        for event in self.events[rank]:
+            if event.lane == "device":
+                key = event.phase, event.kind
+                found[key] = found.get(key, 0.0) + event.seconds
+        return found
+
+    def busy(self, rank: int) -> float:
+        """Seconds of the device's operators."""
+        return sum(e.seconds for e in self.events[rank] if e.lane == "device" and not e.stands_still)
+
+    def idle_share(self, rank: int) -> float:
+        """Of the makespan, what the rank spends waiting for others, those included that end after it."""
+        waiting = self.seconds(rank)["wait"] + self.makespan - self.ends[rank]
+        return waiting / self.makespan if self.makespan else 0.0
+
+    def to_chrome(self) -> str:
+        """JSON that Perfetto and ``chrome://tracing`` show: a process for each rank, a thread for each lane."""
+        shown: list[dict[str, Any]] = []
+        for rank, (name, events) in enumerate(zip(self.names, self.events, strict=True)):
+            shown.append(_named("process_name", rank, 0, f"rank {rank}: {name}"))
+            lanes = {event.lane for event in events}
+            shown += [_named("thread_name", rank, i, lane) for i, lane in enumerate(LANES) if lane in lanes]
+            shown += [
+                {
+                    "name": event.name,
+                    "cat": event.kind,
+                    "ph": "X",
+                    "pid": rank,
+                    "tid": LANES.index(event.lane),
+                    "ts": event.start * _MICROSECONDS,
+                    "dur": event.seconds * _MICROSECONDS,
+                    "args": {"phase": event.phase, "kind": event.kind, "clock": event.clock},
+                }
+                for event in events
+            ]
+        return json.dumps({"displayTimeUnit": "ms", "traceEvents": shown})
+
+
+def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+# -- a picture in text -------------------------------------------------------------------------------------------------
+
+_LETTERS = {"forward": "f", "loss": "l", "backward": "b", "optimizer": "o"}
+LEGEND = "f forward  l loss  b backward  o optimizer  h halo rows  s sums of gradients  x other exchanges  . waits"
+_LONGEST_NAME = 16
+
+
+def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16) -> str:
+    """A line for each rank, a letter for what the device does most of in each slice of the step.
+
+    Args:
+        timeline: Predicted or measured.
+        width: Of a line.
+        most_ranks: Lines; where there are more ranks, those that take longest.
+
+    Returns:
+        Lines, the legend the last one.
+    """
+    ranks = sorted(range(len(timeline.names)), key=lambda rank: (-_own(timeline, rank), rank))[:most_ranks]
+    labels = {rank: f"{rank} {timeline.names[rank]}"[:_LONGEST_NAME] for rank in ranks}
+    longest = max(map(len, labels.values()))
+    figures = {rank: f" {100 * timeline.idle_share(rank):3.0f} % idle" for rank in ranks}
+    slices = max(width - longest - 2 - len(next(iter(figures.values()))), 10)
+    lines = [f"{labels[rank]:<{longest}} |{_letters(timeline, rank, slices)}{figures[rank]}" for rank in sorted(ranks)]
+    if left_out := len(timeline.names) - len(ranks):
+        lines.append(f"{left_out} ranks that wait longer are not shown")
+    return "\n".join([*lines, f"{_seconds(timeline.makespan)} from left to right", *_folded(LEGEND, width)])
+
+
+def _own(timeline: Timeline, rank: int) -> float:
+    return timeline.ends[rank] - timeline.seconds(rank)["wait"]
+
+
+def _letters(timeline: Timeline, rank: int, slices: int) -> str:
+    filled: list[dict[str, float]] = [{} for _ in range(slices)]
+    each = timeline.makespan / slices if timeline.makespan else 1.0
+    for event in timeline.events[rank]:
+        if event.lane != "device" or event.seconds <= 0:
+            continue
+        letter = _letter(event)
+        first, last = int(event.start / each), min(int(event.end / each), slices - 1)
+        for place in range(min(first, slices - 1), last + 1):
+            covered = min(event.end, (place + 1) * each) - max(event.start, place * each)
+            filled[place][letter] = filled[place].get(letter, 0.0) + max(covered, 0.0)
+    done = timeline.ends[rank]
+    return "".join(
+        max(parts, key=lambda letter: parts[letter]) if parts else ("." if place * each >= done else " ")
+        for place, parts in enumerate(filled)
+    )
+
+
+def _letter(event: Event) -> str:
+    if event.kind == WAIT:
+        return "."
+    if event.kind == TRANSFER or event.clock != "compute":
+        return {"halo": "h", "sync": "s", "compute": "x"}[event.clock]
+    return _LETTERS.get(event.phase, "?")
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _folded(text: str, width: int) -> Sequence[str]:
+    lines = [""]
+    for word in text.split("  "):
+        if lines[-1] and len(lines[-1]) + 2 + len(word) > width:
+            lines.append("")
+        lines[-1] += ("  " if lines[-1] else "") + word
+    return lines

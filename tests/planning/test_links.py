@@ -1,0 +1,156 @@
+"""Seconds of exchanges: shared ways are shared, totals are kept, twice the bytes take twice the time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from nugnn.planning.links import LOOPBACK, LinkError, Links, Place
+from nugnn.planning.profiles import LinkProfile
+
+NETWORK = LinkProfile(between="hosts", via="sheet", bytes_per_second=1e9, latency_seconds=5e-5)
+NVLINK = LinkProfile(between="devices", via="nccl", bytes_per_second=2e11, latency_seconds=2e-5)
+
+
+def _card(name: str, rate: float) -> LinkProfile:
+    return LinkProfile(between="host", ends=(name, "cpu"), via="copy", bytes_per_second=rate, latency_seconds=1e-5)
+
+
+def _random(num_ranks: int) -> np.ndarray:
+    sent = np.random.default_rng(num_ranks).uniform(0, 1e8, (num_ranks, num_ranks))
+    np.fill_diagonal(sent, 0)
+    return sent
+
+
+def _two_hosts() -> Links:
+    places = [Place(0, "a"), Place(0, "b"), Place(1, "c"), Place(1, "d")]
+    return Links.of_places(places, {0: [NVLINK], 1: [NVLINK]}, NETWORK)
+
+
+def test_a_pair_takes_its_bytes_over_its_rate_and_the_latency():
+    links = Links.equal(2, 1e9, 1e-3)
+    sent = np.array([[0.0, 3e6], [1e6, 0.0]])
+    assert links.exchange_seconds(sent) == pytest.approx([4e-3, 4e-3])  # both ways at once, the longer one counts
+
+
+def test_who_has_nothing_to_exchange_takes_no_time():
+    sent = np.zeros((3, 3))
+    sent[0, 1] = 1e6
+    seconds = Links.equal(3, 1e9, 1e-3).exchange_seconds(sent)
+    assert seconds[2] == 0
+    assert seconds[:2] == pytest.approx([2e-3, 2e-3])
+
+
+def test_ranks_of_a_host_share_its_network_card():
+    sent = np.zeros((4, 4))
+    sent[0, 2] = sent[1, 3] = 1e9
+    assert _two_hosts().exchange_seconds(sent) == pytest.approx(np.full(4, 2 + 5e-5))
+    sent[1, 3] = 0
+    assert _two_hosts().exchange_seconds(sent)[[0, 2]] == pytest.approx(np.full(2, 1 + 5e-5))
+
+
+def test_what_stays_in_a_host_does_not_pass_its_card():
+    sent = np.zeros((4, 4))
+    sent[0, 1] = 1e9
+    assert _two_hosts().exchange_seconds(sent)[:2] == pytest.approx(np.full(2, 1e9 / 2e11 + 2e-5))
+
+
+def test_renumbered_ranks_take_renumbered_seconds():
+    order = np.array([2, 0, 3, 1])
+    links, sent = _two_hosts(), _random(4)
+    other = Links(
+        links.bytes_per_second[np.ix_(order, order)], links.latency_seconds[np.ix_(order, order)],
+        tuple(links.hosts[rank] for rank in order), links.host_bytes_per_second, is_nccl=True,
+    )  # fmt: skip
+    assert other.exchange_seconds(sent[np.ix_(order, order)]) == pytest.approx(links.exchange_seconds(sent)[order])
+
+
+def test_twice_the_bytes_and_latencies_take_twice_the_time():
+    links, sent = _two_hosts(), _random(4)
+    twice = Links(
+        links.bytes_per_second, 2 * links.latency_seconds, links.hosts, links.host_bytes_per_second, is_nccl=True
+    )
+    assert twice.exchange_seconds(2 * sent) == pytest.approx(2 * links.exchange_seconds(sent))
+    assert twice.all_reduce_seconds(2e6) == pytest.approx(2 * links.all_reduce_seconds(1e6))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+def test_spreading_keeps_totals_and_sends_nobody_to_himself(num_ranks):
+    table = _random(num_ranks)
+    spread = Links.equal(num_ranks, 1e9).spread(table.sum(1), table.sum(0))
+    assert spread.sum(1) == pytest.approx(table.sum(1))
+    assert spread.sum(0) == pytest.approx(table.sum(0), rel=1e-3)
+    assert not spread.diagonal().any()
+
+
+@pytest.mark.parametrize("links", [Links.equal(5, 1e9, 1e-4), _two_hosts()], ids=["equal", "two hosts"])
+def test_a_rank_among_equals_takes_what_its_own_link_says(links):
+    num_ranks = links.num_ranks
+    spread = links.spread([4e6] * num_ranks, [4e6] * num_ranks)
+    seconds = links.exchange_seconds(spread)
+    for rank in range(num_ranks):
+        assert links.of_rank(rank).seconds(4e6, 4e6) == pytest.approx(seconds[rank])
+
+
+def test_a_sum_passes_each_byte_nearly_twice_over_the_slowest_link():
+    for num_ranks in (2, 5, 64):
+        links = Links.equal(num_ranks, 1e9, 1e-4)
+        pieces = 2 * (num_ranks - 1)
+        assert links.all_reduce_seconds(1e6) == pytest.approx(pieces * (1e-4 + 1e6 / num_ranks / 1e9))
+    assert Links.alone().all_reduce_seconds(1e6) == 0
+    quick = Links.equal(64, 1e9, 1e-4, is_nccl=True)
+    assert quick.all_reduce_seconds(8) < Links.equal(64, 1e9, 1e-4).all_reduce_seconds(8) / 5
+    # in a ring over two hosts one rank of each sends to the other host
+    assert _two_hosts().all_reduce_seconds(4e9) == pytest.approx(4 * 5e-5 + 6 * 1e9 / 1e9)
+
+
+def test_sums_in_a_quarter_of_the_bytes_take_a_quarter_of_the_time():
+    links = Links.equal(4, 1e9)
+    assert links.coded_sum_seconds(1e6) == pytest.approx(2 * 3 / 4 * 1e6 / 1e9)
+    assert links.coded_sum_seconds(1e6) == pytest.approx(links.all_reduce_seconds(1e6))  # a ring moves as much
+
+
+def test_cpus_and_gpus_of_one_run_meet_in_the_memory_of_the_host():
+    places = [Place(0, "a"), Place(0)]
+    mixed = Links.of_places(places, {0: [NVLINK, _card("a", 1e10)]})
+    assert mixed.stages == (True, False)
+    sent = np.array([[0.0, 1.5e9], [0.0, 0.0]])
+    seconds = mixed.exchange_seconds(sent)
+    wire = 1.5e9 / LOOPBACK.bytes_per_second + LOOPBACK.latency_seconds
+    assert seconds == pytest.approx([wire + 0.15, wire])
+    with pytest.raises(LinkError, match="no link from a to the host's memory"):
+        Links.of_places(places, {0: [NVLINK]})
+
+
+def test_a_pairs_own_link_goes_before_one_for_all():
+    own = LinkProfile(between="devices", ends=("a", "b"), via="nccl", bytes_per_second=1e10, latency_seconds=1e-5)
+    links = Links.of_places([Place(0, "b"), Place(0, "a"), Place(0, "c")], {0: [NVLINK, own]})
+    assert links.bytes_per_second[0, 1] == 1e10
+    assert links.bytes_per_second[0, 2] == 2e11
+    assert links.is_nccl
+    assert not any(links.stages)
+    measured = LinkProfile(between="devices", ends=("cpu", "cpu"), via="gloo", bytes_per_second=9e8, latency_seconds=0)
+    assert Links.of_places([Place(0), Place(0)], {0: [measured]}).bytes_per_second[0, 1] == 9e8
+
+
+def test_gpus_without_a_link_go_through_the_host_and_hosts_without_a_network_are_refused():
+    copies = [_card("a", 1e10), _card("b", 2e10)]
+    assert Links.of_places([Place(0, "a"), Place(0, "b")], {0: copies}).bytes_per_second[0, 1] == 1e10
+    with pytest.raises(LinkError, match="no link between b and a, nor from each of them"):
+        Links.of_places([Place(0, "a"), Place(0, "b")], {0: copies[:1]})
+    with pytest.raises(LinkError, match="ranks 0 and 1 are on hosts 0 and 1, and no network"):
+        Links.of_places([Place(0, "a"), Place(1, "b")], {})
+    slow = NETWORK.model_copy(update={"bytes_per_second": 1e8})
+    links = Links.of_places([Place(0, "a"), Place(1, "b")], {}, {0: NETWORK, 1: slow})
+    assert links.bytes_per_second[0, 1] == 1e8
+
+
+def test_tables_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"3 ranks need \(3, 3\)"):
+        Links(np.ones((2, 2)), np.zeros((2, 2)), (0, 0, 0), {})
+    with pytest.raises(ValueError, match="not positive"):
+        Links.equal(2, 0.0)
+    assert Links.alone().exchange_seconds(np.zeros((1, 1))).tolist() == [0.0]
+    assert math.isinf(Links.alone().bytes_per_second[0, 0])

@@ -1,0 +1,192 @@
+"""Predictions of single devices: quick sums are the ones they stand for; memory is the peak of the trace."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from nugnn.kernels.spmm import sums
+from nugnn.models import GNN
+from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.links import Links
+from nugnn.planning.operator_times import ProfileTimes
+from nugnn.planning.part_memory import KeptStructure, PeakTable
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from nugnn.planning.seconds_table import _EDGES, SecondsTable
+from nugnn.planning.shares import plan_shares
+from nugnn.planning.trace import TraceError
+from nugnn.traced_step import graph_trainer, run_steps
+from step_traces import CLASSES, IN, LinearTimes, graph_trace, sample_trace, times_of_all
+
+SLOW, FAST = (ProfileTimes(sheet_of(name).as_profile()) for name in ("Tesla T4", "NVIDIA A100-SXM4-40GB"))
+
+
+def _some_sizes(count: int) -> list[PartSizes]:
+    draw = random.Random(0)
+    found = []
+    for _ in range(count):
+        inner = round(10 ** draw.uniform(2, 7))
+        halo, train, sent = (round(inner * draw.random()) for _ in range(3))
+        found.append(PartSizes(inner=inner, halo=halo, edges=inner * draw.randint(2, 60), train=train, sent=sent))
+    return found
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_quick_seconds_are_those_of_the_scaled_trace(name):
+    trace = graph_trace(name)
+    linear = LinearTimes(1e-9, 1e-6)
+    exact, near = SecondsTable(trace, linear), SecondsTable(trace, SLOW)
+    for sizes in _some_sizes(12):
+        step = trace.at(sizes)
+        assert exact.seconds(sizes).sum() == pytest.approx(times_of_all(step, linear), rel=1e-12)
+        each = [SLOW.seconds(record, step.storages) for record in step.operators]
+        assert near.seconds(sizes).sum() == pytest.approx(sum(each), rel=1e-3)
+    corner = [_EDGES[place] for place in (300, 240, 350, 220, 230)]
+    sizes = PartSizes(**dict(zip(("inner", "halo", "edges", "train", "sent"), corner, strict=True)))
+    step = trace.at(sizes)
+    each = [SLOW.seconds(record, step.storages) for record in step.operators]
+    assert near.seconds(sizes) == pytest.approx(each, rel=1e-12)
+
+
+@pytest.mark.parametrize("trace", [graph_trace, sample_trace], ids=["graph", "samples"])
+def test_quick_bytes_are_the_peak_of_the_scaled_trace(trace):
+    known = [trace()] if trace is sample_trace else [trace(name) for name in ("gcn", "sage", "gat")]
+    for each in known:
+        table = PeakTable(each)
+        for sizes in _some_sizes(6) if each.family == "graph" else [PartSizes(batch=b) for b in (1, 7, 512, 100_000)]:
+            assert table.bytes(sizes) == each.peak_bytes(sizes)
+
+
+def test_a_device_alone_takes_the_sum_of_its_operators():
+    sizes, trace, times = PartSizes(inner=5000, edges=40_000, train=300), graph_trace("gcn", ranks=1), LinearTimes(1e-9)
+    alone = PredictedWork([DeviceWork(trace, times)])
+    assert alone.num_devices == 1
+    assert alone.seconds(0, sizes) == pytest.approx(times_of_all(trace.at(sizes), times))
+
+
+def test_exchanges_come_on_top_and_run_beside_sums_where_they_are_told_to():
+    sizes, trace, times = _some_sizes(1)[0], graph_trace("gcn"), LinearTimes(1e-9)
+    operators = times_of_all(trace.at(sizes), times)
+
+    def predicted(rate: float, **how: object) -> float:
+        links = Links.equal(2, rate)
+        return PredictedWork([DeviceWork(trace, times)] * 2, links, **how).seconds(0, sizes)
+
+    assert predicted(math.inf) == pytest.approx(operators)
+    widths = [record.sizes for record in trace.operators if record.attrs.get("what") == "halo"]
+    rows = max(sizes.halo, sizes.sent)
+    sums_bytes = 4 * sum(p for r in trace.operators if r.attrs.get("what") == "all_reduce" for p in [r.sizes["sent"]])
+    wire = (sum(size["row_bytes"] for size in widths) * rows + sums_bytes + 8) / 1e9
+    assert predicted(1e9) == pytest.approx(operators + wire)
+    for rate in (1e8, 1e9, 1e10, 1e11):
+        none, backward, both = (predicted(rate, overlap=overlap) for overlap in ("none", "backward", "both"))
+        assert none >= backward - 1e-12 >= both - 2e-12
+        assert both >= operators
+    assert predicted(1e9, overlap="both") < predicted(1e9)
+
+
+def test_where_work_is_small_a_gpu_takes_the_launches_of_its_host():
+    sizes, trace = PartSizes(inner=10, edges=30, train=5), graph_trace("gcn", ranks=1)
+    last = 1e-9
+    plain, captured = (
+        PredictedWork([DeviceWork(trace, LinearTimes(0.0, last, 1e-5), is_captured=on)]).seconds(0, sizes)
+        for on in (False, True)
+    )
+    assert plain == pytest.approx(len(trace.operators) * 1e-5, abs=2 * last)
+    running = sum(record.kind != "metadata" for record in trace.operators)
+    assert captured == pytest.approx(max(running * last, 1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize("device_seconds", [0.0, 3e-6, 1e-5, 1e-3])
+def test_a_queue_of_launches_is_followed_operator_by_operator(device_seconds):
+    sizes, trace = PartSizes(inner=1000, edges=9000, train=50), graph_trace("gat", ranks=1)
+    times = LinearTimes(1e-10, device_seconds, 1e-5)
+    step, host, device = trace.at(sizes), 0.0, 0.0
+    for record in step.operators:
+        host += 1e-5
+        if record.kind != "metadata":
+            device = max(device, host) + times.seconds(record, step.storages)
+    assert PredictedWork([DeviceWork(trace, times)]).seconds(0, sizes) == pytest.approx(max(host, device))
+
+
+def test_an_epoch_of_samples_has_many_steps():
+    trace, sizes = sample_trace(ranks=1), PartSizes(batch=64)
+    one, many = (PredictedWork([DeviceWork(trace, FAST)], steps_per_epoch=n).seconds(0, sizes) for n in (1, 25))
+    assert many == pytest.approx(25 * one)
+
+
+def test_shares_of_a_fast_and_a_slow_device_end_together():
+    trace = graph_trace("sage")
+    work = PredictedWork([DeviceWork(trace, FAST), DeviceWork(trace, SLOW)], Links.equal(2, 1e10, 1e-5))
+    whole = PartSizes(inner=2_000_000, edges=50_000_000, train=1_000_000)
+    plan = plan_shares(work, whole, [math.inf] * 2, halo_fraction=0.02)
+    assert plan.shares[0] > 2 * plan.shares[1]
+    assert plan.seconds[0] == pytest.approx(plan.seconds[1], rel=0.02)
+
+
+def test_memory_is_told_by_what_it_is_for():
+    trace, sizes = graph_trace("gcn"), _some_sizes(1)[0]
+    work = PredictedWork([DeviceWork(trace, FAST, runtime_bytes=10**9)] * 2, Links.equal(2, 1e10))
+    memory = work.memory(1, sizes)
+    assert memory["step"] == trace.peak_bytes(sizes)
+    assert memory["runtime"] == 10**9
+    assert work.bytes(1, sizes) == sum(memory.values())
+
+
+def test_the_structure_that_sums_keep_on_a_cpu_is_counted_to_the_byte():
+    sizes = PartSizes(inner=20_000, halo=5000, edges=1_800_000, train=1000, sent=4000)  # enough for our own sums
+    model = GNN("gcn", IN, CLASSES, layers=2, hidden=16)
+    trainer = graph_trainer(model, sizes, in_features=IN, num_classes=CLASSES)
+    run_steps(trainer, 1)
+    structure = trainer.family.graph.index.structure
+    kept = [lists for key, lists in sums._lists[structure].items() if key[0]]
+    assert kept
+    made = sum(lists.indptr.nbytes + lists.indices.nbytes for lists in kept)
+    plan_bytes = 8 * sizes.sent
+    hidden = KeptStructure(graph_trace("gcn").model_copy(update={"operators": _of_width(16)}))
+    assert hidden.bytes(sizes) == made + plan_bytes
+
+
+def _of_width(width: int) -> tuple:
+    """Sums of that width alone: narrower ones of the last layer are DGL's at these sizes."""
+    return tuple(record for record in graph_trace("gcn").operators if record.sizes.get("width") == width)
+
+
+def test_a_gpu_keeps_edges_by_source_and_rows_in_lockstep():
+    trace = graph_trace("gcn").model_copy(update={"device": "cuda"})
+    sizes = PartSizes(inner=1000, halo=300, edges=25_600, train=100, sent=200)
+    transposed = 8 * 1301 + 4 * 25_600
+    groups = 4 * 2 * ((25_600 + 8 * 1000) // 256 + 1) + 4 * 2 * ((25_600 + 8 * 1300) // 256 + 1)
+    assert KeptStructure(trace).bytes(sizes) == transposed + 4 * 1000 + 4 * 1300 + groups + 8 * 200
+    assert KeptStructure(trace, "both").bytes(sizes) > KeptStructure(trace).bytes(sizes)
+    assert KeptStructure(sample_trace()).bytes(PartSizes(batch=10)) == 0
+
+
+def test_sizes_and_links_that_do_not_fit_are_refused():
+    trace = graph_trace("gcn", ranks=1)
+    work = PredictedWork([DeviceWork(trace, FAST)])
+    with pytest.raises(TraceError, match="recorded on one device, and the sizes have 3 halo rows"):
+        work.seconds(0, PartSizes(inner=10, halo=3, edges=20))
+    with pytest.raises(TraceError, match="these have batch alone"):
+        work.bytes(0, PartSizes(batch=10))
+    with pytest.raises(ValueError, match="2 devices, and links between 3 ranks"):
+        PredictedWork([DeviceWork(trace, FAST)] * 2, Links.equal(3, 1e9))
+    with pytest.raises(ValueError, match="must be none, backward or both"):
+        PredictedWork([DeviceWork(trace, FAST)], overlap="sometimes")  # type: ignore[arg-type]
+
+
+def test_tables_are_shared_between_devices_that_make_the_same_step(monkeypatch):
+    calls = []
+    monkeypatch.setattr(SLOW, "seconds", lambda record, storages: calls.append(record) or 1e-6)
+    work = PredictedWork([DeviceWork(graph_trace("gcn"), SLOW)] * 8, Links.equal(8, 1e9))
+    sizes = _some_sizes(1)[0]
+    work.seconds(0, sizes)
+    so_far = len(calls)
+    for part in range(8):
+        work.seconds(part, sizes)
+    assert len(calls) == so_far > 0
+    assert torch.is_grad_enabled()

@@ -1,0 +1,293 @@
+"""Replays of steps on many devices: who waits, for how long, and what runs beside what, by laws of the simulation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+from nugnn.planning.links import Links
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from nugnn.planning.replay import replay
+from nugnn.planning.step_program import Do, make_program
+from nugnn.planning.timeline import Timeline, picture
+from nugnn.planning.trace import StepTrace, TraceError
+from step_traces import LinearTimes, graph_trace, sample_trace, times_of_all
+
+PART = PartSizes(inner=50_000, halo=10_000, edges=600_000, train=9000, sent=10_000)
+CPU, GPU = LinearTimes(1e-9, 2e-6), LinearTimes(1e-9, 2e-6, launch_seconds=5e-6)
+MODELS = ("gcn", "sage", "gat")
+WAYS = (
+    {}, {"overlap": "backward"}, {"overlap": "both"}, {"sums_in_backward": False}, {"captured": True}, {"num_steps": 3},
+)  # fmt: skip
+
+
+def _parts(count: int) -> list[PartSizes]:
+    draw = np.random.default_rng(count)
+    counts = draw.integers(5000, 60_000, (count, 4))
+    return [PartSizes(inner=n, halo=h, edges=9 * n, train=t, sent=s) for n, h, t, s in counts.tolist()]
+
+
+def _unequal(name: str, count: int, **how: object) -> Timeline:
+    steps = [graph_trace(name).at(part) for part in _parts(count)]
+    times = [LinearTimes(1e-9 * (1 + rank), 1e-6) for rank in range(count)]
+    return replay(steps, times, Links.equal(count, 1e9, 1e-4), **how)
+
+
+def _batches(sizes: list[int], times: list[LinearTimes], links: Links, **how: object) -> Timeline:
+    return replay([sample_trace().at(PartSizes(batch=size)) for size in sizes], times, links, **how)
+
+
+def test_one_rank_takes_the_sum_of_its_operators():
+    step = graph_trace("gat", ranks=1).at(PartSizes(inner=50_000, edges=600_000, train=9000))
+    timeline = replay([step], [CPU], Links.alone())
+    assert timeline.makespan == pytest.approx(times_of_all(step, CPU))
+    assert timeline.busy(0) == pytest.approx(timeline.makespan)
+    assert timeline.idle_share(0) == 0
+    seconds = timeline.seconds(0)
+    assert (seconds["halo"], seconds["sync"], seconds["wait"]) == (0, 0, 0)
+    kinds = timeline.by_kind(0)
+    assert sum(kinds.values()) == pytest.approx(timeline.makespan)
+    assert {("forward", "spmm"), ("backward", "product"), ("optimizer", "optimizer")} <= kinds.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("times", [CPU, GPU], ids=["cpu", "gpu"])
+def test_equal_ranks_never_wait_and_take_what_is_predicted_of_each_alone(name, times):
+    trace, links = graph_trace(name), Links.equal(3, 1e9, 1e-4)
+    for overlap in ("none", "backward", "both"):
+        timeline = replay([trace.at(PART)] * 3, [times] * 3, links, overlap=overlap)
+        assert all(timeline.seconds(rank)["wait"] == timeline.idle_share(rank) == 0 for rank in range(3))
+        work = PredictedWork([DeviceWork(trace, times)] * 3, links, overlap=overlap)
+        assert timeline.makespan == pytest.approx(work.seconds(0, PART), rel=1e-9)
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_nobody_ends_before_what_he_and_others_have_to_do(how):
+    timeline = _unequal("gcn", 4, **how)
+    trace = graph_trace("gcn")
+    work = PredictedWork(
+        [DeviceWork(trace, LinearTimes(1e-9 * (1 + rank), 1e-6)) for rank in range(4)],
+        Links.equal(4, math.inf, 0.0), overlap=how.get("overlap", "none"),
+    )  # fmt: skip
+    for rank, part in enumerate(_parts(4)):
+        assert timeline.makespan >= timeline.ends[rank] >= timeline.busy(rank) * (1 - 1e-12)
+        assert timeline.makespan >= work.seconds(rank, part) * how.get("num_steps", 1) * (1 - 1e-9)
+        told = timeline.seconds(rank)
+        assert told["compute"] + told["halo"] + told["sync"] == pytest.approx(told["epoch"])
+        assert 0 <= told["wait"] <= told["epoch"]
+        assert 0 <= timeline.idle_share(rank) < 1
+    assert any(timeline.idle_share(rank) > 0.05 for rank in range(4))
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_events_of_a_lane_follow_each_other(how):
+    for timeline in (_unequal("sage", 3, **how), _batches([8, 64], [GPU, GPU], Links.equal(2, 1e9, 1e-5), **how)):
+        for events, end in zip(timeline.events, timeline.ends, strict=True):
+            for lane in ("device", "host"):
+                own = [event for event in events if event.lane == lane]
+                assert all(one.end <= other.start + 1e-12 for one, other in itertools.pairwise(own))
+                assert all(event.end <= end + 1e-12 for event in own)
+
+
+def test_others_wait_for_a_slower_device_exactly_as_long_as_it_is_slower():
+    step, links = graph_trace("gcn").at(PART), Links.equal(2, 1e9, 1e-4)
+    slow, fast = LinearTimes(3e-9), LinearTimes(1e-9)
+    timeline = replay([step] * 2, [slow, fast], links)
+    first = next(i for i, record in enumerate(step.operators) if record.kind == "exchange")
+    before = [sum(times.seconds(record, ()) for record in step.operators[: first + 1]) for times in (slow, fast)]
+    waits = [event for event in timeline.events[1] if event.kind == "wait" and event.lane == "device"]
+    assert waits[0].seconds == pytest.approx(before[0] - before[1])
+    assert waits[0].name == "layers.0/spmm"
+    assert timeline.seconds(0)["wait"] == 0
+    # all that it computes less, it waits
+    both = timeline.busy(0) - timeline.busy(1)
+    assert timeline.seconds(1)["wait"] == pytest.approx(both)
+    assert timeline.makespan == pytest.approx(replay([step] * 2, [slow] * 2, links).makespan)
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_renumbered_ranks_do_what_they_did(how):
+    order, parts = [2, 0, 3, 1], _parts(4)
+    steps = [graph_trace("gat").at(part) for part in parts]
+    times = [LinearTimes(1e-9 * (1 + rank), 1e-6) for rank in range(4)]
+    links = Links.equal(4, 1e9, 1e-4)
+    one = replay(steps, times, links, **how)
+    other = replay([steps[i] for i in order], [times[i] for i in order], links, **how)
+    assert other.makespan == pytest.approx(one.makespan)
+    for place, rank in enumerate(order):
+        assert other.seconds(place) == pytest.approx(one.seconds(rank))
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_everything_twice_as_slow_takes_twice_as_long(how):
+    steps = [graph_trace("sage").at(part) for part in _parts(3)]
+    once = [LinearTimes(1e-9 * (1 + rank), 1e-6, 5e-6) for rank in range(3)]
+    twice = [LinearTimes(2 * x.of_byte, 2 * x.of_operator, 2 * x.launch_seconds) for x in once]
+    one = replay(steps, once, Links.equal(3, 1e9, 1e-4), **how)
+    other = replay(steps, twice, Links.equal(3, 5e8, 2e-4), **how)
+    for rank in range(3):
+        assert other.seconds(rank) == pytest.approx({key: 2 * value for key, value in one.seconds(rank).items()})
+
+
+def test_sums_of_gradients_that_travel_beside_backward_never_cost_more():
+    buckets = [exchange for exchange in make_program(sample_trace()).exchanges if exchange.is_aside]
+    assert len(buckets) >= 2
+    for rate in (1e7, 1e9, 1e10, 1e12):
+        links = Links.equal(2, rate, 1e-5)
+        beside, after = (
+            _batches([64, 64], [CPU, CPU], links, sums_in_backward=where).makespan for where in (True, False)
+        )
+        assert beside <= after + 1e-12
+    assert beside < after * (1 + 1e-9)
+    quick = LinearTimes(1e-7)
+    links = Links.equal(2, 1e9, 1e-5)
+    beside, after = (_batches([64, 64], [quick] * 2, links, sums_in_backward=where) for where in (True, False))
+    first = links.all_reduce_seconds(4 * buckets[0].sent)
+    assert after.makespan - beside.makespan == pytest.approx(first, rel=1e-6)  # hidden behind the rest of backward
+    assert beside.seconds(0)["sync"] < after.seconds(0)["sync"]
+
+
+def test_sums_over_own_neighbours_hide_the_wire_as_far_as_they_last():
+    step, links = graph_trace("gcn").at(PART), Links.equal(2, 1e9, 1e-4)
+    sums = [r for r in step.operators if r.kind == "spmm"]
+    plain = replay([step] * 2, [CPU] * 2, links)
+    hidden = replay([step] * 2, [CPU] * 2, links, overlap="both", halo_shares=[0.25, 0.25])
+    wires = [e.seconds for e in plain.events[0] if e.lane == "wire" and e.kind in ("fetch", "home")]
+    assert len(wires) == len(sums)
+    saved = sum(min(wire, 0.75 * CPU.seconds(record, ())) for wire, record in zip(wires, sums, strict=True))
+    assert plain.makespan - hidden.makespan == pytest.approx(saved)
+    assert hidden.busy(0) == pytest.approx(plain.busy(0))
+    backward = replay([step] * 2, [CPU] * 2, links, overlap="backward")
+    assert plain.makespan > backward.makespan > hidden.makespan
+    # nothing to do meanwhile: all edges come from others
+    assert replay([step] * 2, [CPU] * 2, links, overlap="both", halo_shares=[1, 1]).makespan == pytest.approx(
+        plain.makespan
+    )
+
+
+def test_attention_waits_for_its_halo_rows_whatever_overlaps():
+    step, links = graph_trace("gat").at(PART), Links.equal(2, 1e9, 1e-4)
+    assert replay([step] * 2, [CPU] * 2, links, overlap="both").makespan == pytest.approx(
+        replay([step] * 2, [CPU] * 2, links).makespan
+    )
+
+
+def test_a_layers_own_product_runs_beside_its_messages():
+    # as fused layers of SAGE on a GPU make them: messages, the node's own product, then the exchange and the sum
+    trace = graph_trace("sage")
+    operators = list(trace.operators)
+    at = next(i for i, r in enumerate(operators) if r.kind == "exchange")
+    own = next(i for i in range(at, len(operators)) if operators[i].kind == "product")
+    operators.insert(at, operators.pop(own))
+    moved = trace.model_copy(update={"operators": tuple(_renumbered(operators, at, own))})
+    instructions = make_program(moved, overlap="backward").instructions
+    begin = next(i for i, instruction in enumerate(instructions) if instruction.do == Do.BEGIN)
+    between = [i.number for i in instructions[begin:] if i.do == Do.RUN]
+    assert between[0] == at  # the product that stood before the exchange
+    assert next(i for i in instructions[begin:] if i.do == Do.WAIT).number == 0
+
+
+def _renumbered(operators: list, at: int, own: int) -> list:
+    def new(number: int) -> int:
+        return at if number == own else number + 1 if at <= number < own else number
+
+    return [r.model_copy(update={"depends_on": tuple(sorted(map(new, r.depends_on)))}) for r in operators]
+
+
+def test_a_gpu_without_work_waits_for_its_host():
+    step = graph_trace("gcn", ranks=1).at(PartSizes(inner=10, edges=30, train=5))
+    timeline = replay([step], [LinearTimes(0.0, 1e-9, 1e-5)], Links.alone())
+    assert timeline.makespan == pytest.approx(1e-5 * len(step.operators), abs=2e-9)
+    assert sum(event.lane == "host" for event in timeline.events[0]) == len(step.operators)
+    captured = replay([step], [LinearTimes(0.0, 1e-9, 1e-5)], Links.alone(), captured=True)
+    assert [event.name for event in captured.events[0] if event.lane == "host"] == ["optimizer"]
+
+
+def test_hosts_run_ahead_from_step_to_step_of_samples():
+    batch, links = [64, 64], Links.equal(2, 1e12)
+    times = [LinearTimes(1e-9, 1e-5, 4e-6)] * 2  # the device is busier than the host
+    one, many = (_batches(batch, times, links, num_steps=n).makespan for n in (1, 5))
+    assert many < 5 * one
+    assert many > 5 * replay([sample_trace().at(PartSizes(batch=64))] * 2, times, links, captured=True).busy(0)
+
+
+def test_devices_of_two_types_make_the_same_exchanges_or_are_refused():
+    links = Links.equal(2, 1e9)
+    steps = [graph_trace(name).at(PART) for name in ("gcn", "sage")]
+    with pytest.raises(TraceError, match=r"exchange 0 is fetch of layers.0/sddmm \(1 values\) on rank 0 and fetch"):
+        replay([graph_trace("gat").at(PART), steps[0]], [CPU] * 2, links)
+    short = steps[0].model_copy(update={"operators": steps[0].operators[:30]})
+    with pytest.raises(TraceError, match="rank 0 makes 5 exchanges in a step and rank 1 2"):
+        replay([steps[0], short], [CPU] * 2, links, reads_loss=False)
+    with pytest.raises(TraceError, match="rank 1 was recorded on one device"):
+        alone = graph_trace("gcn", ranks=1).at(PartSizes(inner=5, edges=9))
+        replay([steps[0], alone], [CPU] * 2, links)
+    with pytest.raises(ValueError, match="times has 1 entries; the links connect 2 ranks"):
+        replay(steps, [CPU], links)
+
+
+def test_who_reads_whom_decides_who_is_busy_when_it_is_known():
+    steps = [graph_trace("gcn").at(PART)] * 3
+    links = Links.equal(3, 1e9, 0.0)
+    links.bytes_per_second[0, 1] = links.bytes_per_second[1, 0] = 1e8  # a slow pair
+    together = np.array([[0, 10_000, 0], [10_000, 0, 0], [0, 0, 0]], float)
+    apart = np.array([[0, 0, 5000], [0, 0, 5000], [5000, 5000, 0]], float)
+    one, other = (replay(steps, [CPU] * 3, links, rows_between=rows).makespan for rows in (together, apart))
+    without = replay(steps, [CPU] * 3, Links.equal(3, math.inf)).makespan
+    assert one - without == pytest.approx(10 * (other - without), rel=0.02)  # sums pass the slow pair, too
+
+
+def test_sixty_four_ranks_are_replayed_in_a_second():
+    steps = [graph_trace("gat").at(part) for part in _parts(64)]
+    times, links = [CPU] * 32 + [GPU] * 32, Links.equal(64, 1e9, 1e-4)
+    begin = time.process_time()
+    timeline = replay(steps, times, links)
+    text = picture(timeline)
+    assert time.process_time() - begin < 1
+    assert len(timeline.events) == 64
+    assert "48 ranks that wait longer are not shown" in text
+
+
+def test_perfetto_gets_a_process_for_each_rank_and_a_thread_for_each_lane():
+    timeline = replay(
+        [graph_trace("gcn").at(PART)] * 2, [GPU, LinearTimes(4e-9, 2e-6, 5e-6)], Links.equal(2, 1e9, 1e-4),
+        names=["fast", "slow"],
+    )  # fmt: skip
+    shown = json.loads(timeline.to_chrome())["traceEvents"]
+    names = {(e["pid"], e["tid"], e["args"]["name"]) for e in shown if e["ph"] == "M"}
+    lanes = {(rank, place, lane) for rank in (0, 1) for place, lane in enumerate(("device", "wire", "host"))}
+    assert names == {(0, 0, "rank 0: fast"), (1, 0, "rank 1: slow")} | lanes
+    spans = [e for e in shown if e["ph"] == "X"]
+    assert len(spans) == sum(map(len, timeline.events))
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(timeline.makespan * 1e6)
+    assert all(e["dur"] >= 0 and math.isfinite(e["ts"]) for e in spans)
+
+
+def test_a_picture_shows_each_rank_in_eighty_columns():
+    timeline = replay(
+        [graph_trace("gcn").at(PART)] * 2, [CPU, LinearTimes(5e-9)], Links.equal(2, 1e8), names=["quick", "slow"]
+    )
+    lines = picture(timeline).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("0 quick |")
+    assert lines[1].startswith("1 slow  |")
+    waiting = 100 * timeline.idle_share(0)
+    assert lines[0].endswith(f"{waiting:3.0f} % idle")
+    drawn = lines[0].split("|")[1][: -len("  40 % idle")]
+    # letters stand for the time that they cover, within two slices for each change from one to another
+    changes = sum(a != b for a, b in itertools.pairwise(drawn))
+    assert abs(100 * drawn.count(".") / len(drawn) - waiting) < 100 * (changes + 1) / len(drawn)
+    assert set(drawn) <= set("fbohsx. l")
+    assert {"f", "b", "h"} <= set(drawn)
+
+
+def test_steps_with_formulas_are_refused():
+    trace: StepTrace = graph_trace("gcn")
+    with pytest.raises(AssertionError, match="is a formula: put sizes in first"):
+        replay([trace] * 2, [CPU] * 2, Links.equal(2, 1e9))
