@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nugnn import __version__, seam
 from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.graph_family import GraphFamily
+from nugnn.partition.shard import Shard
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.recorder import Recorder
 from nugnn.planning.told_sizes import told
@@ -107,7 +108,7 @@ def record_sample_step(model: nn.Module, sample: Sequence[Tensor], sizes: PartSi
 
 def graph_trainer(
     model: nn.Module | Callable[[int], nn.Module],
-    sizes: PartSizes,
+    part: PartSizes | Shard,
     *,
     in_features: int | None,
     num_classes: int,
@@ -116,16 +117,38 @@ def graph_trainer(
     device: str = "cpu",
     **options: Any,
 ) -> Trainer:
-    """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
+    """What trains a copy of ``model`` on a random part of these sizes, or on one that is there.
+
+    Args:
+        model: As for `trace_graph_step`, as all that is not named here.
+        part: Sizes; or a part, which then also says how many ranks there are, and has features and labels of its own.
+        in_features: Of a random part.
+        num_classes: Likewise.
+        multilabel: Likewise.
+        ranks: Likewise.
+        device: To train on.
+        **options: Of family and trainer.
+    """
     seam.install()
-    alone = LoneRanks.of(ranks, _numbered(device))
-    shard = random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    if isinstance(part, Shard):
+        shard, ranks = part, part.num_parts
+    else:
+        shard = random_part(part, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    alone = LoneRanks.of(ranks, _numbered(device), shard.rank)
     rows = {"train": shard.train_rows.to(alone.device)}
     options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
     graph = ShardGraph(shard, alone)
-    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes.local)
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes_of(shard).local)
     of_trainer, of_family = _divided(options)
     return Trainer(GraphFamily(own.to(alone.device), graph, rows, **of_family), check_replicas=0, **of_trainer)
+
+
+def sizes_of(shard: Shard) -> PartSizes:
+    """Counts of a part that is there."""
+    return PartSizes(
+        inner=len(shard.global_node_ids), halo=len(shard.halo_global_ids), edges=len(shard.indices),
+        train=len(shard.train_rows), sent=len(shard.send_rows),
+    )  # fmt: skip
 
 
 def sample_trainer(

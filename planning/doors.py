@@ -1,4 +1,4 @@
-"""Where the operators of a training step are seen: torch's dispatcher below autograd, and the doors of our own operators.
+"""Where the operators of a training step are seen: torch's dispatcher below autograd, and the doors of our own.
 
 Our operators, and DGL's kernels, are seen as wholes: the interceptor's innermost link and `nugnn.kernels.operator` say
 when one runs. Nothing that is computed changes.

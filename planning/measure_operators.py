@@ -1,9 +1,9 @@
 """Times the operators of a training step where they run: one lap for each record of a trace of that step.
 
-The step is the trainer's own, so operands, their layouts, what is left in the caches, and kernels that are not torch's are
-those of training. On a CPU a lap goes from the end of one operator to the end of the next, so that all of a step's
-seconds are some operator's, Python's among them. On a GPU it is the device's, between two events behind a pause in which
-the host puts the operator into the queue; what such a pair takes with nothing in between is taken off.
+The step is the trainer's own, so operands, their layouts, what is left in the caches, and kernels that are not torch's
+are those of training. On a CPU a lap goes from the end of one operator to the end of the next, so that all of a step's
+seconds are some operator's, Python's among them. On a GPU it is the device's, between two events behind a pause in
+which the host puts the operator into the queue; what such a pair takes with nothing in between is taken off.
 """
 
 from __future__ import annotations
