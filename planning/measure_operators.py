@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
 from nugnn.planning.doors import StepWatcher, torch_name
@@ -154,11 +155,12 @@ class OperatorTimer(StepWatcher):
         self._quiet: Any = None
         self.names: list[str] = []
         self.laps: list[float] = []
+        self._maker: dict[int, int] = {}
 
     @contextmanager
     def timing(self, interceptor: Interceptor) -> Iterator[None]:
         """Around one step."""
-        self.names = []
+        self.names, self._maker = [], {}
         with self.at_the_doors(interceptor), self:
             self._clock.open()
             yield
@@ -167,11 +169,28 @@ class OperatorTimer(StepWatcher):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._is_inside:
             return func(*args, **(kwargs or {}))
+        run = _add_in_place if self._is_sum_of_gradients(func, args) else func
         self._clock.begin(len(self.names))
-        out = func(*args, **(kwargs or {}))
+        out = run(*args, **(kwargs or {}))
         self._clock.end()
         self.names.append(torch_name(func))
+        self._note_maker(out)
         return out
+
+    def _is_sum_of_gradients(self, func: Any, args: Any) -> bool:
+        """Whether it is autograd that adds, to what another node has made: in place, where no mode is on."""
+        if func is not torch.ops.aten.add.Tensor or torch._C._current_graph_task_id() == -1 or len(args) != 2:
+            return False
+        first, second = args
+        if not (isinstance(second, Tensor) and first.shape == second.shape and first.dtype is second.dtype):
+            return False
+        maker = self._maker.get(first.untyped_storage()._cdata)
+        return maker is not None and maker != _node() and first.is_contiguous()
+
+    def _note_maker(self, out: Any) -> None:
+        """Which node's backward has made a tensor."""
+        if isinstance(out, Tensor) and torch._C._current_graph_task_id() != -1 and out.layout is torch.strided:
+            self._maker[out.untyped_storage()._cdata] = _node()
 
     def passed(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if self._is_inside or name.partition(".")[0] in SEEN_THROUGH:
@@ -196,9 +215,12 @@ class OperatorTimer(StepWatcher):
         """An operator that is one whatever it calls: nobody looks at that, which would take time."""
         self._begin_whole()
         try:
-            return function(*args)
+            out = function(*args)
         finally:
             self._end_whole(name)
+        for x in out if isinstance(out, tuple) else (out,):
+            self._note_maker(x)
+        return out
 
     def _begin_whole(self) -> None:
         self._is_inside = True
@@ -210,3 +232,13 @@ class OperatorTimer(StepWatcher):
         self._quiet = None
         self._is_inside = False
         self.names.append(name)
+
+
+def _add_in_place(first: Tensor, second: Tensor) -> Tensor:
+    return first.add_(second)
+
+
+def _node() -> int:
+    """Number of the node whose backward runs; -1 for none."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
