@@ -108,7 +108,7 @@ def record_sample_step(model: nn.Module, sample: Sequence[Tensor], sizes: PartSi
 
 def graph_trainer(
     model: nn.Module | Callable[[int], nn.Module],
-    part: PartSizes | Shard,
+    part: PartSizes | Shard | LonePart,
     *,
     in_features: int | None,
     num_classes: int,
@@ -121,34 +121,51 @@ def graph_trainer(
 
     Args:
         model: As for `trace_graph_step`, as all that is not named here.
-        part: Sizes; or a part, which then also says how many ranks there are, and has features and labels of its own.
+        part: Sizes; or a part, which says itself how many ranks there are, where it lies, and what its columns hold.
         in_features: Of a random part.
         num_classes: Likewise.
         multilabel: Likewise.
         ranks: Likewise.
-        device: To train on.
+        device: To train on; a `LonePart` has its own.
         **options: Of family and trainer.
     """
-    seam.install()
-    if isinstance(part, Shard):
-        shard, ranks = part, part.num_parts
-    else:
-        shard = random_part(part, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
-    alone = LoneRanks.of(ranks, _numbered(device), shard.rank)
-    rows = {"train": shard.train_rows.to(alone.device)}
+    if isinstance(part, PartSizes):
+        part = random_part(part, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    graph, train_rows = lone_part(part, device) if isinstance(part, Shard) else part
+    placed = graph.ranks.device
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(graph.index.structure.num_src)
     options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
-    graph = ShardGraph(shard, alone)
-    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes_of(shard).local)
     of_trainer, of_family = _divided(options)
-    return Trainer(GraphFamily(own.to(alone.device), graph, rows, **of_family), check_replicas=0, **of_trainer)
+    family = GraphFamily(own.to(placed), graph, {"train": train_rows}, **of_family)
+    return Trainer(family, check_replicas=0, **of_trainer)
 
 
-def sizes_of(shard: Shard) -> PartSizes:
+class LonePart(NamedTuple):
+    """A part as a model sees it, whose peers send zeros; several models may be traced or timed on it in turn."""
+
+    graph: ShardGraph
+    train_rows: Tensor
+
+
+def lone_part(shard: Shard, device: str = "cpu") -> LonePart:
+    """Of a part that is there, on ``device``."""
+    seam.install()
+    alone = LoneRanks.of(shard.num_parts, _numbered(device), shard.rank)
+    return LonePart(ShardGraph(shard, alone), shard.train_rows.to(alone.device))
+
+
+def sizes_of(part: Shard | LonePart) -> PartSizes:
     """Counts of a part that is there."""
-    return PartSizes(
-        inner=len(shard.global_node_ids), halo=len(shard.halo_global_ids), edges=len(shard.indices),
-        train=len(shard.train_rows), sent=len(shard.send_rows),
-    )  # fmt: skip
+    if isinstance(part, Shard):
+        counts = part.num_inner, part.num_halo, part.num_edges, len(part.train_rows), len(part.send_rows)
+    else:
+        index = part.graph.index
+        plan = index.plan
+        counts = (
+            plan.num_inner, plan.num_halo, index.structure.num_edges, len(part.train_rows), len(plan.send_rows)
+        )  # fmt: skip
+    inner, halo, edges, train, sent = counts
+    return PartSizes(inner=inner, halo=halo, edges=edges, train=train, sent=sent)
 
 
 def sample_trainer(

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from nugnn.planning.nearest_operator import Entries, Lookup
-from nugnn.planning.timed_operators import Quantity, TimedOperator, joined_operators
+from nugnn.planning.timed_operators import CAST, Quantity, TimedOperator, joined_operators
 from nugnn.planning.trace import StepTrace
-from nugnn.planning.trace_records import OperatorRecord, Storage, Strict
+from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, TensorRecord
 from nugnn.planning.validation import first_problem
 
 SCHEMA: Literal["nugnn.times/1"] = "nugnn.times/1"
@@ -61,7 +61,7 @@ class MeasuredTimes(Strict):
     _entries: Entries = PrivateAttr()
 
     def model_post_init(self, _: object) -> None:
-        self._entries = Entries(self.operators)
+        self._entries = Entries(self.operators, self.kind)
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
         """Seconds of ``record``, whose dimensions are numbers; 0 of metadata."""
@@ -73,6 +73,14 @@ class MeasuredTimes(Strict):
             return Lookup(0.0)
         seconds, fallback = self._entries.lookup(record, storages)
         return Lookup(self.factor * seconds, fallback)
+
+    def cast_seconds(self, values: int, source: str, target: str) -> float:
+        """Of writing ``values`` numbers in another type; types by torch's names, without ``torch.``."""
+        storages = [Storage(values=values, dtype=t, category="activation", made_by=-1) for t in (source, target)]
+        one, other = (TensorRecord(storage=i, shape=(values,), dtype=t) for i, t in enumerate((source, target)))
+        return self.seconds(
+            OperatorRecord(name="", op=CAST, kind="copy", phase="forward", inputs=(one,), outputs=(other,)), storages
+        )
 
     def fallbacks(self, trace: StepTrace) -> dict[str, int]:
         """Why operators of a step were not answered by entries of their own, and how many were for that reason.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nugnn.planning.operator_costs import number
 from nugnn.planning.time_curves import Amount, Curve, edge_weight
-from nugnn.planning.timed_operators import BY_OPERATIONS, TimedOperator, amount_of
+from nugnn.planning.timed_operators import BY_OPERATIONS, TimedOperator, amount_of, attributes_of
 from nugnn.planning.trace_records import Kind, OperatorRecord, Storage
 
 _Like = tuple[Kind, str, tuple[tuple[str, str], ...], tuple[str, ...]]
@@ -47,10 +47,15 @@ class _Entry:
 
 
 class Entries:
-    """Finds the entry of a record."""
+    """Finds the entry of a record.
 
-    def __init__(self, operators: Sequence[TimedOperator]) -> None:
-        self._operators = operators
+    Args:
+        operators: All entries.
+        device: Of which kind they are, ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, operators: Sequence[TimedOperator], device: str) -> None:
+        self._operators, self._device = operators, device
         self._own: dict[tuple[_Like, _Ranks], dict[_Mask, dict[tuple[int, ...], _Entry]]] = {}
         self._like: dict[_Like, list[_Entry]] = {}
         self._of_kind: dict[Kind, list[_Entry]] = {}
@@ -59,7 +64,7 @@ class Entries:
             operands = (*timed.inputs, *timed.outputs)
             dims = [dim for x in operands for dim in x.shape]
             mask = tuple(place for place, dim in enumerate(dims) if dim is not None)
-            like = _like(timed)
+            like = _like(timed, timed.attrs)
             by_mask = self._own.setdefault((like, tuple(len(x.shape) for x in operands)), {})
             by_mask.setdefault(mask, {})[tuple(dim for dim in dims if dim is not None)] = entry
             self._like.setdefault(like, []).append(entry)
@@ -76,7 +81,7 @@ class Entries:
     def lookup(self, record: OperatorRecord, storages: Sequence[Storage]) -> Lookup:
         operands = (*record.inputs, *record.outputs)
         dims = [number(dim) for x in operands for dim in x.shape]
-        like = _like(record)
+        like = _like(record, attributes_of(record, self._device))
         amount = amount_of(record, storages)
         for mask, entries in self._own.get((like, tuple(len(x.shape) for x in operands)), {}).items():
             if (entry := entries.get(tuple(dims[place] for place in mask))) is not None:
@@ -98,9 +103,9 @@ class Entries:
         return entry, f"nothing of its kind was measured: as {entry.timed.op}, by what it moves"
 
 
-def _like(x: OperatorRecord | TimedOperator) -> _Like:
+def _like(x: OperatorRecord | TimedOperator, attrs: dict[str, str]) -> _Like:
     types = tuple(each.dtype for each in (*x.inputs, *x.outputs))
-    return x.kind, x.op, tuple(sorted(x.attrs.items())), types
+    return x.kind, x.op, tuple(sorted(attrs.items())), types
 
 
 def _types(x: OperatorRecord | TimedOperator) -> str:

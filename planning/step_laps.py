@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nugnn.planning.operator_costs import bytes_of
+from nugnn.planning.time_curves import Amount
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import TraceError
 
@@ -59,6 +60,17 @@ def watching_seconds(laps: Sequence[float], whole: float) -> float:
     return gone
 
 
+_MOST_WATCHING = 2.5
+"""Times as much as in the shortest step: in large ones Python's own data are no longer in the caches."""
+
+
+def watching_at(shortest: StepLaps, other: StepLaps) -> float:
+    """`watching_seconds` of other steps than the shortest, whose noise is too large to follow from them alone."""
+    least = watching_seconds(shortest.median_laps, shortest.median_seconds)
+    own = watching_seconds(other.median_laps, other.median_seconds)
+    return min(max(own, least), _MOST_WATCHING * least)
+
+
 def seconds_of_records(
     at: StepTrace, names: Sequence[str], laps: Sequence[float], *, watching: float = 0.0
 ) -> list[float]:
@@ -98,6 +110,31 @@ def seconds_of_records(
             for place, share in zip(range(first, last), shares, strict=True):
                 seconds[place] += sum(laps[begin:end]) * share / sum(shares)
     return _without_metadata(at, seconds)
+
+
+def growth_moved(amounts: Sequence[Sequence[Amount]], seconds: Sequence[list[float]]) -> None:
+    """What operators of constant work take longer in larger steps becomes, in place, the time of others.
+
+    Such an operator, as the optimizer, finds its operands no longer in the cache, or what came before it frees memory:
+    in a table by work alone this would be nobody's, so the operator before it that grows gets it, or the first.
+
+    Args:
+        amounts: Of the records of each step.
+        seconds: Likewise.
+    """
+    num_records = len(seconds[0])
+    grows = [len({each[i] for each in amounts}) > 1 for i in range(num_records)]
+    if not any(grows):
+        return
+    to = grows.index(True)
+    for i in range(num_records):
+        if grows[i]:
+            to = i
+            continue
+        least = min(each[i] for each in seconds)
+        for each in seconds:
+            each[to] += each[i] - least
+            each[i] = least
 
 
 def _without_metadata(at: StepTrace, seconds: list[float]) -> list[float]:

@@ -23,11 +23,17 @@ class Amount(NamedTuple):
         return edge_weight * self.edges + self.rest
 
 
-class Curve:
-    """Straight between points, and beyond them as steep as between the outermost two.
+_APART = 1.5
+"""Two points have to differ by so much in work for how steep seconds are to follow from them: others are noise."""
+_LEAST_SHARE, _MOST_SHARE = 0.5, 1.5
+"""Of the steepness of a proportion, above the last point: where nothing but launches was measured, more work still
+takes longer somewhere, and a step in the last points does not go on for ever."""
 
-    Points that fall with more work are averaged with those before them. Above the last point seconds grow at least
-    half as fast as in proportion: where nothing but launches was measured, more work still takes longer somewhere.
+
+class Curve:
+    """Straight between points, and beyond them as steep as near the outermost one.
+
+    Points that fall with more work are averaged with those before them.
 
     Args:
         points: Work and seconds, at least one, neither negative.
@@ -40,20 +46,24 @@ class Curve:
     """
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
-        self._works, self._seconds = _never_falling(points)
+        works, seconds = self._works, self._seconds = _never_falling(points)
+        in_proportion = seconds[-1] / works[-1] if works[-1] > 0 else 0.0
+        self._above, self._at_nothing = in_proportion, 0.0
+        if len(works) > 1:
+            below = max((w for w in works if _APART * w <= works[-1]), default=works[0])
+            steepness = (seconds[-1] - seconds[works.index(below)]) / (works[-1] - below)
+            self._above = min(max(steepness, _LEAST_SHARE * in_proportion), _MOST_SHARE * in_proportion)
+            above = min((w for w in works if w >= _APART * works[0] and w > works[0]), default=works[-1])
+            steepness = (seconds[works.index(above)] - seconds[0]) / (above - works[0])
+            self._at_nothing = max(seconds[0] - works[0] * steepness, 0.0)
 
     def __call__(self, work: float) -> float:
         """Seconds."""
         works, seconds = self._works, self._seconds
-        if len(works) == 1:
-            return seconds[0] * work / works[0] if works[0] > 0 else seconds[0]
-        if work <= works[0]:
-            at_nothing = seconds[0] - works[0] * (seconds[1] - seconds[0]) / (works[1] - works[0])
-            at_nothing = max(at_nothing, 0.0)  # the steepness is positive, so it is no more than the first
-            return at_nothing + (seconds[0] - at_nothing) * (work / works[0] if works[0] > 0 else 1.0)
         if work >= works[-1]:
-            steepness = (seconds[-1] - seconds[-2]) / (works[-1] - works[-2])
-            return seconds[-1] + max(steepness, seconds[-1] / works[-1] / 2) * (work - works[-1])
+            return seconds[-1] + self._above * (work - works[-1])
+        if work <= works[0]:
+            return self._at_nothing + (seconds[0] - self._at_nothing) * work / works[0]
         right = bisect.bisect_right(works, work)
         share = (work - works[right - 1]) / (works[right] - works[right - 1])
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])

@@ -7,13 +7,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nugnn.planning.operator_costs import bytes_of, flops_of, number, tensor_bytes
+from nugnn.kernels.spmm.sums import FEWEST_BYTES
+from nugnn.planning.operator_costs import bytes_of, flops_of, item_bytes, number, tensor_bytes
 from nugnn.planning.time_curves import Amount
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import Kind, OperatorRecord, Storage, Strict, TensorRecord
 
 Size = Annotated[int, Field(ge=0)]
 Quantity = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+CAST = "aten._to_copy"
+"""A tensor in another type."""
 BY_OPERATIONS = frozenset(("product", "attention"))
 """Kinds whose work is counted in operations; attention on a graph, which has edges, in bytes."""
 
@@ -53,7 +56,9 @@ class TimedOperator(Strict):
     """An operator, and how long it took.
 
     Args:
-        kind: As in `OperatorRecord`, with ``op`` and ``attrs``.
+        kind: As in `OperatorRecord`.
+        op: Likewise.
+        attrs: See `attributes_of`.
         inputs: What it reads.
         outputs: What it gives.
         points: Its seconds, by what there was to do.
@@ -80,6 +85,28 @@ def amount_of(record: OperatorRecord, storages: Sequence[Storage]) -> Amount:
     return Amount(moved - rest, rest)
 
 
+def attributes_of(record: OperatorRecord, device: str) -> dict[str, str]:
+    """What an entry is looked up by beside types and shapes; ``record`` is at numbers.
+
+    On a CPU large sums over neighbours run another kernel than small ones do, which has a time of its own.
+    """
+    if device == "cpu" and is_large_sum(record):
+        return record.attrs | {"kernel": "vector"}
+    return record.attrs
+
+
+def is_large_sum(record: OperatorRecord) -> bool:
+    """Whether a CPU runs the kernel for large sums, see `nugnn.kernels.spmm.sums.serves`."""
+    return number(record.sizes.get("edges", 0)) * row_bytes(record) >= FEWEST_BYTES
+
+
+def row_bytes(record: OperatorRecord) -> int:
+    """Of a row that is gathered for an edge by what may be a large sum; 0 for all else."""
+    if record.kind not in ("spmm", "sddmm", "attention") or "edges" not in record.sizes:
+        return 0
+    return number(record.sizes["width"]) * max(4, item_bytes(record.outputs[0].dtype))  # CPUs sum in float32 at least
+
+
 def operators_at(formulas: StepTrace, at: StepTrace, seconds: Sequence[float]) -> Iterator[TimedOperator]:
     """Entries of one point each, from the seconds of all records of a step.
 
@@ -95,7 +122,7 @@ def operators_at(formulas: StepTrace, at: StepTrace, seconds: Sequence[float]) -
         yield TimedOperator(
             kind=record.kind,
             op=record.op,
-            attrs=record.attrs,
+            attrs=attributes_of(numbers, at.device),
             inputs=tuple(_operand(x) for x in record.inputs),
             outputs=tuple(_operand(x) for x in record.outputs),
             points=(TimedPoint(edges=amount.edges, rest=amount.rest, seconds=taken),),
