@@ -1,13 +1,13 @@
 """Training steps predicted from measured operators, held against training steps: seconds and peak memory.
 
-    python benchmarks/replay_accuracy.py --rows rows/replay.jsonl                      # CPU, random graphs and samples
-    python benchmarks/replay_accuracy.py --graph cora --data-dir DATA                   # a real graph
-    python benchmarks/replay_accuracy.py --device cuda --graph products-like:600000 --precisions fp32,bf16 --label sms=32
+    python benchmarks/replay_accuracy.py --rows rows/replay.jsonl               # CPU: random graphs, and samples
+    python benchmarks/replay_accuracy.py --graph cora --data-dir DATA            # a real graph
+    python benchmarks/replay_accuracy.py --device cuda --graph products-like:600000 --precisions fp32,bf16
 
-Configurations (model, widths, layers, precision) and the sizes that are predicted are drawn by a seed before anything is
-measured; all are reported. Of each configuration the operators are timed inside steps at a ladder of sizes
-(`nugnn.measured_step`); its steps at other sizes are trained as ever, on a CPU in turns with the ladder's, and predicted.
-Errors come without any correction, and with the one factor of all other configurations (leave one out).
+Configurations (model, widths, layers, precision) and the sizes that are predicted are drawn by a seed before anything
+is measured; all are reported. Of each configuration the operators are timed inside steps at a ladder of sizes
+(`nugnn.measured_step`); its steps at other sizes are trained as ever, on a CPU in turns with the ladder's, and
+predicted. Errors come without any correction, and with the one factor of all other configurations (leave one out).
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from typing import Any
 import torch
 from harness import Recorder, brief, free_memory
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from nugnn.datasets.registry import load
-from nugnn.kernels.spmm.sums import FEWEST_BYTES  # noqa: F401  (fails here, not later, where kernels cannot be loaded)
 from nugnn.measured_step import Place, ladder, times_of
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.pieces import piece_of
 from nugnn.partition.shard import Shard, build_shard
-from nugnn.planning.calibration import MeasuredStep, alone_seconds, calibrated
+from nugnn.planning.calibration import alone_seconds
+from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
@@ -55,6 +56,8 @@ from nugnn.trainer import Trainer
 
 _TOKENS, _IMAGE = 64, 32
 _WIDTHS = (32, 64, 128, 256)
+_DEGREES = (0.7, 0.85, 1.0, 1.0, 1.15, 1.3)
+"""Edges for a node of a random graph that is predicted, beside those of the ladder."""
 _SHARES = (1.0, 0.5, 0.25, 0.125, 1 / 64)
 """Pieces of a real graph whose operators are timed."""
 
@@ -91,7 +94,7 @@ def drawn(count: int, seed: int, families: Sequence[str], precisions: Sequence[s
     cases = []
     for family, _ in itertools.product(families, range(count)):
         precision = draw.choice(list(precisions))
-        tests = tuple((draw.uniform(0.15, 1.0), draw.choice((0.7, 0.85, 1.0, 1.0, 1.15, 1.3))) for _ in range(sizes.tests))
+        tests = tuple((draw.uniform(0.15, 1.0), draw.choice(_DEGREES)) for _ in range(sizes.tests))
         if family == "graph":
             kind, hidden = draw.choice(("gcn", "sage", "gat", "gin")), draw.choice(_WIDTHS)
             options: dict[str, Any] = {"hidden": hidden, "layers": draw.choice((2, 3))}
@@ -185,12 +188,13 @@ class RealGraph:
 
     def __init__(self, name: str, data_dir: str | None, parts: int, device: str) -> None:
         data = load(name, data_dir)
-        assignment = partition_nodes(data, [1 / parts] * parts)
+        assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1 / parts] * parts)
         shard = build_shard(data, assignment, 0, order="auto")
         features = shard.node_data.get("feat")
         if features is None or features.layout is not torch.strided:  # how many values it has is no count of a part
             width = 128 if features is None else min(int(features.shape[1]), 256)
-            shard = dataclasses.replace(shard, node_data=shard.node_data | {"feat": torch.randn(shard.num_inner, width)})
+            random_ones = {"feat": torch.randn(shard.num_inner, width)}
+            shard = dataclasses.replace(shard, node_data=shard.node_data | random_ones)
         self.shard, self._device = shard, device
         self.in_features, self.num_classes = shard.node_data["feat"].shape[1], shard.num_classes
         self._made: dict[float, LonePart] = {}
@@ -210,8 +214,8 @@ def at(setting: Setting, place: Any) -> StepTrace:
     return setting.trace.at(place if isinstance(place, PartSizes) else sizes_of(place))
 
 
-def measured(setting: Setting, rounds: int, now: Callable[[], float], label: str) -> tuple[MeasuredTimes, list[float], list[bool]]:
-    """The table, and the seconds of steps at the test sizes, and whether these ran as CUDA graphs."""
+def measured(setting: Setting, rounds: int, now: Now, label: str) -> tuple[MeasuredTimes, list[float], list[bool]]:
+    """The table; the seconds of steps at the test sizes, and whether these ran as CUDA graphs."""
     ladder_of, tests = list(setting.ladder), list(setting.tests)
 
     def place(each: Any, **options: Any) -> Place:
@@ -265,23 +269,21 @@ def peaks(setting: Setting, place: Any) -> tuple[int, int]:
     What is held before the step is the trace's in both; what was kept besides (transposed lists of edges) in neither.
     """
     trace = at(setting, place)
-    first = next(number for number, o in enumerate(trace.operators) if o.kind in ("product", "exchange", "spmm", "rows"))
+    first = next(i for i, o in enumerate(trace.operators) if o.kind in ("product", "exchange", "spmm", "rows"))
     there = [s for s in trace.storages if s.made_by == -1]
     before = sum(storage_bytes(s) for s in there if s.freed_by is None or s.freed_by >= first)
     trainer = setting.trainer(place, cuda_graphs="off")
     run_steps(trainer, 2)
     works = next(iter(trainer.family.steps(0)))
+    trainer.optimizer.zero_grad(set_to_none=True)  # as the step does first
     gc.collect()
     if setting.trace.device == "cuda":
-        trainer.optimizer.zero_grad(set_to_none=True)  # as the step does first
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         trainer.step(works)
         torch.cuda.synchronize()
         return trace.peak_bytes(), before + torch.cuda.max_memory_allocated() - held
-    from torch.profiler import ProfilerActivity, profile
-
     gc.disable()
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -296,11 +298,10 @@ def peaks(setting: Setting, place: Any) -> tuple[int, int]:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Recorder) -> list[MeasuredStep]:
-    """Measure and predict one case; its steps, with the seconds that were predicted in place of their trace's."""
+def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Recorder) -> None:
+    """Measure and predict one case."""
     now = time.thread_time if options.clock == "thread" else time.perf_counter
     table, seconds, are_captured = measured(setting, options.rounds, now, options.label)
-    steps = []
     for place, taken, is_captured in zip(setting.tests, seconds, are_captured, strict=True):
         trace = at(setting, place)
         sizes = place if isinstance(place, PartSizes) else sizes_of(place)
@@ -313,8 +314,6 @@ def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Rec
         if not options.no_memory:
             row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place)
         recorder.add(row)
-        steps.append(MeasuredStep(trace, taken, f"{case.name} {sizes.inner or sizes.batch}", is_captured))
-    return steps
 
 
 def line(row: dict[str, Any]) -> str:
@@ -322,7 +321,8 @@ def line(row: dict[str, Any]) -> str:
         return f"{row['case'][:48]:48} {row['error']}"
     error = row["predicted_seconds"] / row["measured_seconds"] - 1
     sizes = row["sizes"]
-    text = f"{row['case'][:44]:44} {sizes['inner'] or sizes['batch']:8} {1e3 * row['measured_seconds']:9.3f} ms {error:+6.1%}"
+    text = f"{row['case'][:44]:44} {sizes['inner'] or sizes['batch']:8}"
+    text += f" {1e3 * row['measured_seconds']:9.3f} ms {error:+6.1%}"
     if "measured_peak_bytes" in row:
         text += f"  memory {row['predicted_peak_bytes'] / row['measured_peak_bytes'] - 1:+6.1%}"
     return text + ("  graph" if row["is_captured"] else "")
@@ -346,8 +346,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         text = f"{family}: {len(ratios)} configurations, {len(errors)} steps: mean absolute error "
         text += f"{statistics.fmean(errors):.1%} (largest {max(errors):.1%}), "
         text += f"{statistics.fmean(corrected):.1%} with the factor of the others"
-        memory = [abs(r["predicted_peak_bytes"] / r["measured_peak_bytes"] - 1) for r in own if "measured_peak_bytes" in r]
-        if memory:
+        if "measured_peak_bytes" in own[0]:
+            memory = [abs(row["predicted_peak_bytes"] / row["measured_peak_bytes"] - 1) for row in own]
             text += f"; peak memory {statistics.fmean(memory):.2%} (largest {max(memory):.2%})"
         found.append(text)
     return "\n".join(found)
@@ -368,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--batch-scale", type=float, default=1.0, help="factor on the batches")
     parser.add_argument("--precisions", default="fp32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--clock", default="wall", choices=("wall", "thread"), help="thread: what one thread has worked")
+    parser.add_argument("--clock", default="wall", choices=("wall", "thread"), help="thread: seconds that one worked")
     parser.add_argument("--label", default="", help="of the device's limits, for the rows")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--rows", type=Path)
