@@ -162,15 +162,15 @@ def cases(arguments: argparse.Namespace) -> None:
         )
 
     large, small = structure_of(arguments.nodes, arguments.arcs), structure_of(3_000, 30_000)
-    least = sums._FEWEST_BYTES
+    least = sums.FEWEST_BYTES
 
     def with_and_without(name: str, structure: Structure, op: str, reduce: str, u: Tensor, e: Tensor | None) -> None:
         def run(fewest: int) -> Tensor:
-            sums._FEWEST_BYTES = fewest
+            sums.FEWEST_BYTES = fewest
             try:
                 return spmm(structure, op, reduce, u, e)
             finally:
-                sums._FEWEST_BYTES = least
+                sums.FEWEST_BYTES = least
 
         taken = in_turn({"without": lambda: run(1 << 62), "with": lambda: run(least)}, arguments.rounds)
         without, mine = taken["without"], taken["with"]

@@ -33,12 +33,12 @@ class LoneRanks(Ranks):
     """Rank ``rank`` of ``world_size`` without the others: sums are its own part, and whoever watches sees them."""
 
     @staticmethod
-    def of(world_size: int, device: torch.device) -> Ranks:
-        """Rank 0; an ordinary single rank where there are no others."""
+    def of(world_size: int, device: torch.device, rank: int = 0) -> Ranks:
+        """One of the ranks; an ordinary single rank where there are no others."""
         if world_size == 1:
             return Ranks(device=device)
         peers: Any = _NoPeers()
-        return LoneRanks(0, world_size, peers, device=device, carries_cuda=device.type == "cuda")
+        return LoneRanks(rank, world_size, peers, device=device, carries_cuda=device.type == "cuda")
 
     def sum_(self, x: Tensor) -> Tensor:
         if x.dtype is torch.int64 and x.dim() == 3:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nugnn import __version__, seam
 from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.graph_family import GraphFamily
+from nugnn.partition.shard import Shard
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.recorder import Recorder
 from nugnn.planning.told_sizes import told
@@ -107,7 +108,7 @@ def record_sample_step(model: nn.Module, sample: Sequence[Tensor], sizes: PartSi
 
 def graph_trainer(
     model: nn.Module | Callable[[int], nn.Module],
-    sizes: PartSizes,
+    part: PartSizes | Shard | LonePart,
     *,
     in_features: int | None,
     num_classes: int,
@@ -116,16 +117,55 @@ def graph_trainer(
     device: str = "cpu",
     **options: Any,
 ) -> Trainer:
-    """What trains a copy of ``model`` on a random part of these sizes; as for `trace_graph_step`."""
-    seam.install()
-    alone = LoneRanks.of(ranks, _numbered(device))
-    shard = random_part(sizes, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
-    rows = {"train": shard.train_rows.to(alone.device)}
+    """What trains a copy of ``model`` on a random part of these sizes, or on one that is there.
+
+    Args:
+        model: As for `trace_graph_step`, as all that is not named here.
+        part: Sizes; or a part, which says itself how many ranks there are, where it lies, and what its columns hold.
+        in_features: Of a random part.
+        num_classes: Likewise.
+        multilabel: Likewise.
+        ranks: Likewise.
+        device: To train on; a `LonePart` has its own.
+        **options: Of family and trainer.
+    """
+    if isinstance(part, PartSizes):
+        part = random_part(part, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+    graph, train_rows = lone_part(part, device) if isinstance(part, Shard) else part
+    placed = graph.ranks.device
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(graph.index.structure.num_src)
     options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
-    graph = ShardGraph(shard, alone)
-    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(sizes.local)
     of_trainer, of_family = _divided(options)
-    return Trainer(GraphFamily(own.to(alone.device), graph, rows, **of_family), check_replicas=0, **of_trainer)
+    family = GraphFamily(own.to(placed), graph, {"train": train_rows}, **of_family)
+    return Trainer(family, check_replicas=0, **of_trainer)
+
+
+class LonePart(NamedTuple):
+    """A part as a model sees it, whose peers send zeros; several models may be traced or timed on it in turn."""
+
+    graph: ShardGraph
+    train_rows: Tensor
+
+
+def lone_part(shard: Shard, device: str = "cpu") -> LonePart:
+    """Of a part that is there, on ``device``."""
+    seam.install()
+    alone = LoneRanks.of(shard.num_parts, _numbered(device), shard.rank)
+    return LonePart(ShardGraph(shard, alone), shard.train_rows.to(alone.device))
+
+
+def sizes_of(part: Shard | LonePart) -> PartSizes:
+    """Counts of a part that is there."""
+    if isinstance(part, Shard):
+        counts = part.num_inner, part.num_halo, part.num_edges, len(part.train_rows), len(part.send_rows)
+    else:
+        index = part.graph.index
+        plan = index.plan
+        counts = (
+            plan.num_inner, plan.num_halo, index.structure.num_edges, len(part.train_rows), len(plan.send_rows)
+        )  # fmt: skip
+    inner, halo, edges, train, sent = counts
+    return PartSizes(inner=inner, halo=halo, edges=edges, train=train, sent=sent)
 
 
 def sample_trainer(

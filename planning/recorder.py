@@ -1,13 +1,12 @@
 """Records the operators of a training step while it runs: those of torch below autograd, our own at their doors.
 
 Torch's dispatch mode sees what autograd and the optimizer call, too. Our operators, and DGL's kernels, are one record
-each, whatever they do inside: the interceptor's innermost link and `nugnn.kernels.operator` say when one runs. Nothing
-that is computed changes: results are passed on as they are. Memory is followed by `nugnn.planning.memory_follower`.
+each, whatever they do inside: see `nugnn.planning.doors`. Nothing that is computed changes: results are passed on as
+they are. Memory is followed by `nugnn.planning.memory_follower`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,17 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nugnn.kernels.interceptor import KINDS, Interceptor, OperatorCall
-from nugnn.kernels.operator import watched_by
+from nugnn.planning.doors import StepWatcher, torch_name
 from nugnn.planning.memory_follower import Memory, MemoryFollower
 from nugnn.planning.operator_kinds import SEEN_THROUGH, Described, describe, describe_on_graph, describe_own
 from nugnn.planning.trace_records import Category, OperatorRecord, Phase, Storage, TensorRecord
-
-_ON_GRAPHS = frozenset(("spmm", "sddmm", "edge_softmax"))
 
 
 class _Operands(NamedTuple):
@@ -36,7 +31,7 @@ class _Operands(NamedTuple):
     written_by: tuple[int, ...]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(StepWatcher):
     """Notes every operator of this thread while `recording` is open, once.
 
     Args:
@@ -50,8 +45,8 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, marks_saved: bool) -> None:
-        super().__init__()
-        self._optimizer, self._marks_saved = optimizer, marks_saved
+        super().__init__(optimizer)
+        self._marks_saved = marks_saved
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         self.operators: list[OperatorRecord] = []
@@ -83,9 +78,7 @@ class Recorder(TorchDispatchMode):
             del known, tensors
             for hook in self._hooks():
                 stack.callback(hook.remove)
-            stack.enter_context(interceptor.watched(_Naming(self), _OnGraphs(self)))
-            stack.enter_context(watched_by(self))
-            stack.enter_context(_dgl_kernels(self))
+            stack.enter_context(self.at_the_doors(interceptor, _Naming(self)))
             if self._marks_saved:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, _itself))
             stack.enter_context(self)
@@ -110,8 +103,6 @@ class Recorder(TorchDispatchMode):
         return [
             nn.modules.module.register_module_forward_pre_hook(enter),
             nn.modules.module.register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(self._begin_optimizer),
-            register_optimizer_step_post_hook(self._end_optimizer),
         ]
 
     # -- operators of torch --------------------------------------------------------------------------------------------
@@ -123,7 +114,7 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._memory.show(_tensors(out), "activation")
             return out
-        name = f"aten.{func._schema.name.rpartition('::')[2]}"
+        name = torch_name(func)
         operands = self._read((args, kwargs))
         out = func(*args, **kwargs)
         described = describe(func, args, kwargs, out)
@@ -150,7 +141,6 @@ class Recorder(TorchDispatchMode):
     # -- operators of our own ------------------------------------------------------------------------------------------
 
     def passed(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """See `nugnn.kernels.operator.Watcher`."""
         cls, _, is_backward = name.partition(".")
         is_inside = self._memory.is_inside
         if is_inside or cls in SEEN_THROUGH:
@@ -182,7 +172,6 @@ class Recorder(TorchDispatchMode):
         return Described(forward.kind, sizes, attrs)
 
     def on_graph(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any]) -> Any:
-        """Runs an operator on a graph."""
         if self._memory.is_inside:
             return proceed(call)
         operands = self._read((call.inputs, call.attrs))
@@ -197,7 +186,6 @@ class Recorder(TorchDispatchMode):
         return out
 
     def kernel_of_dgl(self, kind: str, function: Callable[..., Any], graph: Any, op: str, *args: Any) -> Any:
-        """Runs one of DGL's kernels, which its own autograd functions call in backward."""
         if self._memory.is_inside:
             return function(graph, op, *args)
         operands = self._read(args)
@@ -213,20 +201,17 @@ class Recorder(TorchDispatchMode):
         self._note(f"dgl.{kind}", Described(kind, sizes, attrs), operands, out, taken)  # type: ignore[arg-type]
         return out
 
-    def _begin_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if optimizer is self._optimizer:
-            operands = self._read([self._stepped(), self._gradients(), _state_of(optimizer)])
-            self._step_of_optimizer = operands, self._memory.begin_inside()
+    def begin_optimizer(self) -> None:
+        operands = self._read([self._stepped(), self._gradients(), _state_of(self._optimizer)])
+        self._step_of_optimizer = operands, self._memory.begin_inside()
 
-    def _end_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if optimizer is not self._optimizer:
-            return
+    def end_optimizer(self) -> None:
         self._memory.end_inside()
         assert self._step_of_optimizer is not None
         operands, taken = self._step_of_optimizer
         sizes = {"tensors": len(operands.inputs)}
-        described = Described("optimizer", sizes, {"optimizer": type(optimizer).__name__})
-        self._note("optimizer", described, operands, (self._stepped(), _state_of(optimizer)), taken)
+        described = Described("optimizer", sizes, {"optimizer": type(self._optimizer).__name__})
+        self._note("optimizer", described, operands, (self._stepped(), _state_of(self._optimizer)), taken)
 
     def _stepped(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -301,32 +286,6 @@ class _Naming:
             return proceed(call)
         finally:
             names.pop()
-
-
-@dataclass(frozen=True, eq=False)
-class _OnGraphs:
-    """The chain's innermost link: an operator on a graph as it is computed, with its halo rows."""
-
-    recorder: Recorder
-    kinds: frozenset[str] | None = _ON_GRAPHS
-
-    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        return self.recorder.on_graph(call, proceed)
-
-
-@contextmanager
-def _dgl_kernels(recorder: Recorder) -> Iterator[None]:
-    """While open, the recorder runs DGL's kernels, of which torch's dispatcher knows nothing."""
-    from dgl.backend.pytorch import sparse
-
-    before = {"spmm": sparse._gspmm, "sddmm": sparse._gsddmm}
-    for kind, function in before.items():
-        setattr(sparse, f"_g{kind}", functools.partial(recorder.kernel_of_dgl, kind, function))
-    try:
-        yield
-    finally:
-        for kind, function in before.items():
-            setattr(sparse, f"_g{kind}", function)
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from nugnn.kernels.arrays import as_array, empty_rows
 from nugnn.kernels.operator import Operator
 from nugnn.kernels.structure import Structure, integer_dtype
 
-_FEWEST_BYTES = 32 << 20
+FEWEST_BYTES = 32 << 20
 """Features gathered in one call. Below, DGL's kernel takes some milliseconds, and numba need not be loaded."""
 _AHEAD_BYTES = 16 << 10
 """Features between the edge that is added and the one that is prefetched: half of a first-level cache of 32 KiB."""
@@ -38,7 +38,7 @@ def serves(structure: Structure, u: Tensor, e: Tensor | None) -> bool:
         e: ``(E, ...)`` aligned with ``u``; None for ones.
     """
     row_bytes = math.prod(u.shape[1:]) * u.element_size()
-    if u.device.type != "cpu" or structure.num_edges * row_bytes < _FEWEST_BYTES:
+    if u.device.type != "cpu" or structure.num_edges * row_bytes < FEWEST_BYTES:
         return False
     if e is None or math.prod(e.shape[1:]) == 1:
         return True

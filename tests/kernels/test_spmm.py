@@ -26,7 +26,7 @@ def sum_kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     """For laws of sums: with the kernel that small ones get and with the one that large ones get."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "large":
-            patch.setattr(sums, "_FEWEST_BYTES", 0)
+            patch.setattr(sums, "FEWEST_BYTES", 0)
         yield request.param
 
 

@@ -1,0 +1,318 @@
+"""Operators of a model's training step timed on this device, inside steps of the trainer, at a few sizes.
+
+trace = trace_graph_step(model, in_features=100, num_classes=47)
+times = measure_graph_step(model, trace, ladder(sizes), seconds=20, in_features=100, num_classes=47)
+alone_seconds(trace.at(other_sizes), times)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nugnn.graph_family import GraphFamily
+from nugnn.kernels.spmm.sums import FEWEST_BYTES
+from nugnn.partition.shard import Shard
+from nugnn.planning import device_facts
+from nugnn.planning.measure_operators import Now, OperatorTimer, clock_for
+from nugnn.planning.measured_times import MeasuredTimes
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.step_laps import StepLaps, growth_moved, seconds_of_records, watching_at
+from nugnn.planning.timed_operators import (
+    TimedOperator,
+    amount_of,
+    is_large_sum,
+    joined_operators,
+    operators_at,
+    row_bytes,
+)
+from nugnn.planning.timing import synchronize
+from nugnn.planning.trace import StepTrace
+from nugnn.sample_family import SampleFamily
+from nugnn.traced_step import LonePart, graph_trainer, sample_trainer, sizes_of
+from nugnn.trainer import Trainer
+
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40
+_STEPS_BEFORE = 3
+_IN_A_ROW = 4
+"""Steps of a GPU that are timed as one: the host may go ahead, as in training."""
+
+
+def ladder(sizes: PartSizes, trace: StepTrace | None = None, *, steps: int = 4, factor: float = 2.0) -> list[PartSizes]:
+    """Where to measure operators for parts up to ``sizes``: at these, and at smaller ones; the smallest first.
+
+    The smallest is far below the others. One more has half as many edges for a node, so that what edges take and what
+    nodes take can be told apart. On a CPU, which computes small sums over neighbours in another way than large ones,
+    there is one right below each change.
+
+    Args:
+        sizes: The largest.
+        trace: Of the step; None to leave such changes out.
+        steps: How many; fewer where they would become smaller than a few hundred edges or a batch of one.
+        factor: Between two.
+    """
+    found = [sizes]
+    while len(found) < steps and (smaller := _scaled(sizes, factor ** -len(found))) is not None:
+        found.append(smaller)
+    if (tiny := _scaled(sizes, factor ** -(2 * steps))) is not None:
+        found.append(tiny)  # which is all launches
+    if sizes.inner and len(found) > 1:
+        half = found[1]
+        if (edges := half.edges // 2) >= max(half.inner, half.halo):
+            found.append(dataclasses.replace(half, edges=edges))
+    if trace is not None and trace.device == "cpu" and sizes.edges:
+        below = (_scaled(sizes, share) for share in _changes(trace, sizes))
+        found += [each for each in below if each is not None and each.edges > min(f.edges for f in found)]
+    return sorted(found, key=lambda each: (each.inner, each.edges, each.batch))
+
+
+def _changes(trace: StepTrace, sizes: PartSizes) -> set[float]:
+    """Shares of ``sizes`` right below which a CPU takes the kernel for large sums."""
+    large = [record for record in trace.at(sizes).operators if is_large_sum(record)]
+    return {0.98 * FEWEST_BYTES / (row_bytes(record) * sizes.edges) for record in large if record.kind == "spmm"}
+
+
+def _scaled(sizes: PartSizes, share: float) -> PartSizes | None:
+    if sizes.batch:
+        batch = round(sizes.batch * share)
+        return PartSizes(batch=batch) if batch else None
+    inner, halo, edges = (round(n * share) for n in (sizes.inner, sizes.halo, sizes.edges))
+    train, sent = (max(round(n * share), min(n, 1)) for n in (sizes.train, sizes.sent))
+    if inner < 32 or edges < 256 or (sizes.halo and not halo):
+        return None
+    return PartSizes(inner=inner, halo=halo, edges=max(edges, inner, halo), train=min(train, inner), sent=sent)
+
+
+@dataclass(eq=False)
+class Place:
+    """A trainer whose steps are timed.
+
+    Args:
+        trainer: That makes steps without CUDA graphs.
+        sizes: Of its data.
+        now: The host's clock; see `nugnn.planning.measure_operators.Now`.
+
+    Attributes:
+        device: Of the trainer.
+    """
+
+    trainer: Trainer
+    sizes: PartSizes
+    now: Now = time.perf_counter
+    _laps: list[tuple[float, ...]] = field(default_factory=list)
+    _seconds: list[float] = field(default_factory=list)
+    _watched: list[float] = field(default_factory=list)
+    _host: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        family = self.trainer.family
+        assert isinstance(family, (GraphFamily, SampleFamily))
+        self._interceptor = family.net.interceptor if isinstance(family, GraphFamily) else family.interceptor
+        self.device = family.ranks.device
+        self._works = list(itertools.islice(family.steps(0), _IN_A_ROW))
+        self._clock = clock_for(self.device, self.now)
+        self._timer = OperatorTimer(self.trainer.optimizer, self._clock)
+
+    def warm_up(self) -> None:
+        """Steps that do not count: they compile, aggregate features, and tell how long the host needs for each."""
+        self.trainer.model.train()
+        for number in range(_STEPS_BEFORE):
+            self._step(number)
+        for _ in range(2 if self.device.type == "cuda" else 1):
+            self.time_inside()
+        self._laps, self._watched = [], []
+
+    def time_whole(self) -> None:
+        """One step as in training; on a GPU some in a row."""
+        count = _IN_A_ROW if self.device.type == "cuda" else 1
+        synchronize(self.device)
+        begin = self.now()
+        for number in range(count):
+            self._step(number)
+        self._host.append((self.now() - begin) / count)
+        synchronize(self.device)
+        self._seconds.append((self.now() - begin) / count)
+
+    def time_inside(self) -> None:
+        """One step, operator by operator."""
+        synchronize(self.device)
+        begin = self.now()
+        with self._timer.timing(self._interceptor):
+            self._step(0)
+        self._watched.append(self.now() - begin)
+        self._laps.append(tuple(self._timer.laps))
+
+    @property
+    def laps(self) -> StepLaps:
+        """So far."""
+        return StepLaps(
+            tuple(self._timer.names), tuple(self._laps), tuple(self._seconds), tuple(self._watched), tuple(self._host)
+        )
+
+    def _step(self, number: int) -> None:
+        self.trainer.step(self._works[number % len(self._works)])
+
+
+def measure_graph_step(
+    model: nn.Module | Callable[[int], nn.Module],
+    trace: StepTrace,
+    parts: Sequence[PartSizes | Shard | LonePart],
+    *,
+    seconds: float,
+    in_features: int | None,
+    num_classes: int,
+    multilabel: bool = False,
+    ranks: int = 2,
+    device: str = "cpu",
+    limits: str = "",
+    now: Now = time.perf_counter,
+    **options: Any,
+) -> MeasuredTimes:
+    """Times of the operators of a graph model's step.
+
+    Args:
+        model: As for `nugnn.traced_step.trace_graph_step`.
+        trace: Of that model, with the same options, on the same device.
+        parts: Where to measure: sizes, of which random parts are made; or real parts. Sums over neighbours take less
+            time where neighbours lie near each other, as in real parts, so the part that will be trained on, or a piece
+            of it, tells more than its sizes.
+        seconds: For the timed steps of all places together; each is timed five times at least.
+        in_features: As for `nugnn.traced_step.trace_graph_step`.
+        num_classes: Likewise.
+        multilabel: Likewise.
+        ranks: Likewise; a real part has its own.
+        device: Where to measure.
+        limits: Of the device, in words.
+        now: Clock of a CPU.
+        **options: As for `nugnn.traced_step.trace_graph_step`; steps are never CUDA graphs here.
+
+    Raises:
+        TraceError: The trace is of another model or device.
+    """
+    how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
+    how |= {"device": device, "ranks": ranks, **options, "cuda_graphs": "off"}
+
+    def place(part: PartSizes | Shard | LonePart) -> Place:
+        sizes = part if isinstance(part, PartSizes) else sizes_of(part)
+        return Place(graph_trainer(model, part, **how), sizes, now)
+
+    return measure_places(trace, [functools.partial(place, part) for part in parts], seconds=seconds, limits=limits)
+
+
+def measure_sample_step(
+    model: nn.Module,
+    trace: StepTrace,
+    sample: Sequence[Tensor],
+    sizes: Sequence[PartSizes],
+    *,
+    seconds: float,
+    num_classes: int,
+    ranks: int = 1,
+    device: str = "cpu",
+    limits: str = "",
+    now: Now = time.perf_counter,
+    **options: Any,
+) -> MeasuredTimes:
+    """Times of the operators of a step on a batch; arguments as for `measure_graph_step`."""
+    how: dict[str, Any] = {
+        "num_classes": num_classes,
+        "device": device,
+        "ranks": ranks,
+        **options,
+        "cuda_graphs": "off",
+    }
+
+    def place(sizes: PartSizes) -> Place:
+        return Place(sample_trainer(model, sample, sizes, **how), sizes, now)
+
+    return measure_places(trace, [functools.partial(place, each) for each in sizes], seconds=seconds, limits=limits)
+
+
+def measure_places(
+    trace: StepTrace, places: Sequence[Callable[[], Place]], *, seconds: float, limits: str = ""
+) -> MeasuredTimes:
+    """Times of a trace's operators from steps at some places.
+
+    On a CPU, which others may use as well, places take turns, so that all of them have the same share of bad moments;
+    on a GPU one is done before the next is made, and memory has to suffice for one.
+
+    Args:
+        trace: Of their step.
+        places: Make them.
+        seconds: For the timed steps of all places together; each is timed five times at least.
+        limits: Of the device, in words.
+
+    Raises:
+        TraceError: The trace is of another model or device.
+    """
+    if trace.device == "cuda":
+        one_by_one = [_measured([make()], seconds / len(places)) for make in places]
+        measured, device = [each for found, _ in one_by_one for each in found], one_by_one[0][1]
+    else:
+        measured, device = _measured([make() for make in places], seconds)
+    return times_of(trace, measured, device, limits=limits)
+
+
+def _measured(places: Sequence[Place], seconds: float) -> tuple[list[tuple[PartSizes, StepLaps]], torch.device]:
+    device = places[0].device
+    # events, and Triton's launches, are of the device that is the current one
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        for place in places:
+            place.warm_up()
+        begin = time.perf_counter()
+        for number in range(_MOST_ROUNDS):
+            if number >= _FEWEST_ROUNDS and time.perf_counter() - begin > seconds:
+                break
+            for place in places:
+                place.time_whole()
+                place.time_inside()
+    return [(place.sizes, place.laps) for place in places], device
+
+
+def times_of(
+    trace: StepTrace,
+    measured: Sequence[tuple[PartSizes, StepLaps]],
+    device: torch.device,
+    *,
+    limits: str = "",
+) -> MeasuredTimes:
+    """The table that follows from timed steps.
+
+    Args:
+        trace: With formulas.
+        measured: Sizes, and what steps there took. What watching takes follows from the shortest step.
+        device: On which.
+        limits: Of the device, in words.
+    """
+    shortest = min((laps for _, laps in measured), key=lambda laps: laps.median_seconds)
+    is_gpu = trace.device == "cuda"
+    traces = [trace.at(sizes) for sizes, _ in measured]
+    seconds = [
+        seconds_of_records(at, laps.names, laps.median_laps, watching=0.0 if is_gpu else watching_at(shortest, laps))
+        for at, (_, laps) in zip(traces, measured, strict=True)
+    ]
+    growth_moved([[amount_of(record, at.storages) for record in at.operators] for at in traces], seconds)
+    operators: list[TimedOperator] = []
+    for at, taken in zip(traces, seconds, strict=True):
+        operators += operators_at(trace, at, taken)
+    num_launched = sum(record.kind != "metadata" for record in trace.operators)
+    return MeasuredTimes(
+        schema="nugnn.times/1",
+        device=device_facts.device_name(device),
+        kind="cuda" if is_gpu else "cpu",
+        uuid=device_facts.device_uuid(device),
+        limits=limits,
+        multiprocessors=device_facts.num_multiprocessors(device),
+        launch_seconds=min(shortest.host_seconds) / num_launched if is_gpu else 0.0,
+        operators=joined_operators(operators),
+        versions=dict(trace.versions),
+    )

@@ -1,0 +1,144 @@
+"""Seconds of operators as they were measured inside training steps: a table for one device, as checked JSON.
+
+An entry is an operator with its attributes, types and those dimensions that do not grow with the data; its points are
+seconds by how much there was to do, and between points the seconds follow a `Curve`. What was not measured is answered
+by the entry that is most like it, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
+
+from nugnn.planning.nearest_operator import Entries, Lookup
+from nugnn.planning.timed_operators import CAST, Quantity, TimedOperator, joined_operators
+from nugnn.planning.trace import StepTrace
+from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, TensorRecord
+from nugnn.planning.validation import first_problem
+
+SCHEMA: Literal["nugnn.times/1"] = "nugnn.times/1"
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class TimesError(ValueError):
+    """A table of times cannot be made or read, or is asked for what it is not about."""
+
+
+class MeasuredTimes(Strict):
+    """What operators take on one device; see `nugnn.planning.operator_times.OperatorTimes`.
+
+    Args:
+        schema_name: What kind of file this is; ``schema`` in JSON.
+        device: Name of the product.
+        kind: How torch reaches it.
+        uuid: Who it is; None for a CPU.
+        limits: Under which it was measured, in words, such as ``sms=32``; empty for none.
+        multiprocessors: Of a GPU; threads in use of a CPU.
+        launch_seconds: The host's time to put one more operator, metadata aside, into a GPU's queue; 0 for a CPU, where
+            it is a part of what the operators took.
+        factor: By which measured steps are longer than the sum of their operators; see `nugnn.planning.calibration`.
+            Applied to all seconds, ``launch_seconds`` has it already.
+        operators: The entries.
+        versions: ``torch``, ``driver``, ``nugnn``, as far as there are such.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_name: Literal["nugnn.times/1"] = Field(SCHEMA, alias="schema")
+    device: str
+    kind: Literal["cuda", "cpu"]
+    uuid: str | None = None
+    limits: str = ""
+    multiprocessors: int = Field(ge=1)
+    launch_seconds: Quantity = 0.0
+    factor: _Positive = 1.0
+    operators: tuple[TimedOperator, ...] = Field(min_length=1)
+    versions: dict[str, str] = Field(default_factory=dict)
+    _entries: Entries = PrivateAttr()
+
+    def model_post_init(self, _: object) -> None:
+        self._entries = Entries(self.operators, self.kind)
+
+    def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
+        """Seconds of ``record``, whose dimensions are numbers; 0 of metadata."""
+        return self.lookup(record, storages).seconds
+
+    def lookup(self, record: OperatorRecord, storages: Sequence[Storage]) -> Lookup:
+        """As `seconds`, and which entry answered if it was not the operator's own."""
+        if record.kind == "metadata":
+            return Lookup(0.0)
+        seconds, fallback = self._entries.lookup(record, storages)
+        return Lookup(self.factor * seconds, fallback)
+
+    def cast_seconds(self, values: int, source: str, target: str) -> float:
+        """Of writing ``values`` numbers in another type; types by torch's names, without ``torch.``."""
+        storages = [Storage(values=values, dtype=t, category="activation", made_by=-1) for t in (source, target)]
+        one, other = (TensorRecord(storage=i, shape=(values,), dtype=t) for i, t in enumerate((source, target)))
+        return self.seconds(
+            OperatorRecord(name="", op=CAST, kind="copy", phase="forward", inputs=(one,), outputs=(other,)), storages
+        )
+
+    def fallbacks(self, trace: StepTrace) -> dict[str, int]:
+        """Why operators of a step were not answered by entries of their own, and how many were for that reason.
+
+        Args:
+            trace: At numbers.
+        """
+        found: dict[str, int] = {}
+        for record in trace.operators:
+            if (reason := self.lookup(record, trace.storages).fallback) is not None:
+                found[reason] = found.get(reason, 0) + 1
+        return found
+
+    def with_factor(self, factor: float) -> MeasuredTimes:
+        """Everything takes ``factor`` times as long as this table says."""
+        return self.model_copy(update={"factor": self.factor * factor, "launch_seconds": self.launch_seconds * factor})
+
+    def joined(self, others: Iterable[MeasuredTimes]) -> MeasuredTimes:
+        """With what other tables of the same device know; its factor and its launches are this table's.
+
+        Raises:
+            TimesError: One is of another device, other limits or versions.
+        """
+        operators = [list(self.operators)]
+        for other in others:
+            for field in ("device", "kind", "uuid", "limits", "multiprocessors", "versions"):
+                if getattr(self, field) != getattr(other, field):
+                    raise TimesError(
+                        f"times of two devices cannot be joined: {field} is {getattr(self, field)!r} in one and "
+                        f"{getattr(other, field)!r} in the other; measure both the same way"
+                    )
+            operators.append(list(other.operators))
+        return self.model_copy(update={"operators": joined_operators(each for one in operators for each in one)})
+
+    def model_copy(self, *, update: dict[str, object] | None = None, deep: bool = False) -> MeasuredTimes:  # type: ignore[override]
+        """Checked anew, so that what is looked up follows."""
+        return MeasuredTimes(**({field: getattr(self, field) for field in type(self).model_fields} | (update or {})))
+
+    def to_json(self) -> str:
+        """One line for each entry."""
+        whole = self.model_dump(mode="json", by_alias=True, exclude={"operators"})
+        parts = [f'"{key}": {json.dumps(value)}' for key, value in whole.items()]
+        lines = ",\n  ".join(each.model_dump_json(exclude_defaults=True) for each in self.operators)
+        parts.append(f'"operators": [\n  {lines}\n ]')
+        return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def read_times(path: Path | str) -> MeasuredTimes:
+    """The table in a file.
+
+    Raises:
+        TimesError: It cannot be read, is no JSON, is of another version, or has a field that is missing, unknown or out
+            of range.
+    """
+    path = Path(path)
+    try:
+        return MeasuredTimes.model_validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise TimesError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise TimesError(f"{path}: {first_problem(error)[1]}") from error
