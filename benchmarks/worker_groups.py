@@ -35,16 +35,19 @@ class Group:
     Args:
         work: What they do.
         size: How many.
+        device: Where they compute; on ``cuda`` rank r has GPU r, and NCCL.
+        threads: Of each; ``OMP_NUM_THREADS`` when None.
     """
 
-    def __init__(self, work: Work, size: int) -> None:
+    def __init__(self, work: Work, size: int, device: str = "cpu", threads: int | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            given = (work, rank, size, str(Path(self._folder.name) / "meeting"), theirs)
+            where = f"cuda:{rank}" if device == "cuda" else device
+            given = (work, rank, size, str(Path(self._folder.name) / "meeting"), theirs, where, threads)
             process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()  # the other end is the process's alone, so its end is seen here
@@ -89,16 +92,16 @@ class Group:
         self._folder.cleanup()
 
 
-def _serve(work: Work, rank: int, size: int, meeting: str, pipe: Connection) -> None:
+def _serve(work: Work, rank: int, size: int, meeting: str, pipe: Connection, device: str, threads: int | None) -> None:
     import torch
     import torch.distributed as dist
 
     from nugnn.comm.groups import join_ranks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the process that started this one ends it
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(threads or int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    ranks = join_ranks(TIMEOUT_SECONDS)
+    ranks = join_ranks(TIMEOUT_SECONDS, device=torch.device(device))
     while True:
         try:
             item = pipe.recv()

@@ -1,0 +1,120 @@
+"""Processes that split a large graph in several ways side by side, while others measure."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import sparse
+
+from nugnn.partition.assign import split_graph
+from nugnn.partition.balance import Balance, normalise_shares
+from nugnn.partition.metis import SymmetricGraph
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.partition_loop import partition_to_fit
+from nugnn.planning.work_model import LinearWork, sizes_of, sizes_table
+
+
+@dataclass(frozen=True)
+class Split:
+    """Parts in a file, and what they hold.
+
+    Args:
+        path: ``(N,)`` int8, for ``numpy.load``.
+        sizes: Of each part.
+        seconds: Predicted of each part; empty for shares that are no prediction's.
+        took_seconds: To find it.
+    """
+
+    path: Path
+    sizes: tuple[PartSizes, ...]
+    seconds: tuple[float, ...]
+    took_seconds: float
+
+
+class SplitPool:
+    """Splits graphs whose neighbour lists lie in a folder.
+
+    Args:
+        folder: Where `keep_graph` put them, and where parts go.
+        processes: Side by side.
+        threads: Of each.
+    """
+
+    def __init__(self, folder: Path, processes: int, threads: int) -> None:
+        self._folder = folder
+        self._pool = ProcessPoolExecutor(
+            processes, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+        )
+
+    def by_shares(self, name: str, shares: Sequence[float]) -> Future[Split]:
+        """Parts with these shares of the nodes: what static schemes do."""
+        return self._pool.submit(_by_shares, self._folder, name, tuple(shares))
+
+    def by_work(self, name: str, work: LinearWork, halo_fraction: float) -> Future[Split]:
+        """Parts that end together by ``work``."""
+        return self._pool.submit(_by_work, self._folder, name, work, halo_fraction)
+
+    def close(self) -> None:
+        """End the processes, also those at work."""
+        for process in list((self._pool._processes or {}).values()):
+            process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def keep_graph(folder: Path, name: str, indptr: npt.NDArray, indices: npt.NDArray) -> None:
+    """Put a symmetric graph's neighbour lists where the pool finds them, ``indices`` without loops or repeats."""
+    np.save(folder / f"{name}-indptr.npy", indptr)
+    np.save(folder / f"{name}-indices.npy", indices)
+
+
+@functools.lru_cache(2)
+def _graph(folder: Path, name: str) -> tuple[SymmetricGraph, npt.NDArray, npt.NDArray]:
+    """The graph as partitioners see it, and the source and destination of each edge."""
+    indptr, indices = (np.load(folder / f"{name}-{what}.npy") for what in ("indptr", "indices"))
+    adjacency = sparse.csr_array((np.ones(len(indices), np.int64), indices, indptr), shape=(len(indptr) - 1,) * 2)
+    return (
+        SymmetricGraph(adjacency, 0, 0),
+        indices,
+        np.repeat(np.arange(len(indptr) - 1, dtype=np.int32), np.diff(indptr)),
+    )
+
+
+def _by_shares(folder: Path, name: str, shares: tuple[float, ...]) -> Split:
+    begin = time.perf_counter()
+    graph, _, _ = _graph(folder, name)
+    balance = Balance(np.ones((graph.adjacency.shape[0], 1)), normalise_shares(shares), 0.02)
+    part, _ = split_graph("clusters", graph, balance, 0, [])
+    return _kept(folder, name, part, (), time.perf_counter() - begin)
+
+
+def _by_work(folder: Path, name: str, work: LinearWork, halo_fraction: float) -> Split:
+    begin = time.perf_counter()
+    graph, src, dst = _graph(folder, name)
+    num_nodes = graph.adjacency.shape[0]
+    fitted = partition_to_fit(
+        num_nodes, src, dst, work, [math.inf] * work.num_devices, train_nodes=np.arange(num_nodes), method="clusters",
+        rounds=2, moves=False, halo_fraction=halo_fraction, symmetric=graph,
+    )  # fmt: skip
+    return _kept(folder, name, fitted.assignment.part.numpy(), fitted.seconds, time.perf_counter() - begin)
+
+
+def _kept(folder: Path, name: str, part: Any, seconds: tuple[float, ...], took: float) -> Split:
+    _, src, dst = _graph(folder, name)
+    small = np.ascontiguousarray(part, np.int8)
+    path = folder / f"{name}-{hashlib.blake2b(small.tobytes(), digest_size=8).hexdigest()}.npy"
+    np.save(path, small)
+    num_parts = int(small.max()) + 1
+    table = sizes_table(src, dst, small.astype(np.int32), num_parts, np.arange(len(small)))
+    return Split(path, sizes_of(table), seconds, took)
