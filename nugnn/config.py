@@ -50,7 +50,8 @@ FREE_ON_RESUME = (
 )
 """Options a resumed run may change. The graph itself is compared, not where it was found."""
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
-_DEVICES = re.compile(r"auto|(cpu|cuda(:\d+)?)(,(cpu|cuda(:\d+)?))*")
+_DEVICE = r"(cpu|cuda(:\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
+_DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
 
 
@@ -85,7 +86,7 @@ class Settings:
 
     def _check_device(self) -> None:
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
-            allowed = "auto, cpu, cuda, or one for each of --workers, such as cuda:0,cpu"
+            allowed = "auto, cpu, cuda, a GPU's uuid, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
         if self.cuda_graphs == "on" and "cpu" in self.device.split(","):
             raise ConfigError(
@@ -294,7 +295,10 @@ class TrainConfig(Settings):
         None, str, "Folder to keep partitions in and find them again, as nugnn partition makes it.", optional=True
     )
     device: str = option(
-        "auto", str, "Where to compute: auto (GPUs where there is one for each worker), cpu, cuda, or cuda:0,cpu."
+        "auto",
+        str,
+        "Where to compute: auto (GPUs where there is one for each worker), cpu, cuda, or cuda:0,cpu; GPUs "
+        "by number or by uuid.",
     )
     limits: str | None = option(
         None,

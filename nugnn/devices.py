@@ -6,13 +6,16 @@ import os
 
 import torch
 
+from nugnn.planning.device_facts import device_uuid
+
 
 def devices_of(device: str, workers: int) -> tuple[list[torch.device], str]:
     """The device of each of ``workers`` processes of this host, and a sentence for the user, empty when it is plain.
 
     Args:
         device: ``cpu``; ``cuda``: GPUs in turn; ``auto``: a GPU for each worker where there are enough, the CPU
-            otherwise; or a list with one entry for each worker, such as ``cuda:0,cpu``.
+            otherwise; or a list with one entry for each worker, such as ``cuda:0,cpu``. A GPU may also be named by its
+            uuid (``GPU-...``, as ``nvidia-smi -L`` and ``nugnn profile`` spell it), which no other numbering changes.
         workers: Number of processes.
 
     Raises:
@@ -50,7 +53,19 @@ def own_device(device: str) -> torch.device:
 _RANK, _SIZE = ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")
 
 
+def _with_uuid(uuid: str) -> torch.device:
+    """The GPU of this host that has it."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = {device_uuid(device): device for device in (torch.device("cuda", index) for index in range(count))}
+    if uuid not in here:
+        known = ", ".join(str(name) for name in here) or "none"
+        raise ValueError(f"device {uuid}: this host has no such GPU; it has {known}")
+    return here[uuid]
+
+
 def _checked(entry: str) -> torch.device:
+    if entry.startswith(("GPU-", "MIG-")):
+        return _with_uuid(entry)
     try:
         device = torch.device(entry)
     except RuntimeError:

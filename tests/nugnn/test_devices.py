@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nugnn import devices
 from nugnn.config import TrainConfig
 from nugnn.devices import devices_of, own_device
 from nugnn.options import ConfigError
@@ -46,6 +47,20 @@ def test_a_list_names_the_device_of_each_worker(monkeypatch: pytest.MonkeyPatch)
         devices_of("cuda:0,cuda:1", 2)
     with pytest.raises(ValueError, match="'tpu' is not known"):
         devices_of("cpu,tpu", 2)
+
+
+def test_a_gpu_is_found_by_its_uuid_and_may_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 2)
+    monkeypatch.setattr(devices, "device_uuid", lambda device: f"GPU-{'ab'[device.index]}")
+    second = torch.device("cuda", 1)
+    assert devices_of("GPU-b,GPU-b,cpu", 3) == ([second, second, CPU], "")
+    assert devices_of("GPU-b", 2) == ([second] * 2, "")
+    with pytest.raises(ValueError, match="device GPU-c: this host has no such GPU; it has GPU-a, GPU-b"):
+        devices_of("GPU-c", 1)
+    pretend(monkeypatch, 0)
+    with pytest.raises(ValueError, match="device GPU-a: this host has no such GPU; it has none"):
+        devices_of("GPU-a", 1)
+    assert TrainConfig(dataset="digits", workers=2, device="GPU-a1b2-c3,cpu").device == "GPU-a1b2-c3,cpu"
 
 
 def test_a_process_of_torchrun_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
