@@ -61,8 +61,8 @@ def limit_multiprocessors(device: torch.device, count: int) -> int:
     torch.cuda.synchronize(device)  # the primary context, of which the other one is a part, has to be there
     context = _new_context(device, count)
     stream = _stream_in(context, device)
-    granted = _count_of(context)
-    if _context_of(stream) != context.value or not count <= granted < total:
+    granted, found = _count_of(context), _context_of(stream)
+    if found is None or _count_of(found) != granted or not count <= granted < total:
         raise ValueError(
             f"the driver gave {granted} of {total} multiprocessors where {count} were asked for, or no stream with "
             "them; the GPU cannot be limited in this way"
