@@ -40,8 +40,8 @@ class OperatorTimes(Protocol):
     """How long one device is busy with each operator.
 
     Attributes:
-        launch_seconds: The host's time to put one more operator into a GPU's queue; 0 for a CPU, where it is a part of
-            `seconds`.
+        launch_seconds: The host's time to put one more operator into a GPU's queue, with the views that stand between
+            two; 0 for a CPU, where it is a part of `seconds`.
     """
 
     launch_seconds: float

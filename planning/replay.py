@@ -168,11 +168,10 @@ class _Rank:
             if self.launched[self._at] and self.launch_seconds:
                 self.events.append(Event(record.name, "launch", record.phase, "host", self._host, self.launch_seconds))
                 self._host += self.launch_seconds
-            if do != Do.LAUNCH:
-                start = max(self._device, self._host)
-                took = self.seconds[which] * self._share(do, record)
-                self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
-                self._device = start + took
+            start = max(self._device, self._host)
+            took = self.seconds[which] * self._share(do, record)
+            self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
+            self._device = start + took
         self._at += 1
 
     def _share(self, do: Do, record: OperatorRecord) -> float:

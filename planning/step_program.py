@@ -24,10 +24,8 @@ Passes = Literal["none", "backward", "both"]
 class Do(IntEnum):
     """What an instruction is."""
 
-    LAUNCH = 0
-    """The host alone has work: a view."""
     RUN = 1
-    """An operator, whole."""
+    """An operator, whole; views are not among them."""
     RUN_INNER = 2
     """The part of a sum whose source rows are the device's own."""
     RUN_HALO = 3
@@ -171,8 +169,8 @@ class _Maker:
                 phase = record.phase
             clock: Clock = "sync" if phase == "optimizer" and number < last_sum else "compute"
             if record.kind == "metadata":
-                self._do(Do.LAUNCH, number, clock)
-            elif record.kind == "exchange":
+                continue
+            if record.kind == "exchange":
                 self._exchange(number, record, waits_late, home_of)
             elif number in fetch_of:
                 self._sum_of_fetched(number, self._begun[fetch_of[number]])
