@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nugnn.kernels.row_schedule import GROUP_COST, ROW_COST
+from nugnn.kernels.spmm.sums import FEWEST_BYTES
 from nugnn.planning.operator_costs import item_bytes, number
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_program import Passes
@@ -25,10 +27,6 @@ _FIELDS = ("inner", "edges", "halo", "sent", "train", "batch")
 _SYMBOLS = {"N": (0,), "E": (1,), "H": (2,), "L": (0, 2), "S": (3,), "T": (4,), "B": (5,)}
 _CONSTANT = len(_FIELDS)
 _INDEX_BYTES, _OFFSET_BYTES = 4, 8
-_VECTOR_SUM_BYTES = 32 << 20
-"""Gathered by a sum on a CPU from which on it is ours and not DGL's: see `nugnn.kernels.spmm.sums`."""
-_GROUP_EDGES, _ROW_EDGES = 256, 8
-"""Of a row schedule: see `nugnn.kernels.row_schedule`."""
 
 
 class PeakTable:
@@ -195,7 +193,7 @@ class _OfCpu(NamedTuple):
     def of(cls, record: OperatorRecord) -> _OfCpu:
         is_sum = record.kind == "spmm" and record.attrs.get("op", "copy_lhs") in ("copy_lhs", "mul")
         row_bytes = number(record.sizes["width"]) * item_bytes(record.outputs[0].dtype)
-        least_edges = _VECTOR_SUM_BYTES / row_bytes if is_sum and row_bytes else math.inf
+        least_edges = FEWEST_BYTES / row_bytes if is_sum and row_bytes else math.inf
         return cls(least_edges, record.phase == "backward", _has_weights(record), record.kind == "sddmm")
 
 
@@ -205,7 +203,7 @@ def _index_bytes(largest: int) -> int:
 
 def _schedule(rows: int, edges: int) -> int:
     """Of all rows in lockstep, and of the groups that light rows make; heavy rows, which are few, do not count."""
-    groups = (edges + _ROW_EDGES * rows) // _GROUP_EDGES + 1
+    groups = (edges + ROW_COST * rows) // GROUP_COST + 1
     return _index_bytes(rows) * (rows + 2 * groups)
 
 

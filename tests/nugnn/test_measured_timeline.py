@@ -12,6 +12,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.comm.step_watch import StepWatch
 from nugnn.datasets.registry import load
 from nugnn.measured_timeline import measured_timeline
+from nugnn.networks import MLP
 from nugnn.planning.timeline import Timeline, picture
 
 
@@ -100,6 +101,22 @@ def test_a_run_shows_when_its_workers_exchange_and_is_the_same_as_any_other():
     longest = max(epoch.seconds["epoch"] for epoch in watched.history)
     assert timeline.seconds(0)["epoch"] <= longest + 0.05  # which counts from rank 0's own start
     assert picture(timeline).splitlines()[0].startswith("0 cpu |")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cuda_graphs", ["off", "on"])
+def test_steps_of_a_gpu_are_timed_on_the_gpu_whether_they_are_recorded_or_not(cuda_graphs):
+    torch.manual_seed(0)
+    samples = torch.utils.data.TensorDataset(torch.randn(512, 30), torch.randint(5, (512,)))
+    how = {"epochs": 5, "batch_size": 128, "device": "cuda", "check": False, "cuda_graphs": cuda_graphs}
+    result = nugnn.fit(MLP(30, 5, hidden=64, layers=3), samples, val=samples, timeline=True, **how)
+    timeline = result.timeline
+    assert timeline is not None
+    _check_lane(timeline)
+    phases = {event.phase: event.seconds for event in timeline.events[0] if event.lane == "device"}
+    assert {"forward", "backward", "optimizer"} <= phases.keys()
+    assert all(seconds > 0 for seconds in phases.values())
+    assert timeline.makespan <= max(epoch.seconds["epoch"] for epoch in result.history)
 
 
 def test_a_watch_of_one_rank_needs_nobody():

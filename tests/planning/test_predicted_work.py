@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 
@@ -19,7 +20,7 @@ from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.seconds_table import _EDGES, SecondsTable
 from nugnn.planning.shares import plan_shares
 from nugnn.planning.trace import TraceError
-from nugnn.traced_step import graph_trainer, run_steps
+from nugnn.traced_step import graph_trainer, run_steps, trace_graph_step
 from step_traces import CLASSES, IN, LinearTimes, graph_trace, sample_trace, times_of_all
 
 SLOW, FAST = (ProfileTimes(sheet_of(name).as_profile()) for name in ("Tesla T4", "NVIDIA A100-SXM4-40GB"))
@@ -164,6 +165,26 @@ def test_a_gpu_keeps_edges_by_source_and_rows_in_lockstep():
     assert KeptStructure(trace).bytes(sizes) == transposed + 4 * 1000 + 4 * 1300 + groups + 8 * 200
     assert KeptStructure(trace, "both").bytes(sizes) > KeptStructure(trace).bytes(sizes)
     assert KeptStructure(sample_trace()).bytes(PartSizes(batch=10)) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
+def test_memory_of_a_gpu_is_what_its_allocator_gave_out(kind):
+    sizes = PartSizes(inner=200_000, halo=50_000, edges=4_000_000, train=50_000, sent=40_000)
+    model = GNN(kind, 100, CLASSES, layers=3, hidden=64)
+    how = {"in_features": 100, "num_classes": CLASSES, "device": "cuda"}
+    trace = trace_graph_step(model, **how)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    trainer = graph_trainer(model, sizes, **how)
+    run_steps(trainer, 2)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run_steps(trainer, 1)
+    torch.cuda.synchronize()
+    memory = PredictedWork([DeviceWork(trace, FAST)] * 2, Links.equal(2, 1e10)).memory(0, sizes)
+    used = torch.cuda.max_memory_allocated() - before
+    assert memory["step"] + memory["structure"] == pytest.approx(used, rel=0.05)
 
 
 def test_sizes_and_links_that_do_not_fit_are_refused():
