@@ -118,10 +118,11 @@ class KeptStructure:
     Args:
         trace: Of a graph; samples have none.
         overlap: See `nugnn.planning.step_program.make_program`.
+        device: Its type; the trace's when None.
     """
 
-    def __init__(self, trace: StepTrace, overlap: Passes = "none") -> None:
-        self._is_graph, self._is_gpu = trace.family == "graph", trace.device == "cuda"
+    def __init__(self, trace: StepTrace, overlap: Passes = "none", *, device: str | None = None) -> None:
+        self._is_graph, self._is_gpu = trace.family == "graph", (device or trace.device) == "cuda"
         graph = [r for r in trace.operators if r.kind in ("spmm", "sddmm", "attention") and "edges" in r.sizes]
         self._backward = [r for r in graph if r.phase == "backward"]
         self._forward = [r for r in graph if r.phase != "backward"]

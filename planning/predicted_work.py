@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +40,19 @@ class DeviceWork:
         runtime_bytes: Of its memory that is in use whatever the part, NCCL's buffers included; those of
             `RUNTIME_BYTES` when None.
         is_captured: Whether steps run as CUDA graphs: the host launches the optimizer alone then.
+        kind: Of the device; the trace's when None. A CPU's trace may stand for that of a GPU which nobody here has.
     """
 
     trace: StepTrace
     times: OperatorTimes
     runtime_bytes: int | None = None
     is_captured: bool = False
+    kind: Literal["cpu", "cuda"] | None = None
+
+    @property
+    def device(self) -> str:
+        """Type of the device."""
+        return self.kind or self.trace.device
 
 
 class PredictedWork:
@@ -75,10 +83,10 @@ class PredictedWork:
         if not devices or links is None or links.num_ranks != len(devices):
             raise ValueError(f"{len(devices)} devices, and links between {links.num_ranks if links else 'no'} ranks")
         self._steps_per_epoch = steps_per_epoch
-        known: dict[tuple[int, int], _Tables] = {}
+        known: dict[tuple[int, int, str], _Tables] = {}
         self._parts = []
         for rank, device in enumerate(devices):
-            key = id(device.trace), id(device.times)
+            key = id(device.trace), id(device.times), device.device
             if key not in known:
                 known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
             self._parts.append(_Part(device, known[key], links, rank))
@@ -115,7 +123,7 @@ class _Tables:
     def __init__(self, device: DeviceWork, overlap: Passes, sums_in_backward: bool, *, is_nccl: bool) -> None:
         trace = device.trace
         self.seconds = SecondsTable(trace, device.times)
-        self.peak, self.structure = PeakTable(trace), KeptStructure(trace, overlap)
+        self.peak, self.structure = PeakTable(trace), KeptStructure(trace, overlap, device=device.device)
         how = loss_of(trace, is_nccl=is_nccl)
         self.program = make_program(trace, overlap=overlap, sums_in_backward=sums_in_backward, loss=how)
 
@@ -128,7 +136,7 @@ class _Part:
         launched = program.launched(trace, is_captured=device.is_captured)
         blocks_host = links.stages[rank] or not links.is_nccl
         self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=blocks_host)
-        self._runtime = RUNTIME_BYTES[trace.device] if device.runtime_bytes is None else device.runtime_bytes
+        self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
     def seconds(self, sizes: PartSizes) -> float:
         self._trace.check(sizes)

@@ -163,6 +163,10 @@ def test_a_gpu_keeps_edges_by_source_and_rows_in_lockstep():
     transposed = 8 * 1301 + 4 * 25_600
     groups = 4 * 2 * ((25_600 + 8 * 1000) // 256 + 1) + 4 * 2 * ((25_600 + 8 * 1300) // 256 + 1)
     assert KeptStructure(trace).bytes(sizes) == transposed + 4 * 1000 + 4 * 1300 + groups + 8 * 200
+    on_paper = DeviceWork(graph_trace("gcn"), FAST, kind="cuda")
+    assert PredictedWork([on_paper] * 2, Links.equal(2, 1e9)).memory(0, sizes)["structure"] == KeptStructure(
+        trace
+    ).bytes(sizes)
     assert KeptStructure(trace, "both").bytes(sizes) > KeptStructure(trace).bytes(sizes)
     assert KeptStructure(sample_trace()).bytes(PartSizes(batch=10)) == 0
 
