@@ -59,7 +59,7 @@ class PredictedWork:
     """See `nugnn.planning.work_model.WorkModel`; sums, halo rows and memory of a training step on each device.
 
     Args:
-        devices: One for each part.
+        devices: One for each part; kept as an attribute, as are the links.
         links: Between them; those of a single device when None.
         overlap: Passes in which plain sums over neighbours run beside their exchange: see `make_program`.
         sums_in_backward: Whether sums of gradients travel beside backward.
@@ -82,18 +82,36 @@ class PredictedWork:
         links = Links.alone() if links is None and len(devices) == 1 else links
         if not devices or links is None or links.num_ranks != len(devices):
             raise ValueError(f"{len(devices)} devices, and links between {links.num_ranks if links else 'no'} ranks")
+        self.devices, self.links = tuple(devices), links
         self._steps_per_epoch = steps_per_epoch
         known: dict[tuple[int, int, str], _Tables] = {}
-        self._parts = []
+        self._parts: list[_Part] = []
         for rank, device in enumerate(devices):
             key = id(device.trace), id(device.times), device.device
             if key not in known:
                 known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
-            self._parts.append(_Part(device, known[key], links, rank))
+            self._parts.append(_Part(device, known[key], links, rank, blocks_host=self.blocks_host(rank)))
 
     @property
     def num_devices(self) -> int:
         return len(self._parts)
+
+    def program(self, part: int) -> Program:
+        """The step of a device, with formulas for what it exchanges."""
+        return self._parts[part].tables.program
+
+    def record_seconds(self, part: int, sizes: PartSizes) -> Floats:
+        """``(R,)`` seconds of each record of its trace.
+
+        Raises:
+            TraceError: As `seconds`.
+        """
+        self.devices[part].trace.check(sizes)
+        return self._parts[part].tables.seconds.seconds(sizes)
+
+    def blocks_host(self, part: int) -> bool:
+        """Whether the device's host waits where the device waits for an exchange."""
+        return self.links.stages[part] or not self.links.is_nccl
 
     def seconds(self, part: int, sizes: PartSizes) -> float:
         """Seconds of an epoch on the device, if it never has to wait for another one.
@@ -129,12 +147,11 @@ class _Tables:
 
 
 class _Part:
-    def __init__(self, device: DeviceWork, tables: _Tables, links: Links, rank: int) -> None:
+    def __init__(self, device: DeviceWork, tables: _Tables, links: Links, rank: int, *, blocks_host: bool) -> None:
         trace, program, link = device.trace, tables.program, links.of_rank(rank)
-        self._tables, self._trace = tables, trace
+        self.tables, self._trace = tables, trace
         self._wires = [_Wire(exchange, links, link) for exchange in program.exchanges]
         launched = program.launched(trace, is_captured=device.is_captured)
-        blocks_host = links.stages[rank] or not links.is_nccl
         self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=blocks_host)
         self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
@@ -142,11 +159,11 @@ class _Part:
         self._trace.check(sizes)
         symbols = sizes.symbols()
         wires = [wire.seconds(symbols) for wire in self._wires]
-        return self._walk.seconds(self._tables.seconds.seconds(sizes), wires, halo_share_of(sizes))
+        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes))
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
-        tables = self._tables
+        tables = self.tables
         return {"step": tables.peak.bytes(sizes), "structure": tables.structure.bytes(sizes), "runtime": self._runtime}
 
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from nugnn.planning.links import Links
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.predicted_work import PredictedWork, halo_share_of
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace
@@ -65,8 +67,6 @@ def replay(
     for what, given in (("steps", steps), ("times", times), ("captured", is_captured), ("halo_shares", halo_shares)):
         if given is not None and len(given) != num_ranks:
             raise ValueError(f"{what} has {len(given)} entries; the links connect {num_ranks} ranks")
-    if num_ranks > 1 and (alone := [rank for rank, step in enumerate(steps) if step.ranks == 1]):
-        raise TraceError(f"the step of rank {alone[0]} was recorded on one device, so it has no exchanges")
     programs: dict[int, Program] = {}
     seconds: dict[tuple[int, int], list[float]] = {}
     ranks: list[_Rank] = []
@@ -81,18 +81,62 @@ def replay(
         share = None if halo_shares is None else halo_shares[rank]
         blocks = links.stages[rank] or not links.is_nccl
         ranks.append(_Rank(step, program, seconds[key], launched, own.launch_seconds, share, blocks_host=blocks))
+    names = [step.device for step in steps] if names is None else names
+    return _replayed(ranks, links, rows_between, num_steps, names)
+
+
+def replay_parts(
+    work: PredictedWork,
+    parts: Sequence[PartSizes],
+    *,
+    halo_shares: Sequence[float] | None = None,
+    rows_between: Floats | None = None,
+    num_steps: int = 1,
+    names: Sequence[str] | None = None,
+) -> Timeline:
+    """`replay` with the devices, links and overlap of a work model, and with seconds from its tables: for many ranks.
+
+    Args:
+        work: Of as many devices.
+        parts: Of each.
+        halo_shares: As for `replay`.
+        rows_between: Likewise.
+        num_steps: Likewise.
+        names: Likewise.
+
+    Raises:
+        TraceError: As `replay`; sizes do not fit a trace.
+        ValueError: There are not as many parts as devices.
+    """
+    for what, given in (("parts", parts), ("halo_shares", halo_shares)):
+        if given is not None and len(given) != work.num_devices:
+            raise ValueError(f"{what} has {len(given)} entries; the work model has {work.num_devices} devices")
+    ranks = []
+    for rank, (device, sizes) in enumerate(zip(work.devices, parts, strict=True)):
+        program, seconds = work.program(rank).at(sizes), work.record_seconds(rank, sizes).tolist()
+        launched = program.launched(device.trace, is_captured=device.is_captured)
+        share = halo_share_of(sizes) if halo_shares is None else halo_shares[rank]
+        launch, blocks = device.times.launch_seconds, work.blocks_host(rank)
+        ranks.append(_Rank(device.trace, program, seconds, launched, launch, share, blocks_host=blocks))
+    names = [device.device for device in work.devices] if names is None else names
+    return _replayed(ranks, work.links, rows_between, num_steps, names)
+
+
+def _replayed(
+    ranks: Sequence[_Rank], links: Links, rows_between: Floats | None, num_steps: int, names: Sequence[str]
+) -> Timeline:
+    if len(ranks) > 1 and (alone := [number for number, rank in enumerate(ranks) if rank.step.ranks == 1]):
+        raise TraceError(f"the step of rank {alone[0]} was recorded on one device, so it has no exchanges")
     _check_same_exchanges([rank.program for rank in ranks])
     durations = _Durations(links, [rank.program for rank in ranks], rows_between)
     for _ in range(num_steps):
         for exchange in range(len(ranks[0].program.exchanges)):
-            ready = [one.run_to(exchange) for one in ranks]
+            ready = [rank.run_to(exchange) for rank in ranks]
             begin = max(ready)
-            for one, come, took in zip(ranks, ready, durations.of(exchange).tolist(), strict=True):
-                one.exchanged(exchange, come, begin, took)
-        for one in ranks:
-            one.finish()
-    if names is None:
-        names = [step.device for step in steps]
+            for rank, come, took in zip(ranks, ready, durations.of(exchange).tolist(), strict=True):
+                rank.exchanged(exchange, come, begin, took)
+        for rank in ranks:
+            rank.finish()
     return Timeline(tuple(names), tuple(tuple(rank.events) for rank in ranks), tuple(rank.end for rank in ranks))
 
 
@@ -101,7 +145,7 @@ class _Rank:
     """One rank on its way through its program.
 
     Args:
-        step: Of it.
+        step: Its trace; dimensions may be formulas if ``halo_share`` is given.
         program: Of the step.
         seconds: Of each record.
         launched: Of each instruction, whether the host launches it.
@@ -177,7 +221,7 @@ class _Rank:
     def _share(self, do: Do, record: OperatorRecord) -> float:
         if do == Do.RUN:
             return 1.0
-        share = halo_share_of(record) if self.halo_share is None else self.halo_share
+        share = _halo_share(record) if self.halo_share is None else self.halo_share
         return share if do == Do.RUN_HALO else 1.0 - share
 
     def _wait(self, exchange: int) -> None:
@@ -193,8 +237,8 @@ class _Rank:
             self._host = max(self._host, self._device)
 
 
-def halo_share_of(record: OperatorRecord) -> float:
-    """Of the edges of a sum over neighbours, those from halo rows: as if all of its rows had as many."""
+def _halo_share(record: OperatorRecord) -> float:
+    """Of the edges of a sum over neighbours, those from halo rows, as `halo_share_of` says of a part."""
     rows, sources = number(record.sizes["rows"]), number(record.sizes["sources"])
     inner, local = sorted((rows, sources))
     return (local - inner) / max(local, 1)

@@ -1,7 +1,7 @@
 """Seconds of a trace's operators at any sizes, from few evaluations: tables that fill where they are asked.
 
 Whoever looks for shares asks for thousands of sizes, while `OperatorTimes` may be anything. Each operator depends on
-few counts, so it is evaluated at the corners of cells that are 5 % wide and is linear in each count in between: exact
+few counts, so it is evaluated at the corners of cells that are 10 % wide and is linear in each count in between: exact
 for times that are linear in the counts, and close for all that are smooth. What grows everywhere grows here, too.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,17 @@ from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import (
+    OperatorRecord,
     Storage,
     TraceError,
     dims_of,
-    map_dims,
     parsed,
     value_of,
 )
 
 Floats = npt.NDArray[np.float64]
 
-_GROWTH = 1.05
+_GROWTH = 1.1
 _MOST = 2**45
 _COUNTS = {"N": ("inner",), "H": ("halo",), "L": ("inner", "halo")} | {
     "E": ("edges",), "T": ("train",), "S": ("sent",), "B": ("batch",),
@@ -136,9 +136,31 @@ class _Group:
             sizes = PartSizes(**{count: _EDGES[place] for count, place in zip(self.counts, corner, strict=True)})
             symbols = sizes.symbols()
             storages = _StoragesAt(self._trace.storages, symbols)
-            records = (map_dims(self._trace.operators[i], lambda dim: value_of(dim, symbols)) for i in self.numbers)
+            records = (_at(self._trace.operators[i], symbols) for i in self.numbers)
             known = self._corners[corner] = np.array([self._times.seconds(each, storages) for each in records])
         return known
+
+
+def _at(record: OperatorRecord, symbols: Mapping[str, int]) -> OperatorRecord:
+    """`map_dims` with numbers, without a copy of what does not change: tables ask for it often."""
+
+    def told(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            x
+            if all(type(dim) is int for dim in x.shape)
+            else x.model_construct(**{**x.__dict__, "shape": tuple([value_of(dim, symbols) for dim in x.shape])})
+            for x in tensors
+        )
+
+    return OperatorRecord.model_construct(
+        **{
+            **record.__dict__,
+            "inputs": told(record.inputs),
+            "outputs": told(record.outputs),
+            "workspace": told(record.workspace),
+            "sizes": {key: value_of(dim, symbols) for key, dim in record.sizes.items()},
+        }
+    )
 
 
 class _StoragesAt(Sequence[Storage]):

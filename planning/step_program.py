@@ -8,14 +8,15 @@ as the trainer decides it (`nugnn.comm.overlap`, `nugnn.comm.backward_sums`), on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
 from nugnn.planning.operator_times import is_fetch
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.timeline import Clock
 from nugnn.planning.trace import StepTrace
-from nugnn.planning.trace_records import Dim, OperatorRecord, Storage
+from nugnn.planning.trace_records import Dim, OperatorRecord, Storage, value_of
 
 Passes = Literal["none", "backward", "both"]
 """Passes in which plain sums over neighbours run beside their exchange; as in `nugnn.comm.overlap`."""
@@ -93,6 +94,20 @@ class Program:
     instructions: tuple[Instruction, ...]
     exchanges: tuple[Exchange, ...]
 
+    def at(self, sizes: PartSizes) -> Program:
+        """With numbers in place of formulas."""
+        symbols = sizes.symbols()
+        exchanges = tuple(
+            replace(
+                exchange,
+                row_bytes=value_of(exchange.row_bytes, symbols),
+                sent=value_of(exchange.sent, symbols),
+                received=value_of(exchange.received, symbols),
+            )
+            for exchange in self.exchanges
+        )
+        return Program(self.instructions, exchanges)
+
     def launched(self, trace: StepTrace, *, is_captured: bool) -> list[bool]:
         """Of each instruction, whether the host has to put an operator into the queue for it.
 
@@ -116,6 +131,25 @@ def loss_of(trace: StepTrace, *, is_nccl: bool) -> Loss:
     if trace.family == "samples" or trace.ranks == 1:
         return "no"
     return "early" if is_nccl else "late"
+
+
+def passes_of(choice: str, *, is_nccl: bool, num_hosts: int) -> Passes:
+    """What the trainer's option ``overlap`` means: see `nugnn.comm.overlap.overlapping_passes`.
+
+    Args:
+        choice: ``auto``, ``on``, ``backward`` or ``off``.
+        is_nccl: Whether NCCL carries the rows of all ranks.
+        num_hosts: GPUs of one host are taken to read each other's memory, as they do over NVLink.
+
+    Raises:
+        ValueError: There is no such choice.
+    """
+    if choice == "auto":
+        choice = "off" if not is_nccl else "backward" if num_hosts == 1 else "on"
+    known: dict[str, Passes] = {"on": "both", "backward": "backward", "off": "none"}
+    if choice not in known:
+        raise ValueError(f"overlap is {choice!r}, must be auto, on, backward or off")
+    return known[choice]
 
 
 def make_program(

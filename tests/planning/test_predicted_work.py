@@ -46,7 +46,7 @@ def test_quick_seconds_are_those_of_the_scaled_trace(name):
         assert exact.seconds(sizes).sum() == pytest.approx(times_of_all(step, linear), rel=1e-12)
         each = [SLOW.seconds(record, step.storages) for record in step.operators]
         assert near.seconds(sizes).sum() == pytest.approx(sum(each), rel=1e-3)
-    corner = [_EDGES[place] for place in (300, 240, 350, 220, 230)]
+    corner = [_EDGES[place] for place in (150, 120, 175, 110, 115)]
     sizes = PartSizes(**dict(zip(("inner", "halo", "edges", "train", "sent"), corner, strict=True)))
     step = trace.at(sizes)
     each = [SLOW.seconds(record, step.storages) for record in step.operators]

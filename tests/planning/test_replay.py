@@ -13,8 +13,8 @@ import pytest
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
-from nugnn.planning.replay import replay
-from nugnn.planning.step_program import Do, make_program
+from nugnn.planning.replay import replay, replay_parts
+from nugnn.planning.step_program import Do, make_program, passes_of
 from nugnn.planning.timeline import Timeline, picture
 from nugnn.planning.trace import StepTrace, TraceError
 from step_traces import LinearTimes, graph_trace, sample_trace, times_of_all
@@ -242,6 +242,32 @@ def test_who_reads_whom_decides_who_is_busy_when_it_is_known():
     one, other = (replay(steps, [CPU] * 3, links, rows_between=rows).makespan for rows in (together, apart))
     without = replay(steps, [CPU] * 3, Links.equal(3, math.inf)).makespan
     assert one - without == pytest.approx(10 * (other - without), rel=0.02)  # sums pass the slow pair, too
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward", "both"])
+def test_parts_of_a_work_model_are_replayed_as_their_steps_are(overlap):
+    parts, links = _parts(4), Links.equal(4, 1e9, 1e-4)
+    times = [CPU, GPU, LinearTimes(3e-9), GPU]
+    trace = graph_trace("gcn")
+    work = PredictedWork([DeviceWork(trace, each) for each in times], links, overlap=overlap)
+    one, other = replay_parts(work, parts), replay([trace.at(p) for p in parts], times, links, overlap=overlap)
+    assert one.makespan == pytest.approx(other.makespan, rel=1e-9)
+    for rank in range(4):
+        assert one.seconds(rank) == pytest.approx(other.seconds(rank), rel=1e-9, abs=1e-12)
+        assert len(one.events[rank]) == len(other.events[rank])
+    with pytest.raises(ValueError, match="parts has 3 entries; the work model has 4 devices"):
+        replay_parts(work, parts[:3])
+
+
+def test_overlap_is_told_in_the_words_of_the_trainer():
+    passes = {
+        choice: [passes_of(choice, is_nccl=nccl, num_hosts=hosts) for nccl, hosts in ((False, 1), (True, 1), (True, 2))]
+        for choice in ("off", "on", "backward", "auto")
+    }
+    assert passes["auto"] == ["none", "backward", "both"]
+    assert (passes["off"], passes["on"]) == (["none"] * 3, ["both"] * 3)
+    with pytest.raises(ValueError, match="must be auto, on, backward or off"):
+        passes_of("none", is_nccl=True, num_hosts=1)
 
 
 def test_sixty_four_ranks_are_replayed_in_a_second():
