@@ -13,14 +13,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from nugnn.comm.compression.wire import Wire
 from nugnn.planning.links import Links, RankLink
+from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.seconds_table import SecondsTable
 from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, make_program
 from nugnn.planning.trace import StepTrace
-from nugnn.planning.trace_records import value_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,6 +64,7 @@ class PredictedWork:
         links: Between them; those of a single device when None.
         overlap: Passes in which plain sums over neighbours run beside their exchange: see `make_program`.
         sums_in_backward: Whether sums of gradients travel beside backward.
+        gradient_wire: How gradients travel, one of `nugnn.comm.compression.wire.WIRES`: see `collective_seconds`.
         steps_per_epoch: Optimizer steps; one of a graph.
 
     Raises:
@@ -77,12 +79,13 @@ class PredictedWork:
         *,
         overlap: Passes = "none",
         sums_in_backward: bool = True,
+        gradient_wire: str = "fp32",
         steps_per_epoch: int = 1,
     ) -> None:
         links = Links.alone() if links is None and len(devices) == 1 else links
         if not devices or links is None or links.num_ranks != len(devices):
             raise ValueError(f"{len(devices)} devices, and links between {links.num_ranks if links else 'no'} ranks")
-        self.devices, self.links = tuple(devices), links
+        self.devices, self.links, self.gradient_wire = tuple(devices), links, Wire(gradient_wire)
         self._steps_per_epoch = steps_per_epoch
         known: dict[tuple[int, int, str], _Tables] = {}
         self._parts: list[_Part] = []
@@ -90,7 +93,7 @@ class PredictedWork:
             key = id(device.trace), id(device.times), device.device
             if key not in known:
                 known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
-            self._parts.append(_Part(device, known[key], links, rank, blocks_host=self.blocks_host(rank)))
+            self._parts.append(_Part(device, known[key], self, rank))
 
     @property
     def num_devices(self) -> int:
@@ -147,12 +150,12 @@ class _Tables:
 
 
 class _Part:
-    def __init__(self, device: DeviceWork, tables: _Tables, links: Links, rank: int, *, blocks_host: bool) -> None:
-        trace, program, link = device.trace, tables.program, links.of_rank(rank)
+    def __init__(self, device: DeviceWork, tables: _Tables, work: PredictedWork, rank: int) -> None:
+        trace, program, link = device.trace, tables.program, work.links.of_rank(rank)
         self.tables, self._trace = tables, trace
-        self._wires = [_Wire(exchange, links, link) for exchange in program.exchanges]
+        self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
         launched = program.launched(trace, is_captured=device.is_captured)
-        self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=blocks_host)
+        self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=work.blocks_host(rank))
         self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
     def seconds(self, sizes: PartSizes) -> float:
@@ -167,28 +170,39 @@ class _Part:
         return {"step": tables.peak.bytes(sizes), "structure": tables.structure.bytes(sizes), "runtime": self._runtime}
 
 
-class _Wire:
+def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) -> float:
+    """Of an exchange that is none of halo rows, from when all ranks have come.
+
+    Gradients that do not travel as they are go to their owners in few bits, and their sums back; all of them count as
+    compressed, and what coding takes does not.
+
+    Args:
+        exchange: With numbers.
+        links: Between the ranks.
+        gradient_wire: Of gradients.
+    """
+    values = number(exchange.sent)
+    if exchange.clock == "sync" and gradient_wire.name != "fp32":
+        return links.coded_sum_seconds(gradient_wire.num_bytes(values))
+    return links.collective_seconds(exchange.kind, number(exchange.row_bytes) * values)
+
+
+class _OwnExchange:
     """An exchange of one device whose peers are ready."""
 
-    def __init__(self, exchange: Exchange, links: Links, link: RankLink) -> None:
-        self._exchange, self._links, self._link = exchange, links, link
-        self._is_fixed = isinstance(exchange.sent, int) and not exchange.is_halo
-        self._fixed = self._collective({}) if self._is_fixed else 0.0
+    def __init__(self, exchange: Exchange, work: PredictedWork, link: RankLink) -> None:
+        self._exchange, self._work, self._link = exchange, work, link
+        is_fixed = not exchange.is_halo and isinstance(exchange.sent, int)
+        self._fixed = collective_seconds(exchange, work.links, work.gradient_wire) if is_fixed else None
 
     def seconds(self, symbols: Mapping[str, int]) -> float:
-        exchange = self._exchange
-        if self._is_fixed:
+        if self._fixed is not None:
             return self._fixed
+        exchange = self._exchange.at(symbols)
         if not exchange.is_halo:
-            return self._collective(symbols)
-        row_bytes = value_of(exchange.row_bytes, symbols)
-        sent, received = value_of(exchange.sent, symbols), value_of(exchange.received, symbols)
-        return self._link.seconds(row_bytes * sent, row_bytes * received)
-
-    def _collective(self, symbols: Mapping[str, int]) -> float:
-        exchange = self._exchange
-        num_bytes = value_of(exchange.row_bytes, symbols) * value_of(exchange.sent, symbols)
-        return self._links.collective_seconds(exchange.kind, num_bytes)
+            return collective_seconds(exchange, self._work.links, self._work.gradient_wire)
+        row_bytes = number(exchange.row_bytes)
+        return self._link.seconds(row_bytes * number(exchange.sent), row_bytes * number(exchange.received))
 
 
 class _Walk:
@@ -213,15 +227,15 @@ class _Walk:
         kinds: list[Do] = []
         self._steps: list[tuple[Do, int]] = []
         is_open = False
-        for (do, number, _), is_launched in zip(program.instructions, launched, strict=True):
+        for (do, which, _), is_launched in zip(program.instructions, launched, strict=True):
             if do > Do.RUN_HALO:
-                self._steps.append((do, number))
+                self._steps.append((do, which))
             else:
                 if not is_open:
                     self._steps.append((Do.RUN, len(starts)))
                     starts.append(len(order))
                 before = launches[-1] if is_open else 0
-                order.append(number)
+                order.append(which)
                 launches.append(before + is_launched)
                 kinds.append(do)
             is_open = do <= Do.RUN_HALO
@@ -253,14 +267,14 @@ class _Walk:
         after_device = totals.tolist()
         host = device = free = 0.0
         ends = [0.0] * self._num_exchanges
-        for do, number in self._steps:
+        for do, which in self._steps:
             if do == Do.RUN:
-                device = max(device + after_device[number], host + after_host[number])
-                host += self._of_host[number]
+                device = max(device + after_device[which], host + after_host[which])
+                host += self._of_host[which]
             elif do == Do.BEGIN:
-                free = ends[number] = max(device, free) + wires[number]
+                free = ends[which] = max(device, free) + wires[which]
             else:
-                device = max(device, ends[number])
+                device = max(device, ends[which])
                 if self._blocks_host:
                     host = max(host, device)
         return max(host, device)

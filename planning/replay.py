@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from nugnn.comm.compression.wire import Wire
 from nugnn.planning.links import Links
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.predicted_work import PredictedWork, halo_share_of
+from nugnn.planning.predicted_work import PredictedWork, collective_seconds, halo_share_of
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace
@@ -33,6 +34,7 @@ def replay(
     *,
     overlap: Passes = "none",
     sums_in_backward: bool = True,
+    gradient_wire: str = "fp32",
     captured: bool | Sequence[bool] = False,
     reads_loss: bool = True,
     halo_shares: Sequence[float] | None = None,
@@ -48,6 +50,7 @@ def replay(
         links: Between the ranks.
         overlap: Passes in which plain sums over neighbours run beside their exchange.
         sums_in_backward: Whether sums of gradients that were recorded in backward travel beside it.
+        gradient_wire: How gradients travel: see `nugnn.planning.predicted_work.collective_seconds`.
         captured: Whether steps run as CUDA graphs, of all ranks or of each.
         reads_loss: Whether a graph's loss is summed over ranks in each step, as `nugnn.fit` does.
         halo_shares: Of each rank's edges, those from halo rows, by which its sums are divided where they overlap. Where
@@ -82,7 +85,7 @@ def replay(
         blocks = links.stages[rank] or not links.is_nccl
         ranks.append(_Rank(step, program, seconds[key], launched, own.launch_seconds, share, blocks_host=blocks))
     names = [step.device for step in steps] if names is None else names
-    return _replayed(ranks, links, rows_between, num_steps, names)
+    return _replayed(ranks, _Exchanges(links, ranks, rows_between, Wire(gradient_wire)), num_steps, names)
 
 
 def replay_parts(
@@ -119,21 +122,18 @@ def replay_parts(
         launch, blocks = device.times.launch_seconds, work.blocks_host(rank)
         ranks.append(_Rank(device.trace, program, seconds, launched, launch, share, blocks_host=blocks))
     names = [device.device for device in work.devices] if names is None else names
-    return _replayed(ranks, work.links, rows_between, num_steps, names)
+    return _replayed(ranks, _Exchanges(work.links, ranks, rows_between, work.gradient_wire), num_steps, names)
 
 
-def _replayed(
-    ranks: Sequence[_Rank], links: Links, rows_between: Floats | None, num_steps: int, names: Sequence[str]
-) -> Timeline:
+def _replayed(ranks: Sequence[_Rank], exchanges: _Exchanges, num_steps: int, names: Sequence[str]) -> Timeline:
     if len(ranks) > 1 and (alone := [number for number, rank in enumerate(ranks) if rank.step.ranks == 1]):
         raise TraceError(f"the step of rank {alone[0]} was recorded on one device, so it has no exchanges")
     _check_same_exchanges([rank.program for rank in ranks])
-    durations = _Durations(links, [rank.program for rank in ranks], rows_between)
     for _ in range(num_steps):
         for exchange in range(len(ranks[0].program.exchanges)):
             ready = [rank.run_to(exchange) for rank in ranks]
             begin = max(ready)
-            for rank, come, took in zip(ranks, ready, durations.of(exchange).tolist(), strict=True):
+            for rank, come, took in zip(ranks, ready, exchanges.seconds(exchange).tolist(), strict=True):
                 rank.exchanged(exchange, come, begin, took)
         for rank in ranks:
             rank.finish()
@@ -244,20 +244,20 @@ def _halo_share(record: OperatorRecord) -> float:
     return (local - inner) / max(local, 1)
 
 
-class _Durations:
-    """Seconds that an exchange takes on each rank."""
+class _Exchanges:
+    """Seconds that each exchange takes on each rank."""
 
-    def __init__(self, links: Links, programs: Sequence[Program], rows_between: Floats | None) -> None:
-        self._links, self._programs = links, programs
-        self._rows_between = rows_between
+    def __init__(self, links: Links, ranks: Sequence[_Rank], rows_between: Floats | None, gradient_wire: Wire) -> None:
+        self._links, self._programs = links, [rank.program for rank in ranks]
+        self._rows_between, self._gradient_wire = rows_between, gradient_wire
         self._known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
 
-    def of(self, exchange: int) -> Floats:
+    def seconds(self, exchange: int) -> Floats:
         """``(P,)``."""
         each = [program.exchanges[exchange] for program in self._programs]
         if not each[0].is_halo:
-            most = max(number(one.row_bytes) * number(one.sent) for one in each)
-            return np.full(len(each), self._links.collective_seconds(each[0].kind, most))
+            most = max(each, key=lambda one: number(one.row_bytes) * number(one.sent))
+            return np.full(len(each), collective_seconds(most, self._links, self._gradient_wire))
         per_byte, latency = self._of_rows(each)
         return latency + per_byte * max(number(one.row_bytes) for one in each)
 

@@ -7,10 +7,10 @@ as the trainer decides it (`nugnn.comm.overlap`, `nugnn.comm.backward_sums`), on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from nugnn.planning.operator_times import is_fetch
 from nugnn.planning.part_sizes import PartSizes
@@ -81,6 +81,13 @@ class Exchange:
     def is_halo(self) -> bool:
         return self.kind in ("fetch", "home")
 
+    def at(self, symbols: Mapping[str, int]) -> Exchange:
+        """With numbers in place of formulas; from `PartSizes.symbols`."""
+        dims: dict[str, Any] = {
+            name: value_of(getattr(self, name), symbols) for name in ("row_bytes", "sent", "received")
+        }
+        return replace(self, **dims)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -97,16 +104,7 @@ class Program:
     def at(self, sizes: PartSizes) -> Program:
         """With numbers in place of formulas."""
         symbols = sizes.symbols()
-        exchanges = tuple(
-            replace(
-                exchange,
-                row_bytes=value_of(exchange.row_bytes, symbols),
-                sent=value_of(exchange.sent, symbols),
-                received=value_of(exchange.received, symbols),
-            )
-            for exchange in self.exchanges
-        )
-        return Program(self.instructions, exchanges)
+        return Program(self.instructions, tuple(exchange.at(symbols) for exchange in self.exchanges))
 
     def launched(self, trace: StepTrace, *, is_captured: bool) -> list[bool]:
         """Of each instruction, whether the host has to put an operator into the queue for it.

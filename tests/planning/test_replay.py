@@ -153,6 +153,19 @@ def test_sums_of_gradients_that_travel_beside_backward_never_cost_more():
     assert beside.seconds(0)["sync"] < after.seconds(0)["sync"]
 
 
+def test_gradients_in_few_bits_take_the_time_of_their_bytes():
+    links, slow = Links.equal(2, 1e7, 0.0), LinearTimes(1e-12)
+    wires = ("fp32", "bf16", "4bit")
+    timelines = [_batches([64, 64], [slow] * 2, links, gradient_wire=wire) for wire in wires]
+    plain, half, bits = (timeline.seconds(0)["sync"] for timeline in timelines)
+    assert plain / half == pytest.approx(2, rel=0.01)
+    assert 7 < plain / bits < 8  # a bucket's ends travel too
+    work = PredictedWork([DeviceWork(sample_trace(), slow)] * 2, links, gradient_wire="4bit")
+    assert work.seconds(0, PartSizes(batch=64)) == pytest.approx(timelines[2].makespan)
+    with pytest.raises(ValueError, match="gradients cannot travel as 'powersgd'"):
+        PredictedWork([DeviceWork(sample_trace(), slow)] * 2, links, gradient_wire="powersgd")
+
+
 def test_sums_over_own_neighbours_hide_the_wire_as_far_as_they_last():
     step, links = graph_trace("gcn").at(PART), Links.equal(2, 1e9, 1e-4)
     sums = [r for r in step.operators if r.kind == "spmm"]
