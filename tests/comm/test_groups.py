@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -90,3 +92,25 @@ def test_recorded_exchanges_are_given_up_when_the_ranks_are_left() -> None:
     del gone
     leave_ranks(Ranks())
     assert not kept.graphs
+
+
+def _waited(ranks: Ranks) -> tuple[float, float]:
+    """Seconds that count as sums where the last rank comes late: of a sum, and of one inside of another measurement."""
+    ranks.clock.take()
+    seconds = []
+    for is_nested in (False, True):
+        ranks.sum_(torch.zeros(1))
+        ranks.clock.take()
+        if ranks.rank == 1:
+            time.sleep(0.1)
+        with ranks.clock.measure("sync", ranks.device) if is_nested else nullcontext():
+            ranks.sum_(torch.zeros(1))
+        seconds.append(ranks.clock.take()[1])
+    return seconds[0], seconds[1]
+
+
+def test_who_waits_for_a_late_rank_is_not_computing(ranks: Any) -> None:
+    waiting, late = ranks.run(2, _waited)
+    for waited, own in zip(waiting, late, strict=True):
+        assert 0.05 < waited < 0.19, "once, also where measurements nest"
+        assert own < 0.05
