@@ -5,6 +5,7 @@ Shape suffixes: N rows before, M rows after, E values in runs before, F after.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -55,22 +56,21 @@ class RowMove:
         going = goes_N.nonzero().flatten()
         self._sent = going[torch.argsort(destination_N[going], stable=True)]
         counts = torch.zeros(size, size, dtype=torch.int64)
-        counts[ranks.rank] = torch.bincount(destination_N[going], minlength=size)
+        counts[ranks.rank] = torch.bincount(destination_N, minlength=size)
         counts = ranks.sum_(counts)
         self.counts: tuple[tuple[int, ...], ...] = tuple(map(tuple, counts.tolist()))
-        """Rows that go from each rank (first) to each other one; the same on all."""
-        self._sent_splits, self._splits = self.counts[ranks.rank], tuple(counts[:, ranks.rank].tolist())
+        """Rows that go from each rank (first) to each one, those that stay among them; the same on all ranks."""
+        counts.fill_diagonal_(0)
+        self._sent_splits = tuple(counts[ranks.rank].tolist())
+        self._splits = tuple(counts[:, ranks.rank].tolist())
+        self.num_moved = int(counts.sum())
+        """Rows of all ranks that go to another one."""
         came = self._exchanged(self.old_ids.index_select(0, self._sent), self._sent_splits, self._splits)
         unordered = torch.cat([self.old_ids.index_select(0, self._stay), came])
         place = _places(unordered, by_id, arranged_as)
         self._stay_to, self._come_to = place[: len(self._stay)], place[len(self._stay) :]
         self.new_ids = torch.empty_like(unordered).index_copy_(0, place, unordered)
         """``(M,)`` int64 global id of each row of this rank afterwards."""
-
-    @property
-    def num_moved(self) -> int:
-        """Rows of all ranks that go to another one."""
-        return sum(map(sum, self.counts))
 
     def rows(self, x_N: Tensor) -> Tensor:
         """``(M, ...)`` of ``x_N (N, ...)``, dense or ``torch.sparse_csr``, without gradient, on the device of ``x_N``.
@@ -103,48 +103,37 @@ class RowMove:
         """
         values_E = values_E.detach()
         device = values_E.device
-        sent = values_E.index_select(0, _places_in_runs(starts_N, self._sent).to(device))
-        came_lengths = starts_M.diff()[self._come_to]
-        came = self._exchanged(
-            sent,
-            _sums(starts_N.diff()[self._sent], self._sent_splits),
-            _sums(came_lengths, self._splits),
-        )
+        sent = values_E.index_select(0, self.places_sent(starts_N).to(device))
+        came, came_to = self.runs_that_came(sent, starts_N, starts_M)
         out_F = values_E.new_empty((int(starts_M[-1]), *values_E.shape[1:]))
-        for source, place in self._passes(starts_N.diff()[self._stay]):
-            to = _places_in_runs(starts_M, place).to(device)
-            out_F.index_copy_(0, to, values_E.index_select(0, _places_in_runs(starts_N, source).to(device)))
-        return out_F.index_copy_(0, _places_in_runs(starts_M, self._come_to).to(device), came)
+        for source, place in self.runs_that_stay(starts_N, starts_M):
+            out_F.index_copy_(0, place.to(device), values_E.index_select(0, source.to(device)))
+        return out_F.index_copy_(0, came_to.to(device), came)
 
-    def runs_that_came(self, values: Tensor, starts_N: Tensor, starts_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `runs`, those that came from other ranks alone, and their places among the F.
+    def places_sent(self, starts_N: Tensor) -> Tensor:
+        """Places among the E of the values that go to other ranks, in the order in which they go."""
+        return _places_in_runs(starts_N, self._sent)
+
+    def runs_that_came(self, sent: Tensor, starts_N: Tensor, starts_M: Tensor) -> tuple[Tensor, Tensor]:
+        """What others sent at the same time, and its places among the F.
 
         Args:
-            values: ``(n, ...)`` for the rows in `sent_rows`, in their order.
+            sent: ``(n, ...)`` values for `places_sent`.
             starts_N: As for `runs`.
             starts_M: As for `runs`.
         """
-        came_lengths = starts_M.diff()[self._come_to]
-        sizes = _sums(starts_N.diff()[self._sent], self._sent_splits), _sums(came_lengths, self._splits)
-        return self._exchanged(values, *sizes), _places_in_runs(starts_M, self._come_to)
+        sizes = _sums(starts_N.diff()[self._sent], self._sent_splits)
+        came_sizes = _sums(starts_M.diff()[self._come_to], self._splits)
+        return self._exchanged(sent, sizes, came_sizes), _places_in_runs(starts_M, self._come_to)
 
-    @property
-    def sent_rows(self) -> Tensor:
-        """int64 rows of the N that go, by destination."""
-        return self._sent
-
-    @property
-    def rows_that_stay(self) -> tuple[Tensor, Tensor]:
-        """int64 rows among the N that stay, and their places among the M."""
-        return self._stay, self._stay_to
-
-    def _passes(self, lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Rows that stay and their places, in pieces of runs of about `_VALUES_PER_PASS` values."""
-        ends = lengths.cumsum(0)
+    def runs_that_stay(self, starts_N: Tensor, starts_M: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Places among the E of the values that stay, and theirs among the F, in pieces of `_VALUES_PER_PASS` or so."""
+        ends = starts_N.diff()[self._stay].cumsum(0)
         total = int(ends[-1]) if len(ends) else 0
         wanted = torch.arange(0, total + 1, _VALUES_PER_PASS)
-        cuts = sorted({0, *torch.searchsorted(ends, wanted, right=True).tolist(), len(lengths)})
-        return [(self._stay[a:b], self._stay_to[a:b]) for a, b in pairwise(cuts)]
+        cuts = sorted({0, *torch.searchsorted(ends, wanted, right=True).tolist(), len(ends)})
+        for a, b in pairwise(cuts):
+            yield _places_in_runs(starts_N, self._stay[a:b]), _places_in_runs(starts_M, self._stay_to[a:b])
 
     def _sparse(self, x_N: Tensor) -> Tensor:
         device, starts_N = x_N.device, x_N.crow_indices().cpu()
@@ -156,9 +145,7 @@ class RowMove:
         return exchanged(rows, splits, out_splits, self.ranks, "rows that move")
 
 
-def exchanged(
-    rows: Tensor, splits: tuple[int, ...], out_splits: tuple[int, ...], ranks: Ranks, label: str
-) -> Tensor:
+def exchanged(rows: Tensor, splits: tuple[int, ...], out_splits: tuple[int, ...], ranks: Ranks, label: str) -> Tensor:
     """``splits[r]`` of ``rows`` go to each rank r; ``(sum of out_splits, ...)`` that came, sender after sender.
 
     A collective call; which ranks have something to say to each other has to be known to both.

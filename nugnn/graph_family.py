@@ -13,9 +13,11 @@ from nugnn.activations import make_activations
 from nugnn.comm.halo_mode import checked_halo_mode
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import NodeEmbedding
+from nugnn.held_rows import HeldRows
 from nugnn.loss import GlobalMean, RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.model_on_shard import ModelOnShard
+from nugnn.node_move import NodeMove, move_nodes
 from nugnn.shard_graph import ShardGraph
 
 Rows = dict[str, Tensor]
@@ -78,24 +80,28 @@ class GraphFamily:
         halo_mode: str = "exact",
         halo_target: str | None = None,
     ) -> None:
-        self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
-        self.ranks = graph.ranks
-        how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
-        how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback, "halo_mode": halo_mode}
-        how["halo_target"] = halo_target
-        self._halo_wire = halo_wire
+        self.model, self.metric, self.ranks = model, metric, graph.ranks
+        self._how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
+        self._how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        self._how |= {"halo_mode": halo_mode, "halo_target": halo_target}
+        self._halo_wire, self._activations_choice = halo_wire, activations
         self._halo_mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback, precision=precision)
-        self.net = self._evaluated = ModelOnShard(model, graph, **how)
-        self._activations = make_activations(activations, self.net)
-        self._evaluated_rows = rows
+        self._loss = choose_loss(loss, graph.ndata["label"], label_smoothing)
+        self._class_weights, self.has_own_loss = class_weights, loss is not None
+        self._open(graph, rows)
+        self._evaluated, self._evaluated_rows = self.net, rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
-            self._evaluated = ModelOnShard(model, evaluation_graph, **how)
+            self._evaluated = ModelOnShard(model, evaluation_graph, **self._how)
         self.storage = self.net.storage
-        labels_N = graph.ndata["label"]
-        self.has_own_loss = loss is not None
-        chosen = choose_loss(loss, labels_N, label_smoothing)
-        self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
+
+    def _open(self, graph: ShardGraph, rows: Rows) -> None:
+        """Train on ``graph``."""
+        self.graph, self.rows = graph, rows
+        self.net = ModelOnShard(self.model, graph, **self._how)
+        self._activations = make_activations(self._activations_choice, self.net)
+        labels = graph.ndata["label"][rows["train"]]
+        self._mean = GlobalMean(self._loss, labels, self.ranks, self._class_weights, rows["train"])
 
     sums_in_backward = False  # few parameters, and halo rows travel then
     riders = None
@@ -161,6 +167,30 @@ class GraphFamily:
     def load_own_rows(self, rows: dict[str, Tensor]) -> None:
         if (feedback := self.net.halo_feedback) is not None:
             feedback.load(rows)
+
+    def move(self, destination: Tensor, held: HeldRows) -> NodeMove:
+        """Nodes go to other ranks between two steps, and with them all that this family keeps; a collective call.
+
+        The graph that metric and predictions are of stays where it is, if it is another one. Halo rows of the step
+        before, and what decides about wires, begin anew.
+
+        Args:
+            destination: ``(N,)`` rank of each row.
+            held: What the model and its optimizer hold, found to be movable.
+        """
+        graph, splits, owed, traffic = self.graph, self.rows, self.own_rows(), self.net.halo_traffic
+        is_evaluated = self._evaluated is self.net
+        del self.net, self._activations, self._mean, self.graph, self.rows  # what they keep of the features goes first
+        if is_evaluated:
+            del self._evaluated
+        move = move_nodes(graph, destination, splits)
+        held.follow(move)
+        self._open(move.graph, move.splits)
+        self.load_own_rows({name: move.rows(rows) for name, rows in owed.items()})
+        self.net.count_in(traffic)
+        if is_evaluated:
+            self._evaluated, self._evaluated_rows = self.net, self.rows
+        return move
 
     def own_state(self) -> dict[str, Any]:
         bits = self.net.halo_bits

@@ -280,6 +280,11 @@ class Trainer:
         """Kinds of step that are CUDA graphs by now."""
         return 0 if self._graphs is None else self._graphs.num_recorded
 
+    def forget_recorded(self) -> None:
+        """Steps that are CUDA graphs read memory that is another's now: rows have moved."""
+        if self._graphs is not None:
+            self._graphs.forget()
+
     def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], Any] | None = None) -> Tensor:
         """One optimizer step.
 
