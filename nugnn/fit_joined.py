@@ -55,6 +55,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         ranks = join_ranks(_COLLECTIVE_SECONDS, ranks.pulse, device)
     on_epoch, on_stage = options.pop("on_epoch", None), options.pop("on_stage", None)
     stage = on_stage if on_stage is not None and ranks.rank == 0 else lambda _: None
+    on_rebalance = options.pop("on_rebalance", None)
     checkpointing = {name: options.pop(name, None) for name in _CHECKPOINTING}
     for name in ("workers", "timeout", "log_folder"):
         options.pop(name, None)
@@ -76,6 +77,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         checkpoints=plan,
         on_note=checkpointing["on_note"] if ranks.rank == 0 else None,
         limits=limits,
+        on_rebalance=on_rebalance if ranks.rank == 0 else None,
     )
     raise_if_interrupted(outcome, task.options, plan)
     reports = [json.loads(text) for text in gather_texts(ranks, json.dumps(outcome["report"]))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,12 @@ from nugnn.loss import GlobalMean, RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.model_on_shard import ModelOnShard
 from nugnn.node_move import NodeMove, move_nodes
+from nugnn.planning.imbalance import RebalanceRules
+from nugnn.rebalance import OnMove, Rebalancer
 from nugnn.shard_graph import ShardGraph
+
+if TYPE_CHECKING:
+    from nugnn.trainer import Trainer
 
 Rows = dict[str, Tensor]
 
@@ -51,6 +56,8 @@ class GraphFamily:
             `nugnn.comm.halo_mode`. Evaluation and predictions are exact.
         halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
             such as ``10%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
+        rebalance: When nodes move between ranks, where `nugnn.train_rank` trains; never when None.
+        on_move: Called after a move, see `nugnn.rebalance.OnMove`.
 
     Raises:
         ValueError: An option is not known, or does not fit the device or another option.
@@ -79,6 +86,8 @@ class GraphFamily:
         halo_feedback: bool = False,
         halo_mode: str = "exact",
         halo_target: str | None = None,
+        rebalance: RebalanceRules | None = None,
+        on_move: OnMove | None = None,
     ) -> None:
         self.model, self.metric, self.ranks = model, metric, graph.ranks
         self._how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
@@ -88,6 +97,7 @@ class GraphFamily:
         self._halo_mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback, precision=precision)
         self._loss = choose_loss(loss, graph.ndata["label"], label_smoothing)
         self._class_weights, self.has_own_loss = class_weights, loss is not None
+        self._rebalance, self._on_move = rebalance, on_move
         self._open(graph, rows)
         self._evaluated, self._evaluated_rows = self.net, rows
         if evaluate_on is not None:
@@ -191,6 +201,11 @@ class GraphFamily:
         if is_evaluated:
             self._evaluated, self._evaluated_rows = self.net, self.rows
         return move
+
+    def rebalancer(self, trainer: Trainer) -> Rebalancer | None:
+        if self._rebalance is None or not self.ranks.is_split:
+            return None
+        return Rebalancer(trainer, self, self._rebalance, self._on_move)
 
     def own_state(self) -> dict[str, Any]:
         bits = self.net.halo_bits

@@ -1,7 +1,7 @@
 """What a model and its optimizer hold for each node or edge of this rank, and how it follows when nodes move.
 
 Parameters that are split say so (`nugnn.own_rows`). Of other tensors that modules keep, such as the aggregate that
-DGL's `SGConv` caches, provenance tells whose rows they are (`nugnn.kernels.rows`). What it does not tell is not guessed.
+DGL's `SGConv` caches, provenance tells whose rows they are (`nugnn.kernels.rows`); what it leaves open is not guessed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _DEPTH = 2
 """Lists in lists that are looked into."""
 _UNKNOWN = (
-    "{name} holds {length} rows, as many as this rank has {kind}, and nothing says whether they are theirs. Tell it with "
-    "nugnn.as_node_rows or nugnn.as_edge_rows, or move them in on_move"
+    "{name} holds {length} rows, as many as this rank has {kind}, and nothing says whether they are theirs. Say it "
+    "with nugnn.as_node_rows or nugnn.as_edge_rows, or move them in on_move"
 )
 
 
@@ -81,10 +81,10 @@ class HeldRows:
         self._places: list[_Place] = []
         reason = self._of_optimizer() or self._of_modules(trusts_user=trusts_user) or ""
         names = " ".join(f"{place.name}:{place.kind}" for place in self._places)
-        reasons, all_names = zip(*(text.split("\0") for text in gather_texts(graph.ranks, f"{reason}\0{names}")))
-        self.why_not = next((each for each in reasons if each), None)
-        if self.why_not is None and len(set(all_names)) > 1:
-            self.why_not = f"the model holds other rows on one rank than on another: {' and '.join(set(all_names))}"
+        told = [text.split("\0") for text in gather_texts(graph.ranks, f"{reason}\0{names}")]
+        self.why_not = next((each for each, _ in told if each), None)
+        if self.why_not is None and len(kinds := sorted({each for _, each in told})) > 1:
+            self.why_not = f"the model holds other rows on one rank than on another: {', '.join(kinds)}"
         del self._graph
 
     def follow(self, move: NodeMove) -> None:

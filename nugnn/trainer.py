@@ -80,6 +80,7 @@ class History:
         time_to_best_seconds: The same until the end of the best one.
         num_on_another_split: How many of the epochs, from the first on, ran on another split of the graph: their
             ``seconds`` say nothing about this one.
+        moves: Moves of rows between ranks, plain values, see `nugnn.rebalance.move_record`.
     """
 
     epochs: list[Epoch] = field(default_factory=list)
@@ -88,6 +89,7 @@ class History:
     elapsed_seconds: float = 0.0
     time_to_best_seconds: float = 0.0
     num_on_another_split: int = 0
+    moves: list[dict[str, Any]] = field(default_factory=list)
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
         """Whether ``epochs`` are done, or ``patience`` epochs have passed since the best one."""

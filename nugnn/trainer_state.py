@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nugnn.checkpoint import Checkpoint, CheckpointError, Tree
 from nugnn.comm.compression.gradient_sync import add_residuals, even_share
 from nugnn.fingerprint import differences
-from nugnn.own_rows import sharded_parameters
+from nugnn.own_rows import sharded_names
 
 if TYPE_CHECKING:
     from nugnn.trainer import History, Trainer
@@ -33,7 +33,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
                     f"the optimizer holds a tensor of shape {tuple(p.shape)} that is no parameter of the model; a "
                     "checkpoint could not bring it back"
                 )
-    sharded, device = _sharded_names(trainer.model), trainer.ranks.device
+    sharded, device = sharded_names(trainer.model), trainer.ranks.device
     model, best = _whole_state(trainer.model), history.best_state
     states = {names[id(p)]: dict(state) for p, state in optimizer.state.items()}
     epochs = history.epochs
@@ -55,6 +55,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "time_to_best_seconds": history.time_to_best_seconds,
         "weight_in_progress": trainer.in_progress.weight,
         "grad_sync": trainer.grad_sync.shared_state(),
+        "moves": list(history.moves),
     }
     own = {
         "node_ids": trainer.family.row_ids,
@@ -134,11 +135,6 @@ def plain_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> lis
 
 def _parameter_names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in model.named_parameters()}
-
-
-def _sharded_names(model: nn.Module) -> set[str]:
-    own = {id(p) for p in sharded_parameters(model)}
-    return {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own}
 
 
 def _whole_state(model: nn.Module) -> dict[str, Any]:
@@ -316,6 +312,7 @@ def _history(shared: Tree, own: Tree, *, is_same_split: bool) -> History:
         elapsed_seconds=shared["elapsed_seconds"],
         time_to_best_seconds=shared["time_to_best_seconds"],
         num_on_another_split=0 if is_same_split else len(epochs),
+        moves=list(shared.get("moves", [])),
     )
 
 
