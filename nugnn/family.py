@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -126,6 +126,17 @@ class Family(Protocol):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """What `own_state` gave on this rank; nothing where the split is another now. A collective call."""
+        ...
+
+    @property
+    def first_split(self) -> str:
+        """A digest of the ids that this rank's rows had when the family was made; empty for samples."""
+        ...
+
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> None:
+        """Have each rank own the rows that ``ids_of`` lists for it, in that order, if ``trainer``'s model lets them
+        move; a collective call.
+        """
         ...
 
     def rebalancer(self, trainer: Trainer) -> Rebalancer | None:

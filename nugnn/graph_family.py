@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,7 @@ class GraphFamily:
         self._class_weights, self.has_own_loss = class_weights, loss is not None
         self._rebalance, self._on_move = rebalance, on_move
         self._open(graph, rows)
+        self.first_split = hashlib.blake2b(graph.global_node_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
         self._evaluated, self._evaluated_rows = self.net, rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
@@ -178,7 +180,7 @@ class GraphFamily:
         if (feedback := self.net.halo_feedback) is not None:
             feedback.load(rows)
 
-    def move(self, destination: Tensor, held: HeldRows) -> NodeMove:
+    def move(self, destination: Tensor, held: HeldRows, *, arranged_as: Tensor | None = None) -> NodeMove:
         """Nodes go to other ranks between two steps, and with them all that this family keeps; a collective call.
 
         The graph that metric and predictions are of stays where it is, if it is another one. Halo rows of the step
@@ -187,13 +189,14 @@ class GraphFamily:
         Args:
             destination: ``(N,)`` rank of each row.
             held: What the model and its optimizer hold, found to be movable.
+            arranged_as: See `move_nodes`.
         """
         graph, splits, owed, traffic = self.graph, self.rows, self.own_rows(), self.net.halo_traffic
         is_evaluated = self._evaluated is self.net
         del self.net, self._activations, self._mean, self.graph, self.rows  # what they keep of the features goes first
         if is_evaluated:
             del self._evaluated
-        move = move_nodes(graph, destination, splits)
+        move = move_nodes(graph, destination, splits, arranged_as=arranged_as)
         held.follow(move)
         self._open(move.graph, move.splits)
         self.load_own_rows({name: move.rows(rows) for name, rows in owed.items()})
@@ -201,6 +204,19 @@ class GraphFamily:
         if is_evaluated:
             self._evaluated, self._evaluated_rows = self.net, self.rows
         return move
+
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> None:
+        own_ids, wanted = self.row_ids.cpu(), None
+        destination, is_listed = torch.zeros_like(own_ids), torch.zeros(len(own_ids), dtype=torch.bool)
+        for rank in range(self.ranks.world_size):
+            ids = ids_of(rank)
+            is_theirs = torch.isin(own_ids, ids)
+            destination[is_theirs], is_listed = rank, is_listed | is_theirs
+            wanted = ids if rank == self.ranks.rank else wanted
+        held = HeldRows(trainer.model, trainer.optimizer, self.graph, trusts_user=self._on_move is not None)
+        is_lacking = bool(self.ranks.max_(torch.tensor([float(not is_listed.all())])))
+        if held.why_not is None and not is_lacking:
+            self.move(destination, held, arranged_as=wanted)
 
     def rebalancer(self, trainer: Trainer) -> Rebalancer | None:
         if self._rebalance is None or not self.ranks.is_split:

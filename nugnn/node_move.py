@@ -93,7 +93,13 @@ class NodeMove:
         move_parameters(model, optimizer, self._rows.rows)
 
 
-def move_nodes(graph: ShardGraph, destination: Tensor, splits: Mapping[str, Tensor] | None = None) -> NodeMove:
+def move_nodes(
+    graph: ShardGraph,
+    destination: Tensor,
+    splits: Mapping[str, Tensor] | None = None,
+    *,
+    arranged_as: Tensor | None = None,
+) -> NodeMove:
     """Give nodes of a split graph to other ranks, with their in-edges and data; a collective call.
 
     The mathematics stays the same: see ``docs/rebalance.md``. The data leaves ``graph``, which is of no use afterwards;
@@ -104,6 +110,8 @@ def move_nodes(graph: ShardGraph, destination: Tensor, splits: Mapping[str, Tens
         destination: ``(N,)`` integers, for each row of ``graph.ndata`` the rank that it goes to; its own where it
             stays.
         splits: Rows of ``train``, ``val`` and ``test``, to be followed.
+        arranged_as: ``(M,)`` global ids in the order of this rank's rows afterwards, on all ranks or none. Rows stand
+            in the order of ids, or, where they stood in an order for locality, with those that came behind the others.
 
     Raises:
         ValueError: A destination is no rank, a rank would be left without a node, or the graph is a derived one.
@@ -112,7 +120,8 @@ def move_nodes(graph: ShardGraph, destination: Tensor, splits: Mapping[str, Tens
     ranks, has_edge_ids, halo_before = graph.ranks, graph._edge_ids is not None, graph.index.plan.num_halo
     through_host = _through_host(graph)
     where = destination.cpu().long()
-    move = RowMove(graph.global_node_ids, where, ranks, by_id=graph.of_the_whole["order"].method == "none")
+    is_by_id = graph.of_the_whole["order"].method == "none"
+    move = RowMove(graph.global_node_ids, where, ranks, by_id=is_by_id, arranged_as=arranged_as)
     shard = take_shard(graph, dict(splits or {}))
     made = moved_shard(shard, where, move, has_edge_ids=has_edge_ids, through_host=through_host)
     new_graph = ShardGraph(made, ranks, keep_edge_ids=has_edge_ids)

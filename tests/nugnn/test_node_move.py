@@ -54,7 +54,7 @@ def parts_of(data: GraphData, num_parts: int, seed: int) -> Tensor:
 def trainer_on(ranks: Ranks, data: GraphData, model: nn.Module, parts: Tensor, **options: Any) -> Trainer:
     whole = [1.0] * ranks.world_size
     given = partition_nodes(data.num_nodes, data.src, data.dst, whole, method="given", parts=parts)
-    shard = build_shard(data, given, ranks.rank)
+    shard = build_shard(data, given, ranks.rank, order=options.pop("order", "none"))
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
     return graph_trainer(model, ShardGraph(shard, ranks), rows, seed=7, **{"make_optimizer": adam} | options)
 
@@ -67,7 +67,12 @@ def train(ranks: Ranks, data: GraphData, model: nn.Module, splits: dict[int, Ten
 
 
 def _trained(
-    ranks: Ranks, trainer: Trainer, own: nn.Module, splits: dict[int, Tensor], history: History | None = None
+    ranks: Ranks,
+    trainer: Trainer,
+    own: nn.Module,
+    splits: dict[int, Tensor],
+    history: History | None = None,
+    epochs: int = _EPOCHS,
 ) -> Outcome:
     family, moved = trainer.family, list[int]()
     assert isinstance(family, GraphFamily)
@@ -82,14 +87,16 @@ def _trained(
                 if name.endswith("weight") and isinstance(own.get_submodule(name.rpartition(".")[0]), NodeEmbedding):
                     history.best_state[name] = move.rows(history.best_state[name])
             moved.append(move.num_moved)
+            history.moves.append({"after_epoch": len(history.epochs)})
+            history.num_on_another_split = len(history.epochs)
         return False
 
-    history = trainer.fit(_EPOCHS, between_epochs=between_epochs, history=history)
-    own.load_state_dict(history.best_state)
-    epochs = history.epochs
+    history = trainer.fit(epochs, between_epochs=between_epochs, history=history)
+    if epochs == _EPOCHS:
+        own.load_state_dict(history.best_state)
     return Outcome(
-        torch.tensor([e.loss for e in epochs], dtype=torch.float64),
-        torch.tensor([[e.train, e.val, e.test] for e in epochs], dtype=torch.float64),
+        torch.tensor([e.loss for e in history.epochs], dtype=torch.float64),
+        torch.tensor([[e.train, e.val, e.test] for e in history.epochs], dtype=torch.float64),
         trainer.predict_all(),
         family.whole_state(),
         moved,
@@ -173,4 +180,35 @@ def test_a_move_is_a_checkpoint_resumed_on_the_other_split(ranks: Any, options: 
         assert here.moved == [here.moved[0]] and here.moved[0] > 10
         assert torch.equal(here.losses, there.losses) and torch.equal(here.scores, there.scores)
         assert torch.equal(here.logits, there.logits)
+        assert all(torch.equal(value, there.best[name]) for name, value in here.best.items())
+
+
+def train_stop_and_go_on(
+    ranks: Ranks, data: GraphData, model: nn.Module, splits: dict[int, Tensor], stop: int, folder: Path, **options: Any
+) -> tuple[Outcome, int]:
+    """A run with moves that ends after ``stop`` epochs; a new trainer on the first split goes on from there."""
+    own = copy.deepcopy(model)
+    trainer = trainer_on(ranks, data, own, splits[0], **options)
+    history = History()
+    _trained(ranks, trainer, own, {epoch: parts for epoch, parts in splits.items() if 0 < epoch <= stop}, history, stop)
+    shared, mine = capture(trainer, history)
+    path = write_checkpoint(folder, ranks, epoch=stop, shared=shared, own=mine, identity={})
+    other = copy.deepcopy(model)
+    trainer = trainer_on(ranks, data, other, splits[0], **options)
+    history = restore(trainer, open_checkpoint(path))
+    later = {epoch: parts for epoch, parts in splits.items() if epoch > stop}
+    num_before = history.num_on_another_split
+    return _trained(ranks, trainer, other, later, history), num_before
+
+
+@pytest.mark.parametrize("order", ["none", "clusters"])
+def test_a_resumed_run_is_where_its_nodes_were(ranks: Any, order: str, tmp_path: Path) -> None:
+    data, model = make_graph(features=False), build("sage", embeds=True)
+    splits = {0: parts_of(data, 3, 0), 3: parts_of(data, 3, 3), 6: parts_of(data, 3, 6)}
+    options = {"halo_mode": "stale", "order": order}
+    whole = ranks.run(3, train, data, model, splits, **options)
+    resumed = ranks.run(3, train_stop_and_go_on, data, model, splits, 5, tmp_path, **options)
+    for there, (here, num_before) in zip(whole, resumed, strict=True):
+        assert num_before == 3 and here.moved == there.moved[1:]
+        assert torch.equal(here.losses, there.losses) and torch.equal(here.logits, there.logits)
         assert all(torch.equal(value, there.best[name]) for name, value in here.best.items())
