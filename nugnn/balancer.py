@@ -110,21 +110,21 @@ class Balancer:
         self._proposed = level, began
         return destination
 
-    def has_moved(self) -> tuple[Levelling, float]:
+    def has_moved(self) -> tuple[Levelling, float, float]:
         """The nodes are where `propose` wanted them: what was measured before says nothing any more.
 
         Returns:
-            What had been measured, and is predicted; and the seconds since `propose` began, on the slowest rank. A
-            collective call.
+            What had been measured, and is predicted; the seconds since `propose` began; and those that passed in an
+            epoch before. The same on every rank; a collective call.
         """
         assert self._proposed is not None
         level, began = self._proposed
-        passed = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-        seconds = float(self._ranks.max_(passed))
+        own = [time.perf_counter() - began, statistics.median(self._passed)]
+        seconds, epoch_seconds = self._ranks.max_(torch.tensor(own, dtype=torch.float64)).tolist()
         self._watch.moved(level, seconds)
         self._proposed, self._has_moved = None, True
         self._is_first, self._computed, self._passed = True, [], []
-        return level, seconds
+        return level, seconds, epoch_seconds
 
     # -- what all ranks find together ------------------------------------------------------------------------------
 

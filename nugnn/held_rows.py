@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,8 +37,13 @@ def move_parameters(
     """`nugnn.node_move.NodeMove.parameters`; ``rows`` moves a tensor."""
     for parameter in sharded_parameters(model):
         state = {} if optimizer is None else optimizer.state.get(parameter, {})
+        moved = rows(parameter.data)
         parameter.grad = None
-        parameter.data = rows(parameter.data)
+        # of another type in between: autograd then forgets the shape that it has noted, also where somebody holds a
+        # loss of the step before
+        other = torch.float32 if moved.dtype is torch.float64 else torch.float64
+        parameter.data = moved.new_empty(0, dtype=other)
+        parameter.data = moved
         for key, value in state.items():
             if isinstance(value, Tensor) and value.dim():
                 state[key] = rows(value)
@@ -124,7 +130,7 @@ class HeldRows:
                 return f"{name} keeps a graph that was derived from this rank's part; make it anew in each forward"
             self._places.append(_Place(holder, key, name, "graph"))
             return None
-        rows, is_row_axis = identity_of(value), value.dim() > 0
+        rows, is_row_axis = identity_of(value), value.ndim > 0
         if rows is not None and rows.kind in ("node", "edge"):
             whole: Rows = graph.index.node_rows if rows.kind == "node" else graph.index.edge_rows
             if rows.axis == 0 and rows.same_as(whole):
@@ -141,7 +147,7 @@ class HeldRows:
 
 def _values(holder: Any, key: Any, value: Any, depth: int = 0) -> Iterator[tuple[Any, Any, Any]]:
     """Tensors and graphs in an attribute, or in a list or dictionary that is one, with where they are held."""
-    if isinstance(value, (Tensor, ShardGraph)) and not isinstance(value, nn.Parameter):
+    if isinstance(value, (Tensor, ShardGraph, np.ndarray)) and not isinstance(value, nn.Parameter):
         yield holder, key, value
     elif isinstance(value, (dict, list)) and depth < _DEPTH:
         for inner, each in value.items() if isinstance(value, dict) else enumerate(value):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,15 +73,14 @@ class Rebalancer:
         if held.why_not is not None:
             self._is_off = True
             return f"workers end at different times, but no nodes move between them: {held.why_not}"
-        before = statistics.fmean(e.seconds["epoch"] for e in history.epochs[-3:])
         move = self._family.move(destination, held)
         for name in sharded_names(trainer.model) & history.best_state.keys():
             history.best_state[name] = move.rows(history.best_state[name])
         trainer.forget_recorded()
         if self._on_move is not None:
             self._on_move(trainer.model, move)
-        level, took = self._balancer.has_moved()
-        record = move_record(len(history.epochs), move, level, before, took)
+        level, took, epoch_seconds = self._balancer.has_moved()
+        record = move_record(len(history.epochs), move, level, epoch_seconds, took)
         history.moves.append(record)
         history.num_on_another_split = len(history.epochs)
         history.elapsed_seconds += took
