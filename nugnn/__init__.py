@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.join import init as init
     from nugnn.models import GNN as GNN
-    from nugnn.planning.limits import DeviceLimits as DeviceLimits
     from nugnn.node_move import NodeMove as NodeMove
     from nugnn.node_move import move_nodes as move_nodes
     from nugnn.planning.imbalance import RebalanceRules as RebalanceRules
+    from nugnn.planning.limits import DeviceLimits as DeviceLimits
     from nugnn.sample_family import SampleFamily as SampleFamily
     from nugnn.samples import BatchMean as BatchMean
     from nugnn.samples import as_samples as as_samples

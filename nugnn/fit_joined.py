@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks, gather_texts, join_ranks
 from nugnn.devices import devices_of, own_device
