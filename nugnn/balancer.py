@@ -18,6 +18,7 @@ from torch import Tensor
 from nugnn.comm.groups import Ranks
 from nugnn.node_move import NodeMove, move_nodes
 from nugnn.partition.growth import nodes_to_give
+from nugnn.planning import device_facts
 from nugnn.planning.imbalance import ImbalanceWatch, Levelling, RankLoad, RebalanceRules, flows
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.process_state import host_memory, process_state
@@ -186,14 +187,12 @@ class Balancer:
 def most_growth(ranks: Ranks) -> float:
     """Factor by which this rank's part may grow in the memory that there is; infinite where that is not known."""
     if ranks.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(ranks.device)
-        ours = torch.cuda.memory_reserved(ranks.device)
-        room = min(free + ours, total * torch.cuda.get_per_process_memory_fraction(ranks.device))
-        peak = torch.cuda.max_memory_allocated(ranks.device)
-        return max(1.0, _USABLE * room / max(peak, 1))
+        free, ours = torch.cuda.mem_get_info(ranks.device)[0], torch.cuda.memory_reserved(ranks.device)
+        room = min(free + ours, device_facts.memory_bytes(ranks.device))
+        return max(1.0, _USABLE * room / max(torch.cuda.max_memory_allocated(ranks.device), 1))
     memory, own = host_memory(), process_state(os.getpid())
     if memory is None or own is None:
         return math.inf
     sharing = ranks.hosts.count(ranks.hosts[ranks.rank]) if ranks.hosts else ranks.world_size
-    free = max(memory.limit_bytes - memory.used_bytes, 0)
-    return 1.0 + _USABLE * free / max(sharing, 1) / max(own.resident_bytes, 1)
+    unused = max(memory.limit_bytes - memory.used_bytes, 0) / max(sharing, 1)
+    return 1.0 + _USABLE * min(unused, device_facts.free_bytes(ranks.device)) / max(own.resident_bytes, 1)
