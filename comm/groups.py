@@ -67,6 +67,7 @@ class CommClock:
     watcher: Watcher | None = None
     """Is told all that is measured; nobody when None."""
     _spans: list[Span] = field(default_factory=list, repr=False)
+    _is_communicating: bool = field(default=False, repr=False)
 
     def phase(self, name: str, device: torch.device) -> AbstractContextManager[None]:
         """Tell the watcher when what happens inside does, a part of a step; nothing without one."""
@@ -74,7 +75,23 @@ class CommClock:
 
     @contextmanager
     def measure(self, what: str, device: torch.device, label: str = "") -> Iterator[None]:
-        """Count what happens inside as ``halo`` or ``sync``; ``label`` says to the watcher what it is."""
+        """Count what happens inside as ``halo`` or ``sync``; ``label`` says to the watcher what it is.
+
+        Communication inside of communication counts for the outer one.
+        """
+        counts = what in self.seconds
+        if counts and self._is_communicating:
+            yield
+            return
+        before, self._is_communicating = self._is_communicating, counts or self._is_communicating
+        try:
+            with self._measured(what, device, label):
+                yield
+        finally:
+            self._is_communicating = before
+
+    @contextmanager
+    def _measured(self, what: str, device: torch.device, label: str) -> Iterator[None]:
         if device.type != "cuda":
             begin = time.perf_counter()
             try:
@@ -181,13 +198,18 @@ class Ranks:
         """``x`` where the process groups take it: itself, or a copy in the host's memory."""
         return x if self.carries_cuda or x.device.type == "cpu" else x.cpu()
 
+    def _on_the_clock(self, x: Tensor, label: str) -> AbstractContextManager[None]:
+        """Around a collective of ``x``: it takes time from computing, unless a GPU computes on beside it."""
+        return self.clock.measure("sync", x.device, label) if x.device.type == self.device.type else nullcontext()
+
     def sum_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by sum, in place."""
         if self.is_split:
-            wire = self.on_wire(x)
-            with self.pulse.waiting("a sum over all workers"):
-                dist.all_reduce(wire, group=self.control)
-            _bring_back(x, wire)
+            with self._on_the_clock(x, "a sum over all workers"):
+                wire = self.on_wire(x)
+                with self.pulse.waiting("a sum over all workers"):
+                    dist.all_reduce(wire, group=self.control)
+                _bring_back(x, wire)
         return x
 
     @property
@@ -215,19 +237,21 @@ class Ranks:
     def max_(self, x: Tensor) -> Tensor:
         """All-reduce ``x`` by maximum, in place."""
         if self.is_split:
-            wire = self.on_wire(x)
-            with self.pulse.waiting("a maximum over all workers"):
-                dist.all_reduce(wire, op=dist.ReduceOp.MAX, group=self.control)
-            _bring_back(x, wire)
+            with self._on_the_clock(x, "a maximum over all workers"):
+                wire = self.on_wire(x)
+                with self.pulse.waiting("a maximum over all workers"):
+                    dist.all_reduce(wire, op=dist.ReduceOp.MAX, group=self.control)
+                _bring_back(x, wire)
         return x
 
     def broadcast_(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite ``x`` with the values of rank ``source``."""
         if self.is_split:
-            wire = self.on_wire(x)
-            with self.pulse.waiting(f"a broadcast from worker {source}"):
-                dist.broadcast(wire, group_src=source, group=self.control)
-            _bring_back(x, wire)
+            with self._on_the_clock(x, f"a broadcast from worker {source}"):
+                wire = self.on_wire(x)
+                with self.pulse.waiting(f"a broadcast from worker {source}"):
+                    dist.broadcast(wire, group_src=source, group=self.control)
+                _bring_back(x, wire)
         return x
 
     def gather_rows(self, x: Tensor) -> list[Tensor]:
@@ -243,13 +267,20 @@ class Ranks:
         padded[: len(x)] = x
         received = [torch.empty_like(padded) for _ in range(self.world_size)]
         if longest * width:
-            with self.pulse.waiting("a gathering of rows from all workers"):
+            what = "a gathering of rows from all workers"
+            with self._on_the_clock(x, what), self.pulse.waiting(what):
                 dist.all_gather(
                     [r.view(torch.uint8) if r.dtype is torch.bool else r for r in received],
                     padded.view(torch.uint8) if padded.dtype is torch.bool else padded,
                     group=self.control,
                 )
         return [r[:n].to(x.device) for r, n in zip(received, counts.tolist(), strict=True)]
+
+
+def gather_texts(ranks: Ranks, text: str) -> list[str]:
+    """Every rank's ``text`` on every rank, in rank order; a collective call."""
+    rows = ranks.gather_rows(torch.tensor(list(text.encode()), dtype=torch.uint8))
+    return [bytes(row.tolist()).decode() for row in rows]
 
 
 def _bring_back(x: Tensor, wire: Tensor) -> None:

@@ -17,6 +17,7 @@ from nugnn import _dgl_compat
 if TYPE_CHECKING:
     from nugnn import comm as comm
     from nugnn import datasets as datasets
+    from nugnn.balancer import Balancer as Balancer
     from nugnn.batches import SplitBatchSampler as SplitBatchSampler
     from nugnn.batches import batch_loader as batch_loader
     from nugnn.check import CheckReport as CheckReport
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.join import init as init
     from nugnn.models import GNN as GNN
+    from nugnn.node_move import NodeMove as NodeMove
+    from nugnn.node_move import move_nodes as move_nodes
+    from nugnn.planning.imbalance import RebalanceRules as RebalanceRules
     from nugnn.planning.limits import DeviceLimits as DeviceLimits
     from nugnn.sample_family import SampleFamily as SampleFamily
     from nugnn.samples import BatchMean as BatchMean
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 _dgl_compat.install()
 
 _EXPORTS = {
+    "Balancer": "nugnn.balancer",
     "BatchMean": "nugnn.samples",
     "CheckReport": "nugnn.check",
     "DeviceLimits": "nugnn.planning.limits",
@@ -70,6 +75,8 @@ _EXPORTS = {
     "ModelDiffers": "nugnn.check",
     "ModelFails": "nugnn.check",
     "NodeEmbedding": "nugnn.embedding",
+    "NodeMove": "nugnn.node_move",
+    "RebalanceRules": "nugnn.planning.imbalance",
     "SampleFamily": "nugnn.sample_family",
     "ShardGraph": "nugnn.shard_graph",
     "SplitBatchSampler": "nugnn.batches",
@@ -92,12 +99,14 @@ _EXPORTS = {
     "intercept_samples": "nugnn.samples",
     "load_weights": "nugnn.weights",
     "local_edges": "nugnn.session",
+    "move_nodes": "nugnn.node_move",
     "shard": "nugnn.session",
 }
 """Public name -> module that defines it."""
 
 __all__ = [
     "GNN",
+    "Balancer",
     "BatchMean",
     "CheckReport",
     "DeviceLimits",
@@ -110,6 +119,8 @@ __all__ = [
     "ModelDiffers",
     "ModelFails",
     "NodeEmbedding",
+    "NodeMove",
+    "RebalanceRules",
     "SampleFamily",
     "ShardGraph",
     "SplitBatchSampler",
@@ -135,6 +146,7 @@ __all__ = [
     "intercept_samples",
     "load_weights",
     "local_edges",
+    "move_nodes",
     "shard",
 ]
 

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,9 @@ class Checkpoint:
         """What was the same on every rank, tensors on the CPU."""
         return _read_tree(self.folder / _SHARED)
 
-    def read_rank(self, rank: int) -> Tree:
-        """What rank ``rank`` alone knew, tensors on the CPU."""
-        return _read_tree(self.folder / _rank_file(rank))
+    def read_rank(self, rank: int, names: Container[str] | None = None) -> Tree:
+        """What rank ``rank`` alone knew, tensors on the CPU; of that what ``names`` lists, all when None."""
+        return _read_tree(self.folder / _rank_file(rank), names)
 
 
 def write_checkpoint(
@@ -354,10 +354,13 @@ def _write_tree(path: Path, tree: Tree) -> None:
     _sync(path)
 
 
-def _read_tree(path: Path) -> Tree:
+def _read_tree(path: Path, names: Container[str] | None = None) -> Tree:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return _decode(json.loads((file.metadata() or {})["nugnn"]), file.get_tensor)
+            plain = json.loads((file.metadata() or {})["nugnn"])
+            if names is not None:
+                plain["dict"] = [[name, value] for name, value in plain["dict"] if name in names]
+            return _decode(plain, file.get_tensor)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is incomplete or not part of a checkpoint ({error})") from None
 

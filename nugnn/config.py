@@ -42,6 +42,7 @@ FREE_ON_RESUME = (
         "overlap",
         "cuda_graphs",
         "activations",
+        "rebalance",
         "device",
         "limits",
         "cluster",
@@ -372,6 +373,12 @@ class TrainConfig(Settings):
         "How long the halo exchanges of an epoch may take under --halo-wire auto: a share of the computation (default: "
         "10%), or seconds such as 0.05s.",
         optional=True,
+    )
+    rebalance: str = option(
+        "auto",
+        str,
+        "Move nodes between workers in mid-run where these end an epoch at different times and it pays: auto, or off.",
+        choices=("auto", "off"),
     )
     grad_sync: str = option(
         "fp32",

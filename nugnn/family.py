@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
 from nugnn.comm.buckets import Riders
 from nugnn.comm.groups import Ranks
 from nugnn.precision.storage import Storage
+
+if TYPE_CHECKING:
+    from nugnn.rebalance import Rebalancer
+    from nugnn.trainer import Trainer
 
 Work = Any
 """A part of an optimizer step: a batch, a micro-batch, or nothing more to be said than "the graph"."""
@@ -122,6 +126,21 @@ class Family(Protocol):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """What `own_state` gave on this rank; nothing where the split is another now. A collective call."""
+        ...
+
+    @property
+    def first_split(self) -> str:
+        """A digest of the ids that this rank's rows had when the family was made; empty for samples."""
+        ...
+
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> None:
+        """Have each rank own the rows that ``ids_of`` lists for it, in that order, if ``trainer``'s model lets them
+        move; a collective call.
+        """
+        ...
+
+    def rebalancer(self, trainer: Trainer) -> Rebalancer | None:
+        """What moves rows between ranks while ``trainer`` trains on them; None where they stay."""
         ...
 
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:

@@ -64,6 +64,7 @@ def fit(
     inductive: bool = False,
     on_begin: Callable[[list[Epoch]], Any] | None = None,
     on_note: Callable[[str], Any] | None = None,
+    on_rebalance: Callable[[dict[str, Any]], Any] | None = None,
     **options: Any,
 ) -> FitResult:
     """Train ``model`` on the full graph or on batches of samples, over ``workers`` unequal processes, as one would.
@@ -109,7 +110,8 @@ def fit(
         inductive: Train on the training nodes and the edges between them alone; measure and predict on all of ``data``.
         on_begin: Called once before anything is started, when options and checkpoint were found to fit; gets the
             epochs that the checkpoint holds, none without one.
-        on_note: Gets sentences about checkpoints for the user; they are logged when None.
+        on_note: Gets sentences for the user, about checkpoints and moves of nodes; they are logged when None.
+        on_rebalance: Gets each move of nodes between workers when it has been made, as `FitResult.moves` lists them.
         **options: See `FitOptions` for graphs and `nugnn.sample_options.SampleOptions` for samples.
 
     Raises:
@@ -173,7 +175,7 @@ def fit(
             def relay(event: dict[str, Any]) -> None:
                 if plan is not None and event == {"kind": "stage", "name": "train"}:
                     signals.arm()  # before, a run has nothing to save
-                _relay(event, on_epoch, stage, note)
+                _relay(event, on_epoch, stage, note, on_rebalance or (lambda _: None))
 
             stage("start")
             launch(
@@ -235,6 +237,7 @@ def _relay(
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
     note: Callable[[str], Any],
+    moved: Callable[[dict[str, Any]], Any],
 ) -> None:
     if event["kind"] == "epoch" and on_epoch is not None:
         on_epoch(Epoch(**event["epoch"]))
@@ -242,3 +245,5 @@ def _relay(
         stage(event["name"])
     elif event["kind"] == "note":
         note(event["text"])
+    elif event["kind"] == "move":
+        moved(event["move"])

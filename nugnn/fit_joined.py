@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nugnn.checkpointer import CheckpointPlan
-from nugnn.comm.groups import Ranks, join_ranks
+from nugnn.comm.groups import Ranks, gather_texts, join_ranks
 from nugnn.devices import devices_of, own_device
 from nugnn.failure import named
 from nugnn.fit_result import FitResult, result_of
@@ -30,12 +30,6 @@ _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
 _CHECKPOINTING = (
     *("checkpoint_folder", "checkpoint_every", "checkpoint_steps", "resume", "settings", "on_begin", "on_note"),
 )
-
-
-def _gather_texts(ranks: Ranks, text: str) -> list[str]:
-    """Every rank's ``text`` on every rank, in rank order; a collective call."""
-    rows = ranks.gather_rows(torch.tensor(list(text.encode()), dtype=torch.uint8))
-    return [bytes(row.tolist()).decode() for row in rows]
 
 
 def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult | None:
@@ -63,6 +57,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         ranks = join_ranks(_COLLECTIVE_SECONDS, ranks.pulse, device)
     on_epoch, on_stage = options.pop("on_epoch", None), options.pop("on_stage", None)
     stage = on_stage if on_stage is not None and ranks.rank == 0 else lambda _: None
+    on_rebalance = options.pop("on_rebalance", None)
     checkpointing = {name: options.pop(name, None) for name in _CHECKPOINTING}
     for name in ("workers", "timeout", "log_folder"):
         options.pop(name, None)
@@ -84,9 +79,10 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         checkpoints=plan,
         on_note=checkpointing["on_note"] if ranks.rank == 0 else None,
         limits=limits,
+        on_rebalance=on_rebalance if ranks.rank == 0 else None,
     )
     raise_if_interrupted(outcome, task.options, plan)
-    reports = [json.loads(text) for text in _gather_texts(ranks, json.dumps(outcome["report"]))]
+    reports = [json.loads(text) for text in gather_texts(ranks, json.dumps(outcome["report"]))]
     if ranks.rank != 0:
         return None
     said = [*notes, *said_of(limited, reports)]
@@ -120,8 +116,8 @@ def _checkpoints(task: Task, ranks: Ranks, given: dict[str, Any]) -> CheckpointP
         descriptor, path = tempfile.mkstemp(prefix=".shared-", dir=folder)
         os.close(descriptor)
         mark = Path(path).name
-    mark = _gather_texts(ranks, mark)[0]
-    seen = [answer == "yes" for answer in _gather_texts(ranks, "yes" if (folder / mark).exists() else "no")]
+    mark = gather_texts(ranks, mark)[0]
+    seen = [answer == "yes" for answer in gather_texts(ranks, "yes" if (folder / mark).exists() else "no")]
     if ranks.rank == 0:
         (folder / mark).unlink()
     if not all(seen):
@@ -143,5 +139,5 @@ def _checkpoints(task: Task, ranks: Ranks, given: dict[str, Any]) -> CheckpointP
         plan, before = from_where(plan, task.options, bool(given["resume"]), given["on_note"] or print)
         begin(before)
         chosen = "" if plan.resume_from is None else plan.resume_from.name
-    chosen = _gather_texts(ranks, chosen)[0]
+    chosen = gather_texts(ranks, chosen)[0]
     return replace(plan, resume_from=folder / chosen if chosen else None)

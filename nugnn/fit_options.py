@@ -16,6 +16,8 @@ from nugnn.comm.halo_target import HaloTarget, checked_target
 from nugnn.comm.halo_wire import check_halo_feedback, checked_halo_wire
 from nugnn.comm.overlap import Overlap, overlapping_passes
 from nugnn.datasets.graph_data import GraphData
+from nugnn.planning.imbalance import RebalanceRules
+from nugnn.rebalance import OnMove, checked_rules
 from nugnn.sample_options import SAMPLES_ONLY
 from nugnn.train_options import TrainOptions, check_options, named_options
 
@@ -45,6 +47,11 @@ class FitOptions(TrainOptions):
             worker.
         halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
             such as ``10%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
+        rebalance: ``auto``: nodes move between workers where these have ended an epoch at different times for a while
+            and the rest of the run has seconds to gain; ``off``; or `nugnn.RebalanceRules`. Results are the same to
+            rounding, see ``docs/rebalance.md``. It has no effect on one worker.
+        on_move: ``on_move(model, move)``, called in each worker after a move, for tensors with a row for each node or
+            edge that the model keeps and nuGNN does not know: ``move`` is a `nugnn.node_move.NodeMove`.
     """
 
     family: ClassVar[str] = "graphs"
@@ -58,6 +65,8 @@ class FitOptions(TrainOptions):
     halo_feedback: bool = False
     halo_mode: str = "exact"
     halo_target: str | None = None
+    rebalance: str | RebalanceRules = "auto"
+    on_move: OnMove | None = None
 
     def deciding(self) -> dict[str, Any]:
         """Options of graphs that decide the weights, beside the settings of every family."""
@@ -112,6 +121,8 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
     check_halo_feedback(chosen.halo_wire, chosen.halo_feedback)
     mode = checked_halo_mode(chosen.halo_mode, halo_feedback=chosen.halo_feedback, precision=chosen.precision)
     checked_target(chosen.halo_target, halo_wire=chosen.halo_wire, mode=mode)
+    if checked_rules(chosen.rebalance) is None and chosen.on_move is not None:
+        raise ValueError("on_move has no effect where rebalance is off; leave one of them out")
     check_options(chosen, data.name, data.metric, is_multilabel=data.labels.dim() == 2, num_classes=data.num_classes)
     chosen.built_schedule(1)  # an epoch is one step; refused here, before workers start
     return chosen

@@ -35,6 +35,9 @@ class FitResult:
         notes: Sentences for the user, on how the data were divided.
         timeline: A step of all ranks, of the last ones that with the median time, where the option ``timeline`` was on;
             None otherwise. See `nugnn.planning.timeline.Timeline`: a picture in text, JSON for Perfetto.
+        moves: Moves of nodes between workers, in order: ``after_epoch``, ``seconds``, ``nodes``, ``share`` of all
+            nodes, ``counts`` (from each worker to each), ``compute_seconds`` of each worker before and
+            ``predicted_compute_seconds``, ``halo_rows`` (before, after), ``epoch_seconds`` before.
     """
 
     model: nn.Module
@@ -45,6 +48,7 @@ class FitResult:
     time_to_best_seconds: float
     notes: tuple[str, ...] = field(default=())
     timeline: Timeline | None = None
+    moves: tuple[dict[str, Any], ...] = field(default=())
 
     def __repr__(self) -> str:
         best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
@@ -83,6 +87,7 @@ def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[
         time_to_best_seconds=outcomes[0]["time_to_best_seconds"],
         notes=tuple(notes),
         timeline=_timeline(steps, [report["device"] for report in reports]),
+        moves=tuple(outcomes[0].get("moves", ())),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,17 @@ from nugnn.activations import make_activations
 from nugnn.comm.halo_mode import checked_halo_mode
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import NodeEmbedding
+from nugnn.held_rows import HeldRows
 from nugnn.loss import GlobalMean, RowLoss, choose_loss
 from nugnn.metrics import evaluate_rows
 from nugnn.model_on_shard import ModelOnShard
+from nugnn.node_move import NodeMove, move_nodes
+from nugnn.planning.imbalance import RebalanceRules
+from nugnn.rebalance import OnMove, Rebalancer
 from nugnn.shard_graph import ShardGraph
+
+if TYPE_CHECKING:
+    from nugnn.trainer import Trainer
 
 Rows = dict[str, Tensor]
 
@@ -49,6 +57,8 @@ class GraphFamily:
             `nugnn.comm.halo_mode`. Evaluation and predictions are exact.
         halo_target: How long the exchanges of an epoch may take under ``auto``, predicted: a share of its computation
             such as ``10%`` (when None), or seconds such as ``0.05s``, see `nugnn.comm.halo_bits`.
+        rebalance: When nodes move between ranks, where `nugnn.train_rank` trains; never when None.
+        on_move: Called after a move, see `nugnn.rebalance.OnMove`.
 
     Raises:
         ValueError: An option is not known, or does not fit the device or another option.
@@ -77,25 +87,33 @@ class GraphFamily:
         halo_feedback: bool = False,
         halo_mode: str = "exact",
         halo_target: str | None = None,
+        rebalance: RebalanceRules | None = None,
+        on_move: OnMove | None = None,
     ) -> None:
-        self.model, self.graph, self.rows, self.metric = model, graph, rows, metric
-        self.ranks = graph.ranks
-        how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
-        how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback, "halo_mode": halo_mode}
-        how["halo_target"] = halo_target
-        self._halo_wire = halo_wire
+        self.model, self.metric, self.ranks = model, metric, graph.ranks
+        self._how: dict[str, Any] = {"seed": seed, "precision": precision, "recompute_inputs": recompute_inputs}
+        self._how |= {"overlap": overlap, "halo_wire": halo_wire, "halo_feedback": halo_feedback}
+        self._how |= {"halo_mode": halo_mode, "halo_target": halo_target}
+        self._halo_wire, self._activations_choice = halo_wire, activations
         self._halo_mode = checked_halo_mode(halo_mode, halo_feedback=halo_feedback, precision=precision)
-        self.net = self._evaluated = ModelOnShard(model, graph, **how)
-        self._activations = make_activations(activations, self.net)
-        self._evaluated_rows = rows
+        self._loss = choose_loss(loss, graph.ndata["label"], label_smoothing)
+        self._class_weights, self.has_own_loss = class_weights, loss is not None
+        self._rebalance, self._on_move = rebalance, on_move
+        self._open(graph, rows)
+        self.first_split = hashlib.blake2b(graph.global_node_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        self._evaluated, self._evaluated_rows = self.net, rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
-            self._evaluated = ModelOnShard(model, evaluation_graph, **how)
+            self._evaluated = ModelOnShard(model, evaluation_graph, **self._how)
         self.storage = self.net.storage
-        labels_N = graph.ndata["label"]
-        self.has_own_loss = loss is not None
-        chosen = choose_loss(loss, labels_N, label_smoothing)
-        self._mean = GlobalMean(chosen, labels_N[rows["train"]], self.ranks, class_weights, rows["train"])
+
+    def _open(self, graph: ShardGraph, rows: Rows) -> None:
+        """Train on ``graph``."""
+        self.graph, self.rows = graph, rows
+        self.net = ModelOnShard(self.model, graph, **self._how)
+        self._activations = make_activations(self._activations_choice, self.net)
+        labels = graph.ndata["label"][rows["train"]]
+        self._mean = GlobalMean(self._loss, labels, self.ranks, self._class_weights, rows["train"])
 
     sums_in_backward = False  # few parameters, and halo rows travel then
     riders = None
@@ -161,6 +179,49 @@ class GraphFamily:
     def load_own_rows(self, rows: dict[str, Tensor]) -> None:
         if (feedback := self.net.halo_feedback) is not None:
             feedback.load(rows)
+
+    def move(self, destination: Tensor, held: HeldRows, *, arranged_as: Tensor | None = None) -> NodeMove:
+        """Nodes go to other ranks between two steps, and with them all that this family keeps; a collective call.
+
+        The graph that metric and predictions are of stays where it is, if it is another one. Halo rows of the step
+        before, and what decides about wires, begin anew.
+
+        Args:
+            destination: ``(N,)`` rank of each row.
+            held: What the model and its optimizer hold, found to be movable.
+            arranged_as: See `move_nodes`.
+        """
+        graph, splits, owed, traffic = self.graph, self.rows, self.own_rows(), self.net.halo_traffic
+        is_evaluated = self._evaluated is self.net
+        del self.net, self._activations, self._mean, self.graph, self.rows  # what they keep of the features goes first
+        if is_evaluated:
+            del self._evaluated
+        move = move_nodes(graph, destination, splits, arranged_as=arranged_as)
+        held.follow(move)
+        self._open(move.graph, move.splits)
+        self.load_own_rows({name: move.rows(rows) for name, rows in owed.items()})
+        self.net.count_in(traffic)
+        if is_evaluated:
+            self._evaluated, self._evaluated_rows = self.net, self.rows
+        return move
+
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> None:
+        own_ids, wanted = self.row_ids.cpu(), None
+        destination, is_listed = torch.zeros_like(own_ids), torch.zeros(len(own_ids), dtype=torch.bool)
+        for rank in range(self.ranks.world_size):
+            ids = ids_of(rank)
+            is_theirs = torch.isin(own_ids, ids)
+            destination[is_theirs], is_listed = rank, is_listed | is_theirs
+            wanted = ids if rank == self.ranks.rank else wanted
+        held = HeldRows(trainer.model, trainer.optimizer, self.graph, trusts_user=self._on_move is not None)
+        is_lacking = bool(self.ranks.max_(torch.tensor([float(not is_listed.all())])))
+        if held.why_not is None and not is_lacking:
+            self.move(destination, held, arranged_as=wanted)
+
+    def rebalancer(self, trainer: Trainer) -> Rebalancer | None:
+        if self._rebalance is None or not self.ranks.is_split:
+            return None
+        return Rebalancer(trainer, self, self._rebalance, self._on_move)
 
     def own_state(self) -> dict[str, Any]:
         bits = self.net.halo_bits

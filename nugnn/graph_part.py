@@ -13,6 +13,7 @@ from nugnn.fit_options import FitOptions
 from nugnn.graph_family import GraphFamily
 from nugnn.partition.shard import Shard
 from nugnn.partition.store import load_shard
+from nugnn.rebalance import checked_rules
 from nugnn.shard_graph import ShardGraph
 
 
@@ -51,6 +52,8 @@ class GraphPart:
             halo_feedback=options.halo_feedback,
             halo_mode=options.halo_mode,
             halo_target=options.halo_target,
+            rebalance=checked_rules(options.rebalance),
+            on_move=options.on_move,
             evaluate_on=other,
         )
 

@@ -108,6 +108,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "halo_feedback": config.halo_feedback,
         "halo_mode": config.halo_mode,
         "halo_target": config.halo_target,
+        "rebalance": config.rebalance,
         "inductive": config.inductive,
         "cache_folder": None if config.partition_cache is None else Path(config.partition_cache),
         "checkpoint_folder": config.out_dir / "checkpoint",

@@ -93,6 +93,10 @@ class ModelOnShard:
         """Bytes that this rank has handed over for halo rows."""
         return self.interceptor.find(HaloHandler).traffic
 
+    def count_in(self, traffic: HaloTraffic) -> None:
+        """Count bytes there from now on."""
+        self.interceptor.find(HaloHandler).traffic = traffic
+
     def _features(self) -> Tensor | None:
         if "feat" not in self.graph.ndata:
             return None

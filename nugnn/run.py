@@ -42,10 +42,11 @@ def run_from_config(
 ) -> dict[str, Any]:
     """Load, prepare, train, and write ``config.out_dir``.
 
-    The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch), ``result.json``,
-    ``model.safetensors`` (best validation epoch), ``predictions.npy`` when asked for (of the same epoch),
-    ``timeline.json`` when asked for, ``preparation.json`` for samples, ``checkpoint/`` and ``logs/`` when there were
-    workers. Results of an earlier run in it are replaced, or continued with ``config.resume``.
+    The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch, and one with ``move`` alone
+    where nodes moved between workers), ``result.json``, ``model.safetensors`` (best validation epoch),
+    ``predictions.npy`` when asked for (of the same epoch), ``timeline.json`` when asked for, ``preparation.json`` for
+    samples, ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run in it are replaced, or
+    continued with ``config.resume``.
 
     Args:
         config: The settings.
@@ -100,6 +101,7 @@ def run_from_config(
                 log_folder=out / "logs" if config.workers > 1 else None,
                 on_begin=begin,
                 on_note=lambda text: emit({"kind": "note", "text": text}),
+                on_rebalance=log.add_move,
             )
     except Interrupted as stop:
         raise Interrupted(
@@ -169,8 +171,9 @@ class _EpochLog:
         self._scalars: ScalarLog | None = None
 
     def restart(self, epochs: list[Epoch]) -> None:
-        """Begin with ``epochs``, whatever the file held."""
-        _write(self._path, "".join(_line(epoch) for epoch in epochs))
+        """Begin with ``epochs``, and with the moves that the file has until then, whatever else it held."""
+        kept = _moves_until(self._path, len(epochs)) if epochs else {}
+        _write(self._path, "".join(_line(epoch) + kept.get(epoch.number, "") for epoch in epochs))
         self._file = self._path.open("a", encoding="utf-8")
         if self._make_scalars is not None:
             self._scalars = self._make_scalars(len(epochs) + 1)
@@ -182,11 +185,30 @@ class _EpochLog:
         if self._scalars is not None:
             self._scalars.add(epoch)
 
+    def add_move(self, move: dict[str, Any]) -> None:
+        """Nodes have moved between workers: an object with ``move`` alone."""
+        assert self._file is not None
+        self._file.write(json.dumps({"move": move}) + "\n")
+        self._file.flush()
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
         if self._scalars is not None:
             self._scalars.close()
+
+
+def _moves_until(path: Path, epoch: int) -> dict[int, str]:
+    """Lines of moves by the epoch that they came after, those of later epochs left out."""
+    found: dict[int, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            after = json.loads(line)["move"]["after_epoch"]
+        except (ValueError, KeyError, TypeError):  # an epoch, or half a line
+            continue
+        if type(after) is int and after <= epoch:
+            found[after] = line + "\n"
+    return found
 
 
 def _line(epoch: Epoch) -> str:
@@ -212,6 +234,7 @@ def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]
         "peak_memory_bytes": [report["peak_memory_bytes"] for report in result.rank_reports],
         "ranks": result.rank_reports,
         "notes": list(result.notes),
+        "moves": list(result.moves),
         "versions": {
             "python": platform.python_version(),
             "torch": str(torch.__version__),  # with its build, +cpu or +cu130

@@ -231,6 +231,14 @@ class SampleFamily:
     def load_own_state(self, state: dict[str, Any]) -> None:
         """There is none."""
 
+    first_split = ""
+
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Any) -> None:
+        """Samples belong to no rank."""
+
+    def rebalancer(self, trainer: Any) -> None:
+        """Samples belong to no rank."""
+
     def evaluate(self, num_steps: int, *, with_train: bool = False) -> dict[str, float]:
         scores = dict.fromkeys(("train", "val", "test"), float("nan"))
         for split in self._measured:

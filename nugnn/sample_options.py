@@ -20,7 +20,7 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 GRAPHS_ONLY = (
     *("partitioner", "order", "cache_folder", "inductive"),
     *("weight_decay_first_layer_only", "recompute_inputs", "overlap", "activations"),
-    *("halo_wire", "halo_feedback", "halo_mode", "halo_target"),
+    *("halo_wire", "halo_feedback", "halo_mode", "halo_target", "rebalance", "on_move"),
 )
 """What `nugnn.fit` takes for graphs alone."""
 

@@ -26,7 +26,7 @@ from nugnn.comm.halo_wire import RowIds
 from nugnn.graph_index import ShardIndex
 from nugnn.kernels.rows import IdRuns, Rows, tag
 from nugnn.kernels.structure import Structure
-from nugnn.partition.shard import Shard
+from nugnn.partition.shard import OF_THE_WHOLE, Shard
 from nugnn.shard_fallback import close_remaining_methods, on_device
 from nugnn.shard_loops import with_self_loops, without_self_loops, zero_where_infinite
 from nugnn.shard_views import EdgeData, EdgeView, NodeData, NodeView, subset
@@ -80,6 +80,8 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         self._setup(index, shard.out_degrees.to(device), shard.num_nodes_global, shard.num_edges_global)
         self._edge_ids = shard.global_edge_ids.to(device) if keep_edge_ids else None
         self._edge_id_bound = shard.num_edges_global
+        self.of_the_whole: dict[str, Any] = {name: getattr(shard, name) for name in OF_THE_WHOLE}
+        """What all shards of the graph have in common, by field."""
         for key, value in shard.node_data.items():
             self._node_frames[0][key] = tag(value.to(device), index.node_rows)
         for key, value in shard.edge_data.items():

@@ -142,8 +142,9 @@ class StepGraphs:
         keeps_exchanges(self)
 
     def forget(self) -> None:
-        """Give all graphs up, and the memory that they keep."""
+        """Give all graphs up, and the memory that they keep; steps are looked at anew."""
         self._recorded.clear()
+        self._num_seen.clear()
 
     @property
     def num_recorded(self) -> int:
@@ -208,8 +209,7 @@ class StepGraphs:
         trained = [p.requires_grad for p in self._parameters()]
         if trained != self._trained:
             self._trained = trained
-            self._recorded.clear()
-            self._num_seen.clear()
+            self.forget()
 
     def _is_due(self, kind: Any) -> bool:
         """Whether a step of this kind is to be recorded now."""

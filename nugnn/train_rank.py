@@ -36,6 +36,7 @@ def train_rank(
     asked_to_stop: Callable[[], bool] = lambda: False,
     on_note: Callable[[str], Any] | None = None,
     limits: dict[str, Any] | None = None,
+    on_rebalance: Callable[[dict[str, Any]], Any] | None = None,
 ) -> dict[str, Any]:
     """Train on one rank's part of the data.
 
@@ -49,11 +50,12 @@ def train_rank(
         asked_to_stop: Asked from time to time when there are checkpoints; rank 0's answer counts.
         on_note: Gets sentences for the user.
         limits: What `nugnn.limited.apply_limits` put in force on this rank, for its report.
+        on_rebalance: Gets each move of nodes between ranks, see `nugnn.rebalance.move_record`.
 
     Returns:
         Plain tensors and numbers: ``state`` (best weights; embeddings gathered) and ``logits`` of all rows on rank 0,
-        ``epochs``, ``best``, ``report`` and ``time_to_best_seconds`` on every rank. ``interrupted_after`` (an epoch and
-        the steps of the next one) alone when the run stopped because it was asked to.
+        ``epochs``, ``best``, ``report``, ``moves`` and ``time_to_best_seconds`` on every rank. ``interrupted_after``
+        (an epoch and the steps of the next one) alone when the run stopped because it was asked to.
     """
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
@@ -73,13 +75,26 @@ def train_rank(
             on_note(news)
 
     watch = _watch(ranks) if options.timeline else None
+    rebalancer = family.rebalancer(trainer)
+
+    def between_epochs(history: History) -> bool:
+        if rebalancer is not None:
+            num_moves, left = len(history.moves), options.epochs - len(history.epochs)
+            if options.patience is not None:  # it may end sooner: as long again as it has lasted, for all that is known
+                left = min(left, max(options.patience, len(history.epochs)))
+            if (said := rebalancer.between_epochs(history, left)) is not None and on_note is not None:
+                on_note(said)
+            if len(history.moves) > num_moves and on_rebalance is not None:
+                on_rebalance(history.moves[-1])
+        return checkpointer is not None and checkpointer.between_epochs(history)
+
     history = trainer.fit(
         options.epochs,
         patience=options.patience,
         evaluate_every=options.evaluate_every,
         on_epoch=after_epoch,
         history=before,
-        between_epochs=None if checkpointer is None else checkpointer.between_epochs,
+        between_epochs=between_epochs,
         between_steps=None if checkpointer is None else checkpointer.between_steps,
     )
     if not history.is_finished(options.epochs, options.patience):
@@ -117,6 +132,7 @@ def train_rank(
         "best": asdict(best),
         "report": report,
         "time_to_best_seconds": history.time_to_best_seconds,
+        "moves": history.moves,
     }
     return outcome | ({"state": state, "logits": logits} if ranks.rank == 0 else {})
 

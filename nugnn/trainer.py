@@ -80,6 +80,7 @@ class History:
         time_to_best_seconds: The same until the end of the best one.
         num_on_another_split: How many of the epochs, from the first on, ran on another split of the graph: their
             ``seconds`` say nothing about this one.
+        moves: Moves of rows between ranks, plain values, see `nugnn.rebalance.move_record`.
     """
 
     epochs: list[Epoch] = field(default_factory=list)
@@ -88,6 +89,7 @@ class History:
     elapsed_seconds: float = 0.0
     time_to_best_seconds: float = 0.0
     num_on_another_split: int = 0
+    moves: list[dict[str, Any]] = field(default_factory=list)
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
         """Whether ``epochs`` are done, or ``patience`` epochs have passed since the best one."""
@@ -279,6 +281,11 @@ class Trainer:
     def num_recorded(self) -> int:
         """Kinds of step that are CUDA graphs by now."""
         return 0 if self._graphs is None else self._graphs.num_recorded
+
+    def forget_recorded(self) -> None:
+        """Steps that are CUDA graphs read memory that is another's now: rows have moved."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def step(self, works: Sequence[Work], on_loss: Callable[[Tensor], Any] | None = None) -> Tensor:
         """One optimizer step.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nugnn.checkpoint import Checkpoint, CheckpointError, Tree
 from nugnn.comm.compression.gradient_sync import add_residuals, even_share
 from nugnn.fingerprint import differences
-from nugnn.own_rows import sharded_parameters
+from nugnn.own_rows import sharded_names
 
 if TYPE_CHECKING:
     from nugnn.trainer import History, Trainer
@@ -33,7 +33,7 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
                     f"the optimizer holds a tensor of shape {tuple(p.shape)} that is no parameter of the model; a "
                     "checkpoint could not bring it back"
                 )
-    sharded, device = _sharded_names(trainer.model), trainer.ranks.device
+    sharded, device = sharded_names(trainer.model), trainer.ranks.device
     model, best = _whole_state(trainer.model), history.best_state
     states = {names[id(p)]: dict(state) for p, state in optimizer.state.items()}
     epochs = history.epochs
@@ -55,9 +55,12 @@ def capture(trainer: Trainer, history: History) -> tuple[Tree, Tree]:
         "time_to_best_seconds": history.time_to_best_seconds,
         "weight_in_progress": trainer.in_progress.weight,
         "grad_sync": trainer.grad_sync.shared_state(),
+        "moves": list(history.moves),
+        "num_on_another_split": history.num_on_another_split,
     }
     own = {
         "node_ids": trainer.family.row_ids,
+        "first_split": trainer.family.first_split,
         "division": list(trainer.family.division),
         "model": {name: value for name, value in model.items() if name in sharded},
         "best_model": {name: value for name, value in best.items() if name in sharded},
@@ -77,13 +80,15 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     """Put ``trainer`` where the checkpoint was written; a collective call.
 
     With the split of the checkpoint every bit comes back; with another one the rows of node embeddings go to the ranks
-    that own the nodes now.
+    that own the nodes now. Where rows had moved since the run began on the present split, they move again first.
 
     Raises:
         CheckpointError: The optimizer or the schedule is another one; lists what differs.
     """
     shared = checkpoint.read_shared()
     _check_optimizer(trainer, shared, checkpoint)
+    if shared.get("moves"):
+        _move_as_then(trainer, checkpoint)
     same_split, own = _own_part(trainer, checkpoint)
     state = {**shared["model"], **own["model"]}
     _load_state(trainer.model, state, checkpoint)
@@ -101,6 +106,16 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     if trainer.ranks.device.type == "cuda" and own.get("gpu_random_state") is not None:
         torch.cuda.set_rng_state(own["gpu_random_state"].clone(), trainer.ranks.device)
     return _history(shared, own, is_same_split=same_split)
+
+
+def _move_as_then(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Bring rows to the ranks that had them, if the run had begun with the split of this one; a collective call."""
+    ranks, differs = trainer.ranks, True
+    if ranks.world_size == checkpoint.num_parts:
+        first = checkpoint.read_rank(ranks.rank, ("first_split",)).get("first_split")
+        differs = first is None or first != trainer.family.first_split
+    if not bool(ranks.max_(torch.tensor([float(differs)]))):
+        trainer.family.move_as(lambda rank: checkpoint.read_rank(rank, ("node_ids",))["node_ids"], trainer)
 
 
 def _load_in_progress(trainer: Trainer, shared: Tree, own: Tree) -> None:
@@ -134,11 +149,6 @@ def plain_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> lis
 
 def _parameter_names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in model.named_parameters()}
-
-
-def _sharded_names(model: nn.Module) -> set[str]:
-    own = {id(p) for p in sharded_parameters(model)}
-    return {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own}
 
 
 def _whole_state(model: nn.Module) -> dict[str, Any]:
@@ -315,7 +325,8 @@ def _history(shared: Tree, own: Tree, *, is_same_split: bool) -> History:
         | {name: _on(value, torch.device("cpu")) for name, value in own["best_model"].items()},
         elapsed_seconds=shared["elapsed_seconds"],
         time_to_best_seconds=shared["time_to_best_seconds"],
-        num_on_another_split=0 if is_same_split else len(epochs),
+        num_on_another_split=shared.get("num_on_another_split", 0) if is_same_split else len(epochs),
+        moves=list(shared.get("moves", [])),
     )
 
 

@@ -33,6 +33,7 @@ def main(context: WorkerContext) -> None:
         asked_to_stop=(context.job_folder / STOP).exists,
         on_note=lambda text: context.emit(kind="note", text=text),
         limits=limits,
+        on_rebalance=lambda move: context.emit(kind="move", move=move),
     )
     torch.save(outcome, context.job_folder / f"outcome-{context.rank}.pt")
     torch.distributed.barrier()

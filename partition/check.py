@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nugnn.kernels.rows import IdRuns
-from nugnn.partition.shard import Shard
+from nugnn.partition.shard import OF_THE_WHOLE, Shard
 
 
 def check_shard(shard: Shard) -> None:
@@ -144,7 +144,7 @@ def check_shards(shards: Sequence[Shard]) -> None:
     if [shard.rank for shard in shards] != list(range(first.num_parts)):
         raise ValueError(f"expected ranks 0 to {first.num_parts - 1} in order, got {[shard.rank for shard in shards]}")
     for shard in shards:
-        for name in _GLOBAL_FIELDS:
+        for name in OF_THE_WHOLE:
             if getattr(shard, name) != getattr(first, name):
                 raise ValueError(
                     f"{name} is {getattr(shard, name)!r} on rank {shard.rank} and {getattr(first, name)!r} on rank 0"
@@ -172,21 +172,6 @@ def check_shards(shards: Sequence[Shard]) -> None:
         total = getattr(first, f"num_{which}_global")
         if counted != total:
             raise ValueError(f"the shards hold {counted} {which} nodes, the whole graph {total}")
-
-
-_GLOBAL_FIELDS = (
-    "num_parts",
-    "num_nodes_global",
-    "num_edges_global",
-    "num_train_global",
-    "num_val_global",
-    "num_test_global",
-    "num_classes",
-    "multilabel",
-    "metric",
-    "name",
-    "order",
-)
 
 
 def _ascending(rows: Tensor) -> bool:

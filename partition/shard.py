@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
 
 
+OF_THE_WHOLE = (
+    *("num_parts", "num_nodes_global", "num_edges_global", "num_train_global", "num_val_global", "num_test_global"),
+    *("num_classes", "multilabel", "metric", "name", "order"),
+)
+"""Fields of a shard that are the same in all shards of a graph, and stay when nodes move."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shard:
     """One rank's part of the graph.
@@ -46,7 +53,7 @@ class Shard:
         num_nodes_global: Nodes of the whole graph.
         num_edges_global: Edges of the whole graph.
         global_node_ids: ``(N,)`` int64, global id of each inner row; ascending where ``order.method`` is "none".
-        global_edge_ids: ``(E,)`` int64, global id of each edge.
+        global_edge_ids: ``(E,)`` int64, global id of each edge; ``(0,)`` after a move where nobody keeps them.
         edge_starts: ``(N,)`` int64, position of each inner row's first in-edge in the CSC order of the whole graph.
             With ``indptr`` it gives each edge an identity that no partition changes, without a number per edge.
         indptr: ``(N + 1,)`` int64, offsets into ``indices``.
@@ -114,7 +121,7 @@ class Shard:
     @property
     def num_edges(self) -> int:
         """E."""
-        return len(self.global_edge_ids)
+        return len(self.indices)
 
     @property
     def in_degrees(self) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -90,3 +92,23 @@ def test_recorded_exchanges_are_given_up_when_the_ranks_are_left() -> None:
     del gone
     leave_ranks(Ranks())
     assert not kept.graphs
+
+
+def _waited(ranks: Ranks) -> list[tuple[float, float]]:
+    """Seconds that count as a sum's and those that passed, where rank 1 comes late: alone, and inside a measurement."""
+    found = []
+    for is_nested in (False, True):
+        ranks.sum_(torch.zeros(1))
+        ranks.clock.take()
+        if ranks.rank == 1:
+            time.sleep(0.1)
+        begin = time.perf_counter()
+        with ranks.clock.measure("sync", ranks.device) if is_nested else nullcontext():
+            ranks.sum_(torch.zeros(1))
+        found.append((ranks.clock.take()[1], time.perf_counter() - begin))
+    return found
+
+
+def test_who_waits_for_a_late_rank_is_not_computing(ranks: Any) -> None:
+    for counted, passed in ranks.run(2, _waited)[0]:
+        assert 0.05 < counted <= passed, "once, also where measurements nest"

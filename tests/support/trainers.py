@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def fit_rank(
     *,
     checkpoint_folder: Path | None = None,
     resume: bool = False,
+    on_note: Callable[[str], Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """The outcome of `train_rank` with options of `nugnn.fit`: ``epochs``, and ``logits`` and ``state`` on rank 0."""
@@ -53,4 +55,4 @@ def fit_rank(
         from_folder = None if newest is None else newest.folder
         plan = CheckpointPlan(folder=checkpoint_folder, every=None, identity=identity, resume_from=from_folder)
     part = GraphPart(lambda ranks: build_shard(data, parts, ranks.rank))
-    return train_rank(part, ranks, copy.deepcopy(model), how, checkpoints=plan)
+    return train_rank(part, ranks, copy.deepcopy(model), how, checkpoints=plan, on_note=on_note)

@@ -1,0 +1,365 @@
+"""A rank that becomes slow in mid-run gives nodes away; what a model holds for them goes along, or nothing moves."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dgl.nn import SGConv
+from torch import Tensor, nn
+
+import nugnn
+from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
+from nugnn.balancer import most_growth
+from nugnn.comm.gradients import sum_gradients
+from nugnn.comm.groups import Ranks
+from nugnn.datasets.graph_data import GraphData
+from nugnn.fit_options import FitOptions, checked_options
+from nugnn.graph_family import GraphFamily
+from nugnn.held_rows import HeldRows
+from nugnn.models import GNN
+from nugnn.node_move import NodeMove, move_nodes
+from nugnn.partition.assign import partition_nodes
+from nugnn.partition.shard import build_shard
+from nugnn.planning.imbalance import RebalanceRules
+from nugnn.rebalance import checked_rules, move_text
+from nugnn.run import _EpochLog
+from nugnn.shard_graph import ShardGraph
+from nugnn.trainer import Epoch
+from trainers import fit_rank
+
+# in-edges alone are work here: it is slept through
+RULES = RebalanceRules(least_gain_seconds=0.0, node_work=0.0)
+_SECONDS_PER_EDGE = 1e-5
+
+
+class Slowed(nn.Module):
+    """Sleeps for each in-edge of its rank; rank 1 three times as long from an epoch on. Work that nothing else delays.
+
+    Args:
+        model: What is computed.
+        begins: Epoch after which rank 1 is slow.
+        seconds_per_edge: Of sleep.
+    """
+
+    def __init__(self, model: nn.Module, begins: int, seconds_per_edge: float = _SECONDS_PER_EDGE) -> None:
+        super().__init__()
+        self.model, self.begins, self.seconds_per_edge, self.num_epochs = model, begins, seconds_per_edge, 0
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        if self.training:
+            self.num_epochs += 1
+            is_slow = graph.ranks.rank == 1 and self.num_epochs > self.begins
+            time.sleep(graph.num_edges() * self.seconds_per_edge * (3 if is_slow else 1))
+        return self.model(graph, x)  # type: ignore[no-any-return]
+
+
+def make_data(num_nodes: int = 400) -> GraphData:
+    return make_graph(num_nodes=num_nodes, directed=False)
+
+
+def gnn(norm: str = "batch") -> nn.Module:
+    torch.manual_seed(0)
+    return GNN("sage", NUM_FEATURES, NUM_CLASSES, hidden=5, norm=norm, dropout=0.4).double()
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-5)  # eps: as in test_exactness
+
+
+def _fitted(ranks: Ranks, model: nn.Module, data: GraphData, **options: Any) -> dict[str, Any]:
+    said: list[str] = []
+    outcome = fit_rank(ranks, model, data, [1.0, 1.0], seed=3, make_optimizer=adam, on_note=said.append, **options)
+    return outcome | {"said": said}
+
+
+def test_a_rank_slowed_threefold_gives_nodes_away(ranks: Any) -> None:
+    data, begins, epochs = make_data(), 6, 32
+    slow = ranks.run(2, _fitted, Slowed(gnn(), begins), data, epochs=epochs, rebalance=RULES)
+    steady = ranks.run(2, _fitted, Slowed(gnn(), epochs, 0.0), data, epochs=epochs, rebalance="off")
+    moves = slow[0]["moves"]
+    assert slow[1]["moves"] == moves and not steady[0]["moves"] and 1 <= len(moves) <= 3
+    assert begins < moves[0]["after_epoch"] <= begins + 15 and moves[0]["counts"][1][0] == moves[0]["nodes"] > 0
+    edges = [outcome["report"]["edges"] for outcome in slow]
+    optimum = sum(edges) / (1 + 1 / 3)
+    assert max(edges[0], 3 * edges[1]) <= 1.25 * optimum, "seconds by edges, three times as many on rank 1"
+    assert sum(edges) == len(data.src) and sum(outcome["report"]["nodes"] for outcome in slow) == data.num_nodes
+    losses, wanted = (torch.tensor([e["loss"] for e in each[0]["epochs"]]) for each in (slow, steady))
+    # sums of at most 400 terms in another order, 400 eps = 1e-13, and three orders for 32 steps, norms and Adam
+    assert float((losses.double() / wanted - 1).abs().max()) <= 1e-10
+    assert float((slow[0]["logits"] - steady[0]["logits"]).abs().max()) <= 1e-8
+    assert slow[0]["said"] and "from worker 1 to 0" in slow[0]["said"][0]
+
+
+def test_fit_reports_its_moves(forked_workers: None) -> None:
+    said, moved = list[str](), list[dict[str, Any]]()
+    model = Slowed(gnn(), 0)
+    result = nugnn.fit(
+        model, make_data(), workers=2, epochs=24, check=False, rebalance=RULES, on_note=said.append,
+        on_rebalance=moved.append,
+    )  # fmt: skip
+    assert moved and list(result.moves) == moved and sum("Moved" in text for text in said) == len(moved)
+    assert result.rank_reports[0]["edges"] > 1.5 * result.rank_reports[1]["edges"]
+
+
+def test_equal_ranks_keep_their_nodes(ranks: Any) -> None:
+    outcome = ranks.run(2, _fitted, Slowed(gnn(), 99), make_data(), epochs=12, rebalance=RULES)[0]
+    assert outcome["moves"] == []
+
+
+# -- what a model holds ------------------------------------------------------------------------------------------------
+
+
+class Holding(nn.Module):
+    """A model that keeps what ``hold`` makes of the graph and a hidden layer."""
+
+    def __init__(self, hold: str) -> None:
+        super().__init__()
+        self.layer, self.hold = nn.Linear(NUM_FEATURES, NUM_CLASSES).double(), hold
+        self.kept: Any = None
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.kept = {
+            "nothing": lambda: None,
+            "rows": lambda: [x * 2],
+            "edges": lambda: {"a": graph.edata["weight"] + 1},
+            "graph": lambda: graph,
+            "reversed": graph.reverse,
+            "unknown": lambda: torch.tensor(y.tolist()),
+            "array": lambda: np.zeros(len(y)),
+            "some": lambda: x[:3],
+            "numbers": lambda: torch.zeros(3),
+        }[self.hold]()
+        return y
+
+
+def _graph(ranks: Ranks, data: GraphData) -> ShardGraph:
+    parts = torch.arange(data.num_nodes) * ranks.world_size // data.num_nodes
+    given = partition_nodes(data.num_nodes, data.src, data.dst, [1.0] * ranks.world_size, method="given", parts=parts)
+    return ShardGraph(build_shard(data, given, ranks.rank), ranks)
+
+
+def _kept(ranks: Ranks, hold: str, data: GraphData, trusts_user: bool = False) -> str | None:
+    """Why nothing can move; after a move everything that was kept is where its node or edge is."""
+    graph, model = _graph(ranks, data), Holding(hold)
+    rows = torch.arange(0)
+    family = GraphFamily(model, graph, {"train": rows if ranks.rank else torch.arange(3), "val": rows, "test": rows})
+    family.predict(0)
+    held = HeldRows(model, None, graph, trusts_user=trusts_user)
+    if held.why_not is not None:
+        return held.why_not
+    ids = graph.global_node_ids
+    family.move(torch.where(ids % 3 == 0, 1 - ranks.rank, ranks.rank), held)
+    graph = family.graph
+    assert not torch.equal(graph.global_node_ids, ids)
+    if hold == "rows":
+        assert torch.equal(model.kept[0], graph.ndata["feat"] * 2)
+    elif hold == "edges":
+        assert torch.equal(model.kept["a"], graph.edata["weight"] + 1)
+    elif hold == "graph":
+        assert model.kept is graph
+    again = HeldRows(model, None, graph, trusts_user=trusts_user)
+    assert again.why_not is None, "what has followed is known still"
+    return None
+
+
+@pytest.mark.parametrize("hold", ["nothing", "rows", "edges", "graph", "numbers"])
+def test_what_a_model_keeps_follows(ranks: Any, hold: str) -> None:
+    assert ranks.run(2, _kept, hold, make_graph()) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("hold", "text"),
+    [
+        ("reversed", "kept keeps a graph that was derived"),
+        ("unknown", "nothing says whether they are theirs"),
+        ("array", "nothing says whether they are theirs"),
+        ("some", "kept holds rows of some nodes only"),
+    ],
+)
+def test_what_nobody_can_tell_keeps_nodes_where_they_are(ranks: Any, hold: str, text: str) -> None:
+    reasons = ranks.run(2, _kept, hold, make_graph())
+    assert reasons[0] == reasons[1] and text in reasons[0]
+    if hold in ("unknown", "array"):
+        assert ranks.run(2, _kept, hold, make_graph(), trusts_user=True) == [None, None]
+
+
+class Cached(nn.Module):
+    """A layer of DGL that keeps its aggregate for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = SGConv(NUM_FEATURES, NUM_CLASSES, k=2, cached=True).double()
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.layer(graph, x)  # type: ignore[no-any-return]
+
+
+def _cached(ranks: Ranks, data: GraphData) -> float:
+    graph, model = _graph(ranks, data), Cached()
+    family = GraphFamily(model, graph, {name: torch.arange(3) for name in ("train", "val", "test")})
+    before = family.predict_all(0)
+    held = HeldRows(model, None, graph, trusts_user=False)
+    assert held.why_not is None, held.why_not
+    family.move(torch.where(graph.global_node_ids % 3 == 0, 1 - ranks.rank, ranks.rank), held)
+    return float((family.predict_all(0) - before).abs().max())
+
+
+def test_the_aggregate_that_sgconv_caches_follows(ranks: Any) -> None:
+    assert max(ranks.run(2, _cached, make_graph())) < 1e-12
+
+
+def _odd_optimizer(ranks: Ranks, data: GraphData) -> str | None:
+    torch.manual_seed(0)
+    model = nugnn.models.WithNodeEmbedding(data.num_nodes, 5, GNN("gcn", 5, NUM_CLASSES, hidden=4))
+    graph = _graph(ranks, data)
+    family = GraphFamily(model, graph, {name: torch.arange(3) for name in ("train", "val", "test")})
+    trainer = nugnn.Trainer(family, make_optimizer=lambda m: torch.optim.Adafactor(m.parameters()))
+    trainer.train_epoch()
+    return HeldRows(model, trainer.optimizer, graph, trusts_user=True).why_not
+
+
+def test_an_optimizer_that_keeps_no_rows_is_refused(ranks: Any) -> None:
+    for reason in ranks.run(2, _odd_optimizer, make_graph(features=False, dtype=torch.float32)):
+        assert reason is not None and "which is not one row for each node" in reason
+
+
+def _unmovable(ranks: Ranks, data: GraphData) -> dict[str, Any]:
+    model = Holding("unknown")
+    return _fitted(ranks, Slowed(model, 0), data, epochs=20, rebalance=RULES)
+
+
+def test_a_run_that_cannot_move_says_so_once(ranks: Any) -> None:
+    outcome = ranks.run(2, _unmovable, make_data())[0]
+    assert outcome["moves"] == [] and len(outcome["said"]) == 1 and "no nodes move between them" in outcome["said"][0]
+
+
+class _Follows:
+    """An ``on_move`` that has a tensor of its own follow."""
+
+    def __call__(self, model: nn.Module, move: NodeMove) -> None:
+        assert isinstance(model, Slowed) and isinstance(model.model, Holding)
+        labels = model.model.kept
+        model.model.kept = move.rows(labels)
+        assert torch.equal(move.new_ids, move.graph.global_node_ids) and len(move.old_ids) == len(labels)
+
+
+def test_users_tensors_follow_in_on_move(ranks: Any) -> None:
+    model = Slowed(Holding("unknown"), 0)
+    outcome = ranks.run(2, _fitted, model, make_data(), epochs=20, rebalance=RULES, on_move=_Follows())[0]
+    assert outcome["moves"]
+
+
+# -- own loops ---------------------------------------------------------------------------------------------------------
+
+
+def own_loop(ranks: Ranks, data: GraphData, *, moves: bool) -> tuple[list[float], int]:
+    """Training as `docs/rebalance.md` shows it, with an embedding and a tensor of the user's own."""
+    torch.manual_seed(0)
+    graph = _graph(ranks, data)
+    embedding = nugnn.NodeEmbedding(data.num_nodes, 5).double()
+    model = nn.ModuleDict({"rows": embedding, "net": GNN("gcn", 5, NUM_CLASSES, hidden=4).double()})
+    embedding.shard(graph)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-5)
+    interceptor, labels = nugnn.intercept(model, graph, seed=1), graph.ndata["label"]
+    balancer, losses, num_moved = nugnn.Balancer(ranks, RULES), [], 0
+    for epoch in range(16):
+        with balancer.epoch(), interceptor.step(epoch):
+            time.sleep(graph.num_edges() * _SECONDS_PER_EDGE * (4 if ranks.rank else 1) * moves)
+            logits = model["net"](graph, embedding(graph))
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / data.num_nodes
+            optimizer.zero_grad()
+            loss.backward()
+            sum_gradients(model["net"].parameters(), ranks)
+            optimizer.step()
+        losses.append(float(ranks.sum_(loss.detach().clone())))
+        move = balancer.move(graph, 100)
+        if move is not None:
+            assert moves
+            num_moved += move.num_moved
+            graph, labels = move.graph, move.rows(labels)
+            move.parameters(model, optimizer)
+            interceptor = nugnn.intercept(model, graph, seed=1)
+    return losses, num_moved
+
+
+def test_a_loop_of_ones_own(ranks: Any) -> None:
+    data = make_graph(num_nodes=300, features=False)
+    losses, num_moved = ranks.run(2, own_loop, data, moves=True)[0]
+    wanted, _ = ranks.run(2, own_loop, data, moves=False)[0]
+    assert num_moved > 30
+    assert float((torch.tensor(losses) / torch.tensor(wanted) - 1).abs().max()) <= 1e-10
+
+
+def _moved_back(ranks: Ranks, data: GraphData) -> bool:
+    graph = _graph(ranks, data)
+    ids, weights = graph.global_node_ids, graph.edata["weight"].clone()
+    there = move_nodes(graph, (ids % ranks.world_size).int())
+    assert torch.equal(there.graph.global_node_ids % ranks.world_size, torch.full_like(there.new_ids, ranks.rank))
+    with pytest.raises(ValueError, match="one for each edge of this rank"):
+        there.edge_rows(weights[1:])
+    assert torch.equal(there.edge_rows(weights), there.graph.edata["weight"])
+    back = move_nodes(there.graph, there.new_ids * ranks.world_size // data.num_nodes)
+    return torch.equal(back.new_ids, ids) and torch.equal(back.graph.edata["weight"], weights)
+
+
+def test_there_and_back(ranks: Any) -> None:
+    assert all(ranks.run(3, _moved_back, make_graph()))
+
+
+# -- settings and reports ----------------------------------------------------------------------------------------------
+
+
+def test_choices() -> None:
+    assert checked_rules("off") is None and checked_rules("auto") == RebalanceRules() and checked_rules(RULES) is RULES
+    with pytest.raises(ValueError, match="rebalance is 'on', must be auto, off, or"):
+        checked_options({"rebalance": "on"}, make_graph())
+    with pytest.raises(ValueError, match="on_move has no effect where rebalance is off"):
+        checked_options({"rebalance": "off", "on_move": print}, make_graph())
+    assert "rebalance" not in FitOptions(rebalance="off").deciding()
+    assert most_growth(Ranks()) >= 1
+
+
+_RECORD = {
+    **{"after_epoch": 2, "seconds": 0.31, "nodes": 12345, "share": 0.08, "counts": [[0, 0], [12345, 0]]},
+    **{"compute_seconds": [0.5, 1.5], "predicted_compute_seconds": [0.75, 0.75], "halo_rows": [2000, 2210]},
+    "epoch_seconds": 1.6,
+}
+
+
+def test_what_the_user_reads() -> None:
+    assert move_text(_RECORD) == (
+        "after epoch 2: worker 1 computes for 1.50 s in an epoch, another one for 500 ms. Moved 12,345 nodes (8.0%) in "
+        "310 ms: 12,345 from worker 1 to 0. The slowest should take 750 ms now; halo rows 2,000 before, 2,210 now"
+    )
+
+
+def test_moves_in_the_log_of_epochs(tmp_path: Path) -> None:
+    seconds = dict.fromkeys(("epoch", "compute", "halo", "sync", "evaluate"), 0.0)
+    epochs = [Epoch(number, 1.0, 0.5, 0.5, 0.5, seconds) for number in (1, 2, 3)]
+    path = tmp_path / "metrics.jsonl"
+
+    def lines() -> list[str]:
+        return ["move" if "move" in (one := json.loads(line)) else one["number"] for line in path.open()]
+
+    log = _EpochLog(path, None)
+    log.restart([])
+    for epoch in epochs:
+        log.add(epoch)
+        if epoch.number > 1:
+            log.add_move(_RECORD | {"after_epoch": epoch.number})
+    log.close()
+    assert lines() == [1, 2, "move", 3, "move"]
+    log.restart(copy.copy(epochs[:2]))
+    log.close()
+    assert lines() == [1, 2, "move"], "what came after the checkpoint is dropped"
+    log.restart([])
+    log.close()
+    assert lines() == []
