@@ -6,9 +6,13 @@ import functools
 import hashlib
 import math
 import multiprocessing
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for_any
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import sparse
+from stages import ask_for_stacks, show_stacks_when_asked
 
 from nugnn.partition.assign import split_graph
 from nugnn.partition.balance import Balance, normalise_shares
@@ -24,6 +29,13 @@ from nugnn.partition.metis import SymmetricGraph
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.work_model import LinearWork, sizes_of, sizes_table
+
+
+_PATIENCE_SECONDS = 60.0
+"""Then the processes are asked for their stacks."""
+_GIVE_UP_SECONDS = 600.0
+_WARM_NODES = 600_000
+"""So many that a sort of keys is numba's, as in large graphs."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +67,9 @@ class SplitPool:
     def __init__(self, folder: Path, processes: int, threads: int) -> None:
         self._folder = folder
         self._pool = ProcessPoolExecutor(
-            processes, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+            processes, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(folder, threads)
         )
+        self._starting = [self._pool.submit(os.getpid) for _ in range(processes)]  # each submission starts a process
 
     def by_shares(self, name: str, shares: Sequence[float]) -> Future[Split]:
         """Parts with these shares of the nodes: what static schemes do."""
@@ -66,6 +79,22 @@ class SplitPool:
         """Parts that end together by ``work``."""
         return self._pool.submit(_by_work, self._folder, name, work, halo_fraction)
 
+    def result(self, split: Future[Split]) -> Split:
+        """What was asked for; after a minute without it, stacks of all processes go to stderr.
+
+        Raises:
+            TimeoutError: It took ten minutes.
+        """
+        begin = time.monotonic()
+        while not wait_for_any([split], _PATIENCE_SECONDS).done:
+            seconds = time.monotonic() - begin
+            print(f"no split in {seconds:.0f} s", file=sys.stderr, flush=True)
+            ids = [int(path.name.rpartition("-")[2]) for path in self._folder.glob("process-*")]
+            ask_for_stacks(("a process that splits", number) for number in ids)
+            if seconds > _GIVE_UP_SECONDS:
+                raise TimeoutError(f"no split in {seconds:.0f} s")
+        return split.result()
+
     def close(self) -> None:
         """End the processes, also those at work."""
         for process in list((self._pool._processes or {}).values()):
@@ -73,10 +102,32 @@ class SplitPool:
         self._pool.shutdown(cancel_futures=True)
 
 
+def warm_kernels() -> None:
+    """Compile what ordering and splitting need, once and into the cache on disk, before other processes ask for it."""
+    from nugnn.partition.clusters import unweighted_lists
+    from nugnn.partition.order import locality_order, rows_in_cache
+
+    nodes = np.arange(_WARM_NODES)
+    indices = np.stack([nodes + step for step in (-2, -1, 1, 2)], axis=1) % _WARM_NODES
+    indptr = np.arange(0, 4 * _WARM_NODES + 1, 4)
+    lists = unweighted_lists(indptr, np.ascontiguousarray(indices.reshape(-1), np.int32))
+    locality_order(lists, rows_in_cache(400))
+    with tempfile.TemporaryDirectory() as folder:
+        keep_graph(Path(folder), "ring", lists.indptr, lists.indices)
+        _by_shares(Path(folder), "ring", (0.7, 0.3))
+        _graph.cache_clear()
+
+
 def keep_graph(folder: Path, name: str, indptr: npt.NDArray, indices: npt.NDArray) -> None:
     """Put a symmetric graph's neighbour lists where the pool finds them, ``indices`` without loops or repeats."""
     np.save(folder / f"{name}-indptr.npy", indptr)
     np.save(folder / f"{name}-indices.npy", indices)
+
+
+def _begin(folder: Path, threads: int) -> None:
+    show_stacks_when_asked()
+    (folder / f"process-{os.getpid()}").touch()
+    torch.set_num_threads(threads)
 
 
 @functools.lru_cache(2)
@@ -105,7 +156,7 @@ def _by_work(folder: Path, name: str, work: LinearWork, halo_fraction: float) ->
     num_nodes = graph.adjacency.shape[0]
     fitted = partition_to_fit(
         num_nodes, src, dst, work, [math.inf] * work.num_devices, train_nodes=np.arange(num_nodes), method="clusters",
-        rounds=2, moves=False, halo_fraction=halo_fraction, symmetric=graph,
+        rounds=2, moves=False, halo_fraction=halo_fraction, only_work=True, symmetric=graph,
     )  # fmt: skip
     return _kept(folder, name, fitted.assignment.part.numpy(), fitted.seconds, time.perf_counter() - begin)
 

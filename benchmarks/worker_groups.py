@@ -8,8 +8,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +19,19 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stages import ask_for_stacks, show_stacks_when_asked
+
 Item = TypeVar("Item")
 Work = Callable[[Any, Any], Any]
 """``work(ranks, item)``, called on every rank of a group; importable by its name, as processes are spawned."""
 
 TIMEOUT_SECONDS = 120.0
 """How long a rank waits for its peers."""
+_PATIENCE_SECONDS = 60.0
+"""Then ranks that have not answered are asked for their stacks."""
+_GIVE_UP_SECONDS = 600.0
+_STARTED = "started"
+"""What a rank says before anything else."""
 
 
 class WorkFailed(RuntimeError):  # noqa: N818 - a finding about the work
@@ -44,6 +53,7 @@ class Group:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
+        self._started: set[int] = set()
         for rank in range(size):
             ours, theirs = context.Pipe()
             where = f"cuda:{rank}" if device == "cuda" else device
@@ -54,28 +64,45 @@ class Group:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, item: Any) -> list[Any]:
-        """What the work gave, in rank order.
+    def run(self, item: Any, give_up_seconds: float = _GIVE_UP_SECONDS) -> list[Any]:
+        """What the work gave, in rank order; after a minute without it, stacks of all ranks go to stderr.
 
         Raises:
-            WorkFailed: It did not; the group is of no use afterwards.
+            WorkFailed: It did not, or took longer than ``give_up_seconds``; the group is of no use afterwards.
         """
         results: dict[int, Any] = {}
+        begin = time.monotonic()
+        asked = begin
         try:
             for pipe in self._pipes:
                 pipe.send(item)
             pending = {pipe: rank for rank, pipe in enumerate(self._pipes)}
             while pending:
-                for ready in wait(list(pending)):
+                if time.monotonic() - begin > give_up_seconds:
+                    raise WorkFailed(f"no answer of {sorted(pending.values())} in {give_up_seconds:.0f} s: {item}")
+                if time.monotonic() - asked > _PATIENCE_SECONDS:
+                    self._show_stacks(sorted(pending.values()), time.monotonic() - begin, item)
+                    asked = time.monotonic()
+                for ready in wait(list(pending), 1.0):
                     assert isinstance(ready, Connection)
-                    rank = pending.pop(ready)
-                    is_done, value = ready.recv()
+                    rank = pending[ready]
+                    said = ready.recv()
+                    if said == _STARTED:
+                        self._started.add(rank)
+                        continue
+                    del pending[ready]
+                    is_done, value = said
                     if not is_done:
                         raise WorkFailed(f"rank {rank}: {value}")
                     results[rank] = value
         except (EOFError, OSError) as error:
             raise WorkFailed(f"a process of the group died ({type(error).__name__})") from error
         return [results[rank] for rank in range(len(self._pipes))]
+
+    def _show_stacks(self, pending: list[int], seconds: float, item: Any) -> None:
+        print(f"ranks {pending} are at this for {seconds:.0f} s: {item}", file=sys.stderr, flush=True)
+        ids = [(f"rank {rank}", self._processes[rank].pid or 0) for rank in sorted(self._started)]
+        ask_for_stacks(ids)
 
     def kill(self) -> None:
         """End the processes; whoever is in `run` hears of it."""
@@ -93,6 +120,8 @@ class Group:
 
 
 def _serve(work: Work, rank: int, size: int, meeting: str, pipe: Connection, device: str, threads: int | None) -> None:
+    show_stacks_when_asked()
+    pipe.send(_STARTED)
     import torch
     import torch.distributed as dist
 

@@ -148,6 +148,7 @@ def partition_to_fit(
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,
     beside_metis: bool = False,
+    only_work: bool = False,
     symmetric: SymmetricGraph | None = None,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
@@ -175,6 +176,8 @@ def partition_to_fit(
         moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
         beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
             that the result is not worse than those either.
+        only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
+            against the others.
         symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it: of large
             graphs that are split several times.
 
@@ -216,7 +219,7 @@ def partition_to_fit(
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)
-    if num_parts > 1:
+    if num_parts > 1 and not only_work:
         search.partition("nodes", first_shares, even_N, seed)
         search.partition("even", (1.0,) * num_parts, even_N, seed)
         if beside_metis and method != "metis":
@@ -226,6 +229,7 @@ def partition_to_fit(
             if len(shares) != num_parts:
                 raise ValueError(f"{name!r} has {len(shares)} shares for {num_parts} devices")
             search.partition(name, shares, even_N, seed)
+    if num_parts > 1:
         search.refine(rounds, weights_N, imbalance, moves)
     return search.result(relaxed)
 

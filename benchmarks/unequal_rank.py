@@ -1,0 +1,221 @@
+"""What each rank of `unequal_gpus.py` does: makes graphs, keeps to its limit, trains the whole graph or its part."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from device_shards import device_shard, thinned
+from gpu_epoch import MODELS, adam
+from harness import free_memory, milliseconds, moment, synchronize, timing_of
+from split_pool import keep_graph
+
+from nugnn.datasets.synthetic_device import DeviceGraph, device_graph
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+_WHOLE = 132
+"""Multiprocessors that a CPU stands for."""
+_EPOCHS_BEFORE = 4
+"""They compile, allocate, and the last is recorded where steps are CUDA graphs."""
+_THIN_BEFORE, _THIN_EPOCHS = 2, 2
+"""Of the graph without half of its edges, which is not recorded."""
+_TURN = 3
+"""Epochs of a split in a row; the first follows another split's and does not count."""
+_MOST_SHARDS = 8
+_MEASURED_SECONDS = 0.2
+
+_KEPT: dict[str, Any] = {"graphs": {}, "shards": {}, "streams": {}, "alone": {}, "trainers": {}}
+"""What this rank has from one command to the next; also what slows it, on a CPU."""
+
+
+def work(ranks: Any, item: dict[str, Any]) -> Any:
+    """One command, on every rank."""
+    arguments = {name: value for name, value in item.items() if name != "do"}
+    commands = {
+        "make": _make, "order": _order, "limit": _limit, "rates": _rates, "alone": _alone, "build": _build,
+        "turns": _turns, "drop": _drop,
+    }  # fmt: skip
+    return commands[item["do"]](ranks, **arguments)
+
+
+def _make(ranks: Any, family: str, nodes: int, arcs: int, seed: int) -> None:
+    """The graph on this rank's device."""
+    _KEPT["graphs"][family] = device_graph(family, nodes, arcs, seed, device=ranks.device)
+    synchronize(ranks.device)
+
+
+def _order(ranks: Any, family: str, folder: str, threads: int) -> None:
+    """Number nodes by nested clusters; rank 0 finds them and leaves the neighbour lists for the pool."""
+    from nugnn.partition.clusters import unweighted_lists
+    from nugnn.partition.order import locality_order, rows_in_cache
+
+    graph: DeviceGraph = _KEPT["graphs"].pop(family)
+    order = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    if ranks.rank == 0:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        lists = unweighted_lists(graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
+        order = torch.from_numpy(locality_order(lists, rows_in_cache(400))[0])
+        torch.set_num_threads(before)
+    ranks.broadcast_(order)
+    new_ids = torch.empty_like(order)
+    new_ids[order] = torch.arange(len(order))
+    graph = graph.renumbered(new_ids.to(ranks.device))
+    if ranks.rank == 0:
+        keep_graph(Path(folder), family, graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
+    _KEPT["graphs"][family] = graph
+    free_memory()
+
+
+def _limit(ranks: Any, sms: int | None) -> int:
+    """Limit rank 1, or nobody; how many multiprocessors this rank has from now on."""
+    from nugnn.kernels.green_context import limit_multiprocessors, usable_multiprocessors
+    from slowed import slow_down
+
+    _drop(ranks)
+    mine = sms if ranks.rank == 1 else None
+    if ranks.device.type == "cuda":
+        streams = _KEPT["streams"]  # a limit asked for twice must not make another context
+        torch.cuda.set_stream(streams.get(mine, torch.cuda.default_stream(ranks.device)))
+        if mine is not None and mine not in streams:
+            limit_multiprocessors(ranks.device, mine)
+            streams[mine] = torch.cuda.current_stream(ranks.device)
+        _KEPT["granted"] = usable_multiprocessors(ranks.device)
+        return int(_KEPT["granted"])
+    if (before := _KEPT.pop("slower", None)) is not None:
+        before.terminate()
+        before.wait()
+    _KEPT["granted"] = mine or _WHOLE
+    if _KEPT["granted"] < _WHOLE:
+        _KEPT["slower"] = slow_down(os.getpid(), _WHOLE / _KEPT["granted"])
+    return int(_KEPT["granted"])
+
+
+def _rates(ranks: Any) -> dict[str, float]:
+    """FLOP/s and bytes a second of this device under its limit: what static schemes go by."""
+    from nugnn.planning.measure import copied
+    from nugnn.planning.measure_products import formats_of, measured_product
+
+    dtype = "bf16" if "bf16" in formats_of(ranks.device) else "fp32"
+    is_cuda = ranks.device.type == "cuda"
+    return {
+        "multiprocessors": _KEPT["granted"],
+        "flops": measured_product(dtype, ranks.device, _MEASURED_SECONDS, lambda _: None).per_second,
+        "bandwidth": copied((256 if is_cuda else 32) << 20, ranks.device, _MEASURED_SECONDS).per_second,
+    }
+
+
+def _trainer(shard: Any, ranks: Any, model: str, precision: str, seed: int, *, is_recorded: bool = True) -> Any:
+    import nugnn
+    from nugnn.seam import install
+    from nugnn.shard_graph import ShardGraph
+
+    install()
+    classes, width = shard.num_classes, shard.node_data["feat"].shape[1]
+    graph = ShardGraph(shard, ranks, keep_edge_ids=False)
+    torch.manual_seed(seed)
+    settings = MODELS[model] | ({"aggregator": "mean"} if model == "sage" else {})
+    network = nugnn.GNN(model, width, classes, layers=3, dropout=0.5, input_dropout=0.0, **settings).to(ranks.device)
+    rows = torch.arange(graph.num_nodes(), device=ranks.device)
+    splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
+    family = nugnn.GraphFamily(network, graph, splits, precision=precision, seed=seed)
+    return nugnn.Trainer(
+        family,
+        make_optimizer=lambda model: adam(model.parameters(), ranks.device),
+        cuda_graphs="on" if is_recorded and ranks.device.type == "cuda" else "off",
+    )
+
+
+def _alone(ranks: Any, family: str, model: str, precision: str, seed: int, epochs: int) -> dict[str, Any]:
+    """Median milliseconds of an epoch of the whole graph on this device by itself, and without half of its edges.
+
+    What was measured under the same limit before is given again.
+    """
+    known = _KEPT["alone"]
+    key = (family, model, _KEPT["granted"])
+    if key not in known:
+        whole = _timed_alone(ranks, _KEPT["graphs"][family], (model, precision, seed), _EPOCHS_BEFORE, epochs)
+        thin_graph = thinned(_KEPT["graphs"][family])
+        thin = _timed_alone(ranks, thin_graph, (model, precision, seed), _THIN_BEFORE, _THIN_EPOCHS, is_recorded=False)
+        edges = _KEPT["graphs"][family].num_edges
+        known[key] = {"whole": whole[0], "losses": whole[1], "whole_edges": edges, "thin": thin[0]} | {
+            "thin_edges": thin_graph.num_edges
+        }
+        del thin_graph
+        free_memory()
+    return dict(known[key])
+
+
+def _timed_alone(
+    ranks: Any, graph: DeviceGraph, how: tuple[str, str, int], before: int, epochs: int, *, is_recorded: bool = True
+) -> tuple[float, list[float]]:
+    from nugnn.comm.groups import Ranks
+
+    part = torch.zeros(graph.num_nodes, dtype=torch.int8, device=ranks.device)
+    trainer = _trainer(device_shard(graph, part, 0, 1), Ranks(device=ranks.device), *how, is_recorded=is_recorded)
+    losses = [trainer.train_epoch() for _ in range(before)]
+    laps = _laps(trainer, ranks.device, epochs)
+    del trainer
+    free_memory()
+    return timing_of(laps).median_ms, losses
+
+
+def _laps(trainer: Any, device: torch.device, epochs: int) -> list[float]:
+    """Milliseconds of each of so many epochs."""
+    synchronize(device)
+    ends = [moment(device)]
+    for _ in range(epochs):
+        trainer.train_epoch()
+        ends.append(moment(device))
+    synchronize(device)
+    return [milliseconds(*pair) for pair in itertools.pairwise(ends)]
+
+
+def _build(ranks: Any, name: str, family: str, model: str, precision: str, seed: int, path: str) -> dict[str, Any]:
+    """A trainer of a split, ready to be timed; the seconds of what that takes."""
+    begin = time.perf_counter()
+    shards = _KEPT["shards"]
+    if path not in shards:
+        part = torch.from_numpy(np.load(path)).to(ranks.device)
+        shards[path] = device_shard(_KEPT["graphs"][family], part, ranks.rank, ranks.world_size)
+        if len(shards) > _MOST_SHARDS:
+            del shards[next(iter(shards))]
+    synchronize(ranks.device)
+    cut = time.perf_counter()
+    trainer = _trainer(shards[path], ranks, model, precision, seed)
+    synchronize(ranks.device)
+    made = time.perf_counter()
+    losses = [trainer.train_epoch() for _ in range(_EPOCHS_BEFORE)]
+    synchronize(ranks.device)
+    _KEPT["trainers"][name] = trainer
+    seconds = {"shard": cut - begin, "trainer": made - cut, "epochs": time.perf_counter() - made}
+    return {"losses": losses, "seconds": seconds, "recorded": trainer.num_recorded > 0}
+
+
+def _turns(ranks: Any, names: list[str], turns: int) -> dict[str, Any]:
+    """Epochs of the trainers in turns: milliseconds of each that counts, and the share in which this rank waits."""
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    waited, elapsed = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for name in names * turns:
+        ranks.clock.take()
+        laps = _laps(_KEPT["trainers"][name], ranks.device, _TURN)
+        samples[name] += laps[1:]
+        waited[name] += 1e3 * sum(ranks.clock.take())
+        elapsed[name] += sum(laps)
+    return {name: {"samples_ms": samples[name], "waits": waited[name] / elapsed[name]} for name in names}
+
+
+def _drop(ranks: Any) -> None:
+    """Give trainers up."""
+    synchronize(ranks.device)
+    _KEPT["trainers"].clear()
+    gc.collect()
+    free_memory()
