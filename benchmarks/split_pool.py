@@ -30,7 +30,6 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.work_model import LinearWork, sizes_of, sizes_table
 
-
 _PATIENCE_SECONDS = 60.0
 """Then the processes are asked for their stacks."""
 _GIVE_UP_SECONDS = 600.0

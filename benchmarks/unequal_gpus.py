@@ -231,9 +231,7 @@ class Benchmark:
             alone = [Alone(f["whole"], f["thin"], given.nodes, f["whole_edges"], f["thin_edges"]) for f in ranks]
             splits = {"even": self._even[family], **{name: self._static[family, sms, name] for name in _STATIC}}
             splits["auto"] = self._pool.by_work(family, work_of(alone, row_seconds), _halo_fraction(even.sizes))
-            ready.append(
-                Prepared(family, model, sms, self._rates[sms], alone, ranks[0]["losses"], row_seconds, splits)
-            )
+            ready.append(Prepared(family, model, sms, self._rates[sms], alone, ranks[0]["losses"], row_seconds, splits))
         return ready
 
     def _row_seconds(self, family: str, model: str, split: Split) -> float:

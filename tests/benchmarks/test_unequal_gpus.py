@@ -46,4 +46,6 @@ def test_auto_is_held_against_the_best_other() -> None:
     samples = {"even": [60.0, 62.0, 61.0], "flops": [33.0, 36.0, 30.0], "auto": [30.0, 30.0, 30.0]}
     found = {name: {"samples_ms": each} for name, each in samples.items()}
     timings = {name: Timing(sorted(each)[1], min(each), max(each), 3) for name, each in samples.items()}
-    assert verdict(found, timings).startswith("best static: flops, 1.100 (1.000-1.200) times as long as auto; even 2.03")
+    assert verdict(found, timings).startswith(
+        "best static: flops, 1.100 (1.000-1.200) times as long as auto; even 2.03"
+    )

@@ -110,6 +110,14 @@ def test_moves_and_corrections_bring_something() -> None:
     assert [one.name for one in nothing.rounds] == ["work", "nodes", "even"]
 
 
+def test_a_moment_s_plan_cuts_once_and_corrects() -> None:
+    graph, work = uneven_graph(400, 4000, 1), devices(1.0, 3.0)
+    fitted = partition_to_fit(*graph, work, [NO_LIMIT] * 2, rounds=2, moves=False, only_work=True)
+    check(fitted, work, graph, [NO_LIMIT] * 2)
+    assert [each.name for each in fitted.rounds] == ["work", "targets", "targets"][: len(fitted.rounds)]
+    assert fitted.makespan <= fitted.rounds[0].makespan and len(fitted.rounds) > 1
+
+
 def test_equal_devices_get_about_equal_parts() -> None:
     graph = num_nodes, src, dst = grid(40)
     fitted = partition_to_fit(num_nodes, src, dst, devices(1, 1, 1, 1), [NO_LIMIT] * 4)
