@@ -6,8 +6,10 @@
 
 Rank 1 keeps to so many multiprocessors, by streams of a green context; on a CPU it is slowed down in that proportion.
 For each graph, model and limit the whole graph is trained on each device alone, T_i seconds an epoch: without a halo no
-split would end before 1 / sum(1 / T_i). Then the four splits are trained in turns, so that whatever else the machine
-does meets all of them. Losses of all splits have to agree, dropout included, or no time is given.
+split would end before 1 / sum(1 / T_i). ``auto`` is planned from that alone; ``tuned`` is planned once more from what
+each rank was busy with in some epochs of ``auto``, as re-balancing goes by in a run. Then all splits are trained in
+turns, so that whatever else the machine does meets all of them. Losses of all splits have to agree, dropout included,
+or no time is given.
 
 While one group (a graph and a model, all limits) is compared, processes split the graph for the next one. What does
 not fit into ``--seconds`` is left out, and said. Where nothing comes for a minute, all processes write their stacks.
@@ -49,6 +51,7 @@ from nugnn.planning.work_model import LinearCost, LinearWork
 
 _LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
 _STATIC = ("flops", "bandwidth")
+_PLANNED = ("auto", "tuned")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,12 @@ def work_of(alone: list[Alone], row_seconds: float) -> LinearWork:
     return LinearWork(tuple(each.cost(row_seconds) for each in alone))
 
 
+def corrected(work: LinearWork, sizes: tuple[PartSizes, ...], busy_seconds: list[float]) -> LinearWork:
+    """``work`` with a factor for each device, such that parts of ``sizes`` take as long as they were seen to."""
+    factors = [busy / work.seconds(part, sizes[part]) for part, busy in enumerate(busy_seconds)]
+    return LinearWork(tuple(cost.times(factor) for cost, factor in zip(work.seconds_of, factors, strict=True)))
+
+
 def bound_ms(alone: list[Alone]) -> float:
     """Of any split, if nothing had to travel: devices together do what each does alone."""
     return 1 / sum(1 / each.whole_ms for each in alone)
@@ -101,7 +110,7 @@ def figures(timings: dict[str, Timing], name: str, alone: list[Alone]) -> dict[s
         bound) and ``best_static_ratio`` (above 1: faster than the best of the static splits).
     """
     bound, own, even = bound_ms(alone), timings[name].median_ms, timings["even"].median_ms
-    static = min(timing.median_ms for other, timing in timings.items() if other != "auto")
+    static = min(timing.median_ms for other, timing in timings.items() if other not in _PLANNED)
     return {
         "alone_ms": [each.whole_ms for each in alone],
         "bound_ms": bound,
@@ -243,13 +252,32 @@ class Benchmark:
         waits = min(each["even"]["waits"] for each in found)
         return waits * median / 1e3 / max(1, *(size.halo + size.sent for size in split.sizes))
 
+    def _tune(self, ready: Prepared) -> None:
+        """Have parts planned once more, from what ranks are busy with under ``auto``."""
+        with self._stages.stage(f"{ready}: some epochs of auto") as more:
+            auto = self._pool.result(ready.splits["auto"])
+            self._all("limit", sms=ready.sms)
+            self._all("build", name="auto", **self._how(ready.family, ready.model), path=str(auto.path))
+            found = self._all("turns", names=["auto"], turns=2)
+            self._all("drop")
+            median = timing_of(found[0]["auto"]["samples_ms"]).median_ms / 1e3
+            busy = [median * (1 - each["auto"]["waits"]) for each in found]
+            more.append("busy for " + "/".join(f"{1e3 * seconds:.1f}" for seconds in busy) + " ms")
+        work = corrected(work_of(ready.alone, ready.row_seconds), auto.sizes, busy)
+        ready.splits["tuned"] = self._pool.by_work(ready.family, work, _halo_fraction(auto.sizes))
+
     def _compare_all(self, ready: list[Prepared]) -> list[str]:
         """Compare as many as there is time for; names of the others."""
         left_out = []
         for each in ready:
+            if self._stages.seconds + (len(ready) + 1) * self._longest["compare"] < self._arguments.seconds:
+                self._tune(each)
+        for each in ready:
             if self._stages.seconds + self._longest["compare"] > self._arguments.seconds:
                 left_out.append(str(each))
-                each.splits["auto"].cancel()
+                for name in _PLANNED:
+                    if name in each.splits:
+                        each.splits[name].cancel()
             else:
                 with self._stages.stage(f"{each}: waited for splits"):
                     splits = {name: self._pool.result(split) for name, split in each.splits.items()}
@@ -297,16 +325,21 @@ class Benchmark:
 
 
 def verdict(found: dict[str, dict[str, Any]], timings: dict[str, Timing]) -> str:
-    """``auto`` beside the best of the static splits, with the spread of their ratio over the turns."""
-    best = min((name for name in timings if name != "auto"), key=lambda name: timings[name].median_ms)
-    pairs = zip(found[best]["samples_ms"], found["auto"]["samples_ms"], strict=True)
-    ratios = sorted(static / auto for static, auto in pairs)
-    last = len(ratios) - 1
-    spread = f"{ratios[round(0.2 * last)]:.3f}-{ratios[round(0.8 * last)]:.3f}"
+    """Planned splits beside the best of the static ones, with the spread of their ratio over the turns."""
+    best = min((name for name in timings if name not in _PLANNED), key=lambda name: timings[name].median_ms)
+    said = []
+    for planned in _PLANNED:
+        if planned in timings:
+            pairs = zip(found[best]["samples_ms"], found[planned]["samples_ms"], strict=True)
+            ratios = sorted(static / own for static, own in pairs)
+            last = len(ratios) - 1
+            spread = f"{ratios[round(0.2 * last)]:.3f}-{ratios[round(0.8 * last)]:.3f}"
+            said.append(f"{statistics.median(ratios):.3f} ({spread}) times as long as {planned}")
+    ours = next(name for name in reversed(_PLANNED) if name in timings)
     others = ", ".join(
-        f"{name} {timings[name].median_ms / timings['auto'].median_ms:.2f}" for name in timings if name != "auto"
+        f"{name} {timings[name].median_ms / timings[ours].median_ms:.2f}" for name in timings if name not in _PLANNED
     )
-    return f"best static: {best}, {statistics.median(ratios):.3f} ({spread}) times as long as auto; {others}"
+    return f"best static: {best}, {', '.join(said)}; {others}"
 
 
 def _halo_fraction(sizes: tuple[PartSizes, ...]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness import Timing
-from unequal_gpus import Alone, bound_ms, figures, halo_bound_ms, verdict, work_of
+from unequal_gpus import Alone, bound_ms, corrected, figures, halo_bound_ms, verdict, work_of
 
 from nugnn.planning.part_sizes import PartSizes
 
@@ -49,3 +49,9 @@ def test_auto_is_held_against_the_best_other() -> None:
     assert verdict(found, timings).startswith(
         "best static: flops, 1.100 (1.000-1.200) times as long as auto; even 2.03"
     )
+
+
+def test_a_corrected_model_takes_the_seconds_that_were_seen():
+    sizes = (PartSizes(inner=60, edges=900, halo=10, sent=8), PartSizes(inner=40, edges=600, halo=8, sent=10))
+    work = corrected(work_of([FAST, SLOW], 1e-6), sizes, [0.5, 0.25])
+    assert [work.seconds(part, size) for part, size in enumerate(sizes)] == pytest.approx([0.5, 0.25])
