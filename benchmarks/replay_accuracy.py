@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from nugnn.datasets.registry import load
-from nugnn.measured_step import Place, ladder, times_of
+from nugnn.measured_step import Place, ladder
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.partition.assign import partition_nodes
@@ -41,6 +41,7 @@ from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.step_laps import times_of
 from nugnn.planning.trace import StepTrace
 from nugnn.traced_step import (
     LonePart,

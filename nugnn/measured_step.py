@@ -22,19 +22,11 @@ from torch import Tensor, nn
 from nugnn.graph_family import GraphFamily
 from nugnn.kernels.spmm.sums import FEWEST_BYTES
 from nugnn.partition.shard import Shard
-from nugnn.planning import device_facts
 from nugnn.planning.measure_operators import Now, OperatorTimer, clock_for
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.step_laps import StepLaps, growth_moved, seconds_of_records, watching_at
-from nugnn.planning.timed_operators import (
-    TimedOperator,
-    amount_of,
-    is_large_sum,
-    joined_operators,
-    operators_at,
-    row_bytes,
-)
+from nugnn.planning.step_laps import StepLaps, times_of
+from nugnn.planning.timed_operators import is_large_sum, row_bytes
 from nugnn.planning.timing import synchronize
 from nugnn.planning.trace import StepTrace
 from nugnn.sample_family import SampleFamily
@@ -276,43 +268,3 @@ def _measured(places: Sequence[Place], seconds: float) -> tuple[list[tuple[PartS
                 place.time_whole()
                 place.time_inside()
     return [(place.sizes, place.laps) for place in places], device
-
-
-def times_of(
-    trace: StepTrace,
-    measured: Sequence[tuple[PartSizes, StepLaps]],
-    device: torch.device,
-    *,
-    limits: str = "",
-) -> MeasuredTimes:
-    """The table that follows from timed steps.
-
-    Args:
-        trace: With formulas.
-        measured: Sizes, and what steps there took. What watching takes follows from the shortest step.
-        device: On which.
-        limits: Of the device, in words.
-    """
-    shortest = min((laps for _, laps in measured), key=lambda laps: laps.median_seconds)
-    is_gpu = trace.device == "cuda"
-    traces = [trace.at(sizes) for sizes, _ in measured]
-    seconds = [
-        seconds_of_records(at, laps.names, laps.median_laps, watching=0.0 if is_gpu else watching_at(shortest, laps))
-        for at, (_, laps) in zip(traces, measured, strict=True)
-    ]
-    growth_moved([[amount_of(record, at.storages) for record in at.operators] for at in traces], seconds)
-    operators: list[TimedOperator] = []
-    for at, taken in zip(traces, seconds, strict=True):
-        operators += operators_at(trace, at, taken)
-    num_launched = sum(record.kind != "metadata" for record in trace.operators)
-    return MeasuredTimes(
-        schema="nugnn.times/1",
-        device=device_facts.device_name(device),
-        kind="cuda" if is_gpu else "cpu",
-        uuid=device_facts.device_uuid(device),
-        limits=limits,
-        multiprocessors=device_facts.num_multiprocessors(device),
-        launch_seconds=min(shortest.host_seconds) / num_launched if is_gpu else 0.0,
-        operators=joined_operators(operators),
-        versions=dict(trace.versions),
-    )

@@ -6,10 +6,8 @@ run will find: one for each GPU, or two for the CPU, whose exchanges then go ove
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +20,7 @@ from nugnn.devices import devices_of
 from nugnn.job import private_job_folder, write_job
 from nugnn.launch import WorkerFailed, launch, num_cores
 from nugnn.limited import check_on_devices, cores_of
+from nugnn.planning import device_facts
 from nugnn.planning.limits import DeviceLimits, parse_limits
 from nugnn.planning.measure_links import Exchange, as_links
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
@@ -187,28 +186,6 @@ def _merged(found: list[dict[str, Any]], links: dict[str, Any]) -> MachineProfil
         schema=SCHEMA,
         devices=tuple(devices),
         links=(*sorted(copies, key=lambda link: link.ends), *as_links(exchanges, names, is_nccl=links["is_nccl"])),
-        versions=versions(has_gpu=any(device.kind == "cuda" for device in devices)),
+        versions=device_facts.versions(has_gpu=any(device.kind == "cuda" for device in devices)),
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-
-
-def versions(*, has_gpu: bool) -> dict[str, str]:
-    """Of what the measurements went through."""
-    known: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": None}
-    if has_gpu:
-        known["driver"] = _driver()
-    for name in ("triton", "nugnn"):
-        try:
-            known[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            known[name] = None
-    return {name: version for name, version in known.items() if version}
-
-
-def _driver() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return output.strip().splitlines()[0] if output.strip() else None

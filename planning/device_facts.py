@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import re
 import resource
+import subprocess
 from pathlib import Path
 
 import torch
@@ -117,6 +119,29 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type == "cuda":
         return usable_multiprocessors(device)
     return torch.get_num_threads()
+
+
+def versions(*, has_gpu: bool) -> dict[str, str]:
+    """``torch``, ``cuda``, ``driver``, ``triton`` and ``nugnn``, as far as there are such."""
+    known: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": None}
+    if has_gpu:
+        known["driver"] = _driver()
+    for name in ("triton", "nugnn"):
+        try:
+            known[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            known[name] = None
+    return {name: version for name, version in known.items() if version}
+
+
+def _driver() -> str | None:
+    """The same for all GPUs of a machine."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return output.strip().splitlines()[0] if output.strip() else None
 
 
 def _system_value(name: str) -> int:
