@@ -41,7 +41,7 @@ from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.step_laps import times_of
+from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
 from nugnn.traced_step import (
     LonePart,

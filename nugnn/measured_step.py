@@ -25,8 +25,9 @@ from nugnn.partition.shard import Shard
 from nugnn.planning.measure_operators import Now, OperatorTimer, clock_for
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.step_laps import StepLaps, times_of
+from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.timed_operators import is_large_sum, row_bytes
+from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.timing import synchronize
 from nugnn.planning.trace import StepTrace
 from nugnn.sample_family import SampleFamily

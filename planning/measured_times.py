@@ -7,13 +7,16 @@ by the entry that is most like it, and the answer says so.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
+from nugnn.datasets.whole_file import write_whole
 from nugnn.planning.nearest_operator import Entries, Lookup
 from nugnn.planning.timed_operators import CAST, Quantity, TimedOperator, joined_operators
 from nugnn.planning.trace import StepTrace
@@ -104,7 +107,7 @@ class MeasuredTimes(Strict):
         Raises:
             TimesError: One is of another device, other limits or versions.
         """
-        operators = [list(self.operators)]
+        operators = list(self.operators)
         for other in others:
             for field in ("device", "kind", "uuid", "limits", "multiprocessors", "versions"):
                 if getattr(self, field) != getattr(other, field):
@@ -112,8 +115,12 @@ class MeasuredTimes(Strict):
                         f"times of two devices cannot be joined: {field} is {getattr(self, field)!r} in one and "
                         f"{getattr(other, field)!r} in the other; measure both the same way"
                     )
-            operators.append(list(other.operators))
-        return self.model_copy(update={"operators": joined_operators(each for one in operators for each in one)})
+            operators += [each.scaled(other.factor / self.factor) for each in other.operators]
+        return self.with_operators(operators)
+
+    def with_operators(self, operators: Iterable[TimedOperator]) -> MeasuredTimes:
+        """The same device with these entries; those of one operator become one."""
+        return self.model_copy(update={"operators": joined_operators(operators)})
 
     def model_copy(self, *, update: dict[str, object] | None = None, deep: bool = False) -> MeasuredTimes:  # type: ignore[override]
         """Checked anew, so that what is looked up follows."""
@@ -126,6 +133,34 @@ class MeasuredTimes(Strict):
         lines = ",\n  ".join(each.model_dump_json(exclude_defaults=True) for each in self.operators)
         parts.append(f'"operators": [\n  {lines}\n ]')
         return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+    def file_name(self) -> str:
+        """Of a table of this device, with this driver and these versions, among other tables.
+
+        >>> MeasuredTimes.model_validate({"schema": "nugnn.times/1", "device": "a CPU", "kind": "cpu", "operators": [
+        ...     {"kind": "copy", "op": "a", "points": [{"rest": 1, "seconds": 1}]}], "multiprocessors": 2,
+        ...     "versions": {"torch": "2.11.0+cpu"}}).file_name()
+        'times-cpu-a-CPU-2-torch-2.11.0+cpu.json'
+        """
+        versions = [f"{name}-{self.versions[name]}" for name in ("driver", "torch", "nugnn") if name in self.versions]
+        words = ["times", self.kind, self.uuid or self.device, str(self.multiprocessors), self.limits, *versions]
+        return re.sub(r"[^\w.+=-]+", "-", "-".join(word for word in words if word)) + ".json"
+
+    def keep(self, folder: Path) -> MeasuredTimes:
+        """Write the table into a folder of tables, joined with what is known there of the same device.
+
+        Args:
+            folder: That exists.
+
+        Returns:
+            What has been written. A file of that name that is damaged is replaced.
+        """
+        path, whole = folder / self.file_name(), self
+        if path.is_file():
+            with contextlib.suppress(TimesError):
+                whole = self.joined([read_times(path)])
+        write_whole(path, lambda file: file.write(whole.to_json().encode()))
+        return whole
 
 
 def read_times(path: Path | str) -> MeasuredTimes:

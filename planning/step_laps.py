@@ -1,4 +1,4 @@
-"""From the laps of timed steps to seconds of a trace's records, and to a table."""
+"""From the laps of timed steps to seconds of a trace's records."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from nugnn.planning import device_facts
-from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import bytes_of
-from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.time_curves import Amount
-from nugnn.planning.timed_operators import amount_of, joined_operators, operators_at
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import TraceError
 
@@ -118,31 +111,6 @@ def seconds_of_records(
     return _without_metadata(at, seconds)
 
 
-def growth_moved(amounts: Sequence[Sequence[Amount]], seconds: Sequence[list[float]]) -> None:
-    """What operators of constant work take longer in larger steps becomes, in place, the time of others.
-
-    Such an operator, as the optimizer, finds its operands no longer in the cache, or what came before it frees memory:
-    in a table by work alone this would be nobody's, so the operator before it that grows gets it, or the first.
-
-    Args:
-        amounts: Of the records of each step.
-        seconds: Likewise.
-    """
-    num_records = len(seconds[0])
-    grows = [len({each[i] for each in amounts}) > 1 for i in range(num_records)]
-    if not any(grows):
-        return
-    to = grows.index(True)
-    for i in range(num_records):
-        if grows[i]:
-            to = i
-            continue
-        least = min(each[i] for each in seconds)
-        for each in seconds:
-            each[to] += each[i] - least
-            each[i] = least
-
-
 def _without_metadata(at: StepTrace, seconds: list[float]) -> list[float]:
     carried, last = 0.0, None
     for place, record in enumerate(at.operators):
@@ -154,48 +122,3 @@ def _without_metadata(at: StepTrace, seconds: list[float]) -> list[float]:
     if last is not None:
         seconds[last] += carried
     return seconds
-
-
-_BUSY = 0.9
-"""A GPU's step is as long as its operators where the host needs less than this part of it."""
-
-
-def times_of(
-    trace: StepTrace, measured: Sequence[tuple[PartSizes, StepLaps]], device: torch.device, *, limits: str = ""
-) -> MeasuredTimes:
-    """The table that follows from timed steps.
-
-    The operators of a step add up to what it took as a whole: timing inside it changes how memory comes and goes, and
-    with it what operators take on a CPU. On a GPU this holds for steps in which the host is ahead of it.
-
-    Args:
-        trace: With formulas.
-        measured: Sizes, and what steps there took. What watching takes follows from the shortest step.
-        device: On which.
-        limits: Of the device, in words.
-    """
-    shortest = min((laps for _, laps in measured), key=lambda laps: laps.median_seconds)
-    is_gpu = trace.device == "cuda"
-    host_seconds = min(shortest.host_seconds)
-    traces = [trace.at(sizes) for sizes, _ in measured]
-    seconds = []
-    for at, (_, laps) in zip(traces, measured, strict=True):
-        watching = 0.0 if is_gpu else watching_at(shortest, laps)
-        taken, whole = seconds_of_records(at, laps.names, laps.median_laps, watching=watching), laps.median_seconds
-        if sum(taken) > 0 and (not is_gpu or host_seconds < _BUSY * whole):
-            taken = [each * whole / sum(taken) for each in taken]
-        seconds.append(taken)
-    growth_moved([[amount_of(record, at.storages) for record in at.operators] for at in traces], seconds)
-    operators = (each for at, taken in zip(traces, seconds, strict=True) for each in operators_at(trace, at, taken))
-    num_launched = sum(record.kind != "metadata" for record in trace.operators)
-    return MeasuredTimes(
-        schema="nugnn.times/1",
-        device=device_facts.device_name(device),
-        kind="cuda" if is_gpu else "cpu",
-        uuid=device_facts.device_uuid(device),
-        limits=limits,
-        multiprocessors=device_facts.num_multiprocessors(device),
-        launch_seconds=host_seconds / num_launched if is_gpu else 0.0,
-        operators=joined_operators(operators),
-        versions=device_facts.versions(has_gpu=is_gpu) | trace.versions,
-    )
