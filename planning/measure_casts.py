@@ -17,14 +17,15 @@ _MEMORY_PART = 16
 """A cast takes no more than this part of what is free."""
 
 
-def measure_casts(device: torch.device, *, seconds: float) -> tuple[TimedOperator, ...]:
+def measure_casts(device: torch.device, *, seconds: float, most_values: int = _VALUES[-1]) -> tuple[TimedOperator, ...]:
     """Entries for a table of times, one for each pair of float32, bfloat16 and float16.
 
     Args:
         device: Idle otherwise.
         seconds: For all timed calls together.
+        most_values: Of one cast.
     """
-    most_values = device_facts.free_bytes(device) // _MEMORY_PART // 8
+    most_values = min(most_values, device_facts.free_bytes(device) // _MEMORY_PART // 8)
     counts = [count for count in _VALUES if count <= most_values] or [_VALUES[0]]
     pairs = list(itertools.permutations(_TYPES, 2))
     budget = seconds / (len(pairs) * len(counts))

@@ -19,6 +19,10 @@ _Ranks = tuple[int, ...]
 _Mask = tuple[int, ...]
 
 
+_UNLIKE = BY_OPERATIONS | {"exchange", "optimizer"}
+"""Kinds whose seconds say nothing about what another operator takes for its bytes."""
+
+
 class Lookup(NamedTuple):
     """An answer of a table.
 
@@ -98,7 +102,7 @@ class Entries:
             entry = min(same or of_kind, key=lambda e: (e.timed.op != record.op, _reach(e, amount)))
             what = f"was not measured: as {entry.timed.op}, of the same kind"
             return entry, what if same else f"{what}, in {_types(entry.timed)}"
-        by_bytes = [e for kind, each in self._of_kind.items() if kind not in BY_OPERATIONS for e in each]
+        by_bytes = [e for kind, each in self._of_kind.items() if kind not in _UNLIKE for e in each]
         entry = min(by_bytes or self._of_kind[next(iter(self._of_kind))], key=lambda e: _reach(e, amount))
         return entry, f"nothing of its kind was measured: as {entry.timed.op}, by what it moves"
 

@@ -62,9 +62,9 @@ class Curve:
         works, seconds = self._works, self._seconds
         if work >= works[-1]:
             return seconds[-1] + self._above * (work - works[-1])
-        if work <= works[0]:
+        if work < works[0]:
             return self._at_nothing + (seconds[0] - self._at_nothing) * work / works[0]
-        right = bisect.bisect_right(works, work)
+        right = bisect.bisect_right(works, work)  # there is one on either side
         share = (work - works[right - 1]) / (works[right] - works[right - 1])
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
