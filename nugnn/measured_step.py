@@ -113,11 +113,11 @@ class Place:
         self.device = family.ranks.device
         self._works = list(itertools.islice(family.steps(0), _IN_A_ROW))
         self._clock = clock_for(self.device, self.now)
+        self.trainer.model.train()
         self._timer = OperatorTimer(self.trainer.optimizer, self._clock)
 
     def warm_up(self) -> None:
         """Steps that do not count: they compile, aggregate features, and tell how long the host needs for each."""
-        self.trainer.model.train()
         for number in range(_STEPS_BEFORE):
             self._step(number)
         for _ in range(2 if self.device.type == "cuda" else 1):

@@ -25,7 +25,9 @@ Now = Callable[[], float]
 """A clock of the host, in seconds: `time.perf_counter`, or `time.thread_time` for what one thread has worked."""
 _FIRST_PAUSE = 500e-6
 """Seconds in which the host has put any operator into the queue, while it is not known how long that takes."""
-_LEAST_PAUSE = 30e-6
+_LEAST_PAUSE, _MOST_PAUSE = 30e-6, 5e-3
+_WARM_CYCLES = 50_000_000
+"""After which a GPU that was idle runs at its usual clock."""
 
 
 class OperatorClock(Protocol):
@@ -94,8 +96,9 @@ class DeviceClock:
         self._events, self._host_laps = [], []
 
     def begin(self, number: int) -> None:
-        pause = self._pauses[number] if number < len(self._pauses) else _FIRST_PAUSE
-        self._pause(pause)
+        if self._events:  # one operator in the queue at a time: the host never waits for room in it
+            self._events[-1][1].synchronize()
+        self._pause(self._pauses[number] if number < len(self._pauses) else _FIRST_PAUSE)
         pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._events.append(pair)
         pair[0].record()
@@ -108,7 +111,7 @@ class DeviceClock:
     def close(self) -> list[float]:
         torch.cuda.synchronize(self._device)
         laps = [max(before.elapsed_time(after) / 1e3 - self._nothing, 0.0) for before, after in self._events]
-        self._pauses = [max(_LEAST_PAUSE, min(2 * seconds, _FIRST_PAUSE)) for seconds in self._host_laps]
+        self._pauses = [min(_LEAST_PAUSE + 2 * seconds, _MOST_PAUSE) for seconds in self._host_laps]
         return laps
 
     def _pause(self, seconds: float) -> None:
@@ -116,7 +119,7 @@ class DeviceClock:
 
     def _measured_rate(self) -> float:
         cycles = 2_000_000
-        torch.cuda._sleep(cycles)
+        torch.cuda._sleep(_WARM_CYCLES)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         torch.cuda._sleep(cycles)
