@@ -1,8 +1,9 @@
-"""Training steps predicted from measured operators, held against training steps: seconds and peak memory.
+r"""Training steps predicted from measured operators, held against training steps: seconds and peak memory.
 
     python benchmarks/replay_accuracy.py --rows rows/replay.jsonl               # CPU: random graphs, and samples
     python benchmarks/replay_accuracy.py --graph cora --data-dir DATA            # a real graph
-    python benchmarks/replay_accuracy.py --device cuda --graph products-like:600000 --precisions fp32,bf16
+    python benchmarks/replay_accuracy.py --device cuda --graph products-like:600000 --precisions fp32,bf16 \
+        --limits sms=32 --rows rows/replay.jsonl
 
 Configurations (model, widths, layers, precision) and the sizes that are predicted are drawn by a seed before anything
 is measured; all are reported. Of each configuration the operators are timed inside steps at a ladder of sizes
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from nugnn.datasets.registry import load
+from nugnn.limited import apply_limits
 from nugnn.measured_step import Place, ladder
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
@@ -37,6 +39,7 @@ from nugnn.partition.assign import partition_nodes
 from nugnn.partition.pieces import piece_of
 from nugnn.partition.shard import Shard, build_shard
 from nugnn.planning.calibration import alone_seconds
+from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import storage_bytes
@@ -372,10 +375,15 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--precisions", default="fp32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clock", default="wall", choices=("wall", "thread"), help="thread: seconds that one worked")
-    parser.add_argument("--label", default="", help="of the device's limits, for the rows")
+    parser.add_argument("--limits", default="none", help="of the device, as sms=32 or threads=1")
+    parser.add_argument("--label", default="", help="for the rows; the limits unless given")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args(arguments)
+    limits = DeviceLimits.parse(options.limits)
+    if not limits.is_none:
+        apply_limits(limits, torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu"))
+        options.label = options.label or str(limits)
     recorder = Recorder(options.rows, torch.device(options.device), line)
     batch = {"mlp": 2048, "cnn": 256, "transformer": 128}
     sizes = _Sizes(

@@ -7,8 +7,9 @@ import itertools
 import torch
 
 from nugnn.planning import device_facts
+from nugnn.planning.casts import CAST
 from nugnn.planning.operator_costs import item_bytes
-from nugnn.planning.timed_operators import CAST, OperandShape, TimedOperator, TimedPoint
+from nugnn.planning.timed_operators import OperandShape, TimedOperator, TimedPoint
 from nugnn.planning.timing import time_calls
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -17,8 +17,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from nugnn.datasets.whole_file import write_whole
+from nugnn.planning.casts import CAST
 from nugnn.planning.nearest_operator import Entries, Lookup
-from nugnn.planning.timed_operators import CAST, Quantity, TimedOperator, joined_operators
+from nugnn.planning.timed_operators import Quantity, TimedOperator, joined_operators
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, TensorRecord
 from nugnn.planning.validation import first_problem

@@ -15,8 +15,6 @@ from nugnn.planning.trace_records import Kind, OperatorRecord, Storage, Strict, 
 
 Size = Annotated[int, Field(ge=0)]
 Quantity = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-CAST = "aten._to_copy"
-"""A tensor in another type."""
 BY_OPERATIONS = frozenset(("product", "attention"))
 """Kinds whose work is counted in operations; attention on a graph, which has edges, in bytes."""
 
