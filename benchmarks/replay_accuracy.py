@@ -199,7 +199,8 @@ class RealGraph:
             width = 128 if features is None else min(int(features.shape[1]), 256)
             random_ones = {"feat": torch.randn(shard.num_inner, width)}
             shard = dataclasses.replace(shard, node_data=shard.node_data | random_ones)
-        rows = torch.arange(0, shard.num_inner, 10)
+        labels = shard.node_data["label"]
+        rows = (torch.ones(len(labels)) if labels.dim() > 1 else labels >= 0).nonzero().flatten()[::10]
         self.shard = dataclasses.replace(shard, train_rows=rows, num_train_global=len(rows) * parts)
         self._device = device
         self.in_features, self.num_classes = shard.node_data["feat"].shape[1], shard.num_classes

@@ -99,7 +99,7 @@ class Entries:
         if of_kind := self._of_kind.get(record.kind):
             wanted = _types(record)
             same = [e for e in of_kind if _types(e.timed) == wanted]
-            entry = min(same or of_kind, key=lambda e: (e.timed.op != record.op, _reach(e, amount)))
+            entry = min(same or of_kind, key=lambda e: (e.timed.op != record.op, _distance(e, dims), _reach(e, amount)))
             what = f"was not measured: as {entry.timed.op}, of the same kind"
             return entry, what if same else f"{what}, in {_types(entry.timed)}"
         by_bytes = [e for kind, each in self._of_kind.items() if kind not in _UNLIKE for e in each]

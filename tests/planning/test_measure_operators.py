@@ -136,9 +136,10 @@ def test_a_batch_is_measured_at_a_ladder():
     assert times.fallbacks(trace.at(PartSizes(batch=50))) == {}
 
 
-def test_a_part_that_is_there_is_measured_on_its_own_structure():
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_a_part_that_is_there_is_measured_on_its_own_structure(num_parts):
     model = _gnn("gcn")
-    shard = random_part(PART, IN, CLASSES, multilabel=False, num_parts=2)
+    shard = random_part(PART, IN, CLASSES, multilabel=False, num_parts=num_parts)
     trace = trace_graph_step(model, **HOW)
     assert sizes_of(shard) == sizes_of(lone_part(shard)) == PART
     for part in (shard, lone_part(shard)):

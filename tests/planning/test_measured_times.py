@@ -22,7 +22,7 @@ from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps, seconds_of_records, watching_seconds
 from nugnn.planning.time_curves import Amount
-from nugnn.planning.timed_operators import amount_of
+from nugnn.planning.timed_operators import amount_of, is_large_sum
 from nugnn.planning.times_of_steps import growth_moved, times_of, whole_over_sum
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import TraceError
@@ -158,6 +158,24 @@ def test_other_formats_and_kinds_are_answered_and_said():
     assert "edge_softmax (edge_softmax, bfloat16) nothing of its kind was measured: as aten._log_softmax" in reasons
     assert all(times.seconds(o, at.storages) > 0 for o in at.operators if o.kind != "metadata")
     assert times.fallbacks(_of_graph("gcn").at(PARTS[1])) == {}
+
+
+def test_large_sums_of_a_cpu_are_answered_by_small_ones_of_their_width_where_no_large_one_was_measured():
+    trace = _of_graph("gin", hidden=64)
+    sizes = [*PARTS, PartSizes(inner=20_000, halo=4000, edges=200_000, train=2000, sent=4000)]
+    large = [o for o in trace.at(sizes[-1]).operators if is_large_sum(o)]
+    assert {o.sizes["width"] for o in large} == {64} and {o.kind for o in large} == {"spmm"}
+    small, both = _table(trace, PARTS), _table(trace, sizes)
+    at = trace.at(sizes[-1])
+    assert set(small.fallbacks(at).values()) == {1}
+    assert set(small.fallbacks(at)) == {
+        f"{o.op} (spmm, float32) was not measured: as {o.op}, of the same kind" for o in large
+    }
+    assert both.fallbacks(at) == {}
+    for record in large:
+        exact = _seconds(at)[at.operators.index(record)]
+        assert both.seconds(record, at.storages) == pytest.approx(exact)
+        assert small.seconds(record, at.storages) == pytest.approx(exact, rel=0.01)  # its device is straight
 
 
 def test_casts_are_answered_by_both_types_and_grow():
