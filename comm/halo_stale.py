@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -84,6 +85,18 @@ class _Sent:
         return self.plan is plan and self.form == _form(out)
 
 
+_sent_under: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+"""For each plan those who have sent under it."""
+
+
+def arrived(plan: HaloPlan) -> None:
+    """Wait for all rows that are on their way under ``plan``, which are not read any more: the next step of whoever
+    sent them reads what is true. To be called before rows get other owners: an exchange that nobody holds is lost.
+    """
+    for stale in list(_sent_under.get(plan, ())):
+        stale.restart()
+
+
 class StaleRows:
     """What this rank was sent in the last step, by what it is: rows ``(H, ...)``, gradients ``(S, ...)``.
 
@@ -130,6 +143,7 @@ class StaleRows:
             rows = send(out.new_empty(out.shape))
             before = _Sent(plan, _form(out), self._step, rows, None if before is None else before.rows)
             self._sent[name] = before
+            _sent_under.setdefault(plan, WeakSet()).add(self)
         return _Copy(out, before.earlier or before.rows)
 
     def restart(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nugnn.activations import make_activations
 from nugnn.comm.halo_mode import checked_halo_mode
+from nugnn.comm.halo_stale import arrived
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import NodeEmbedding
 from nugnn.held_rows import HeldRows
@@ -193,6 +194,7 @@ class GraphFamily:
         """
         graph, splits, owed, traffic = self.graph, self.rows, self.own_rows(), self.net.halo_traffic
         is_evaluated = self._evaluated is self.net
+        arrived(graph.index.plan)  # before nobody holds what is on its way
         del self.net, self._activations, self._mean, self.graph, self.rows  # what they keep of the features goes first
         if is_evaluated:
             del self._evaluated

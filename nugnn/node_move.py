@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from nugnn.comm.halo_stale import arrived
 from nugnn.comm.row_move import RowMove
 from nugnn.held_rows import move_parameters
 from nugnn.kernels.rows import tag
@@ -118,6 +119,7 @@ def move_nodes(
     """
     began = time.perf_counter()
     ranks, has_edge_ids, halo_before = graph.ranks, graph._edge_ids is not None, graph.index.plan.num_halo
+    arrived(graph.index.plan)
     through_host = _through_host(graph)
     where = destination.cpu().long()
     is_by_id = graph.of_the_whole["order"].method == "none"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from dgl import function as fn
 from torch import Tensor, nn
 
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
@@ -210,3 +211,35 @@ def test_a_resumed_run_is_where_its_nodes_were(ranks: Any, order: str, tmp_path:
         assert num_before == 3 and here.moved == there.moved[1:]
         assert torch.equal(here.losses, there.losses) and torch.equal(here.logits, there.logits)
         assert all(torch.equal(value, there.best[name]) for name, value in here.best.items())
+
+
+class Wide(nn.Module):
+    """Sends rows that take a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(NUM_FEATURES, 32000), nn.Linear(32000, NUM_CLASSES)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.ndata["h"] = self.widen(x)
+            graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "h"))
+            return self.narrow(graph.ndata["h"])  # type: ignore[no-any-return]
+
+
+def _moves_while_rows_travel(ranks: Ranks, data: GraphData) -> list[float]:
+    torch.manual_seed(0)
+    model = Wide()
+    trainer = trainer_on(ranks, data, model, parts_of(data, 2, 9), halo_mode="stale")
+    family, losses = trainer.family, list[float]()
+    assert isinstance(family, GraphFamily)
+    for number in range(4):
+        held = HeldRows(model, trainer.optimizer, family.graph, trusts_user=False)
+        losses += [trainer.train_epoch() for _ in range(2)]
+        family.move(parts_of(data, 2, number)[family.graph.global_node_ids], held)
+    return losses
+
+
+def test_rows_that_are_on_their_way_arrive_before_nodes_move(ranks: Any) -> None:
+    one, other = ranks.run(2, _moves_while_rows_travel, make_graph(num_nodes=600, dtype=torch.float32), timeout=60)
+    assert one == other
