@@ -16,13 +16,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
 from nugnn.planning.cluster_file import (
@@ -39,14 +38,13 @@ from nugnn.planning.cluster_file import (
 from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.limited import limited, shared
 from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.links import LOOPBACK, Links
 from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
-
-Floats = npt.NDArray[np.float64]
 
 _LATENCY_INSIDE, _LATENCY_BETWEEN = 10e-6, 30e-6
 """Seconds, where nothing says more."""
-_HOST_BYTES = 5e9
-"""Between workers on a CPU through the host's memory, bytes a second one way, where nothing says more."""
+_UNKNOWN_BUS_BYTES = 1e10
+"""Of a GPU that has no sheet, to others and to its host, where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class ClusterDevice:
 
     host: str
     profile: DeviceProfile
-    limits: DeviceLimits = DeviceLimits()
+    limits: DeviceLimits = field(default_factory=DeviceLimits)
     is_here: bool = False
 
     @property
@@ -77,15 +75,12 @@ class Cluster:
 
     Args:
         devices: P of them.
-        bytes_per_second: ``(P, P)`` of each pair one way while the other way and all other pairs are as busy; infinite
-            on the diagonal. A host's way to others is divided by the number of its devices.
-        latency_seconds: ``(P, P)``, 0 on the diagonal.
+        links: Between them.
         notes: What had to be assumed, for people.
     """
 
     devices: tuple[ClusterDevice, ...]
-    bytes_per_second: Floats
-    latency_seconds: Floats
+    links: Links
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -93,23 +88,14 @@ class Cluster:
         return tuple(device.profile for device in self.devices)
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """Of each device."""
-        return tuple(device.host for device in self.devices)
+    def kinds(self) -> tuple[str, ...]:
+        """Of each device, equal where devices are alike and have as fast a way to their peers."""
+        ways = [self.links.of_rank(rank) for rank in range(len(self.devices))]
+        return tuple(f"{device.kind} {way}" for device, way in zip(self.devices, ways, strict=True))
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
         return tuple(device.profile.memory_bytes for device in self.devices)
-
-    def part(self, ranks: Sequence[int]) -> Cluster:
-        """Some of the devices, in another order; hosts keep their links to others as they are divided here."""
-        chosen = np.asarray(ranks, np.int64)
-        return Cluster(
-            devices=tuple(self.devices[rank] for rank in ranks),
-            bytes_per_second=self.bytes_per_second[np.ix_(chosen, chosen)],
-            latency_seconds=self.latency_seconds[np.ix_(chosen, chosen)],
-            notes=self.notes,
-        )
 
 
 def read_cluster(path: Path | str, this_machine: Callable[[], MachineProfile] | None = None) -> Cluster:
@@ -148,7 +134,15 @@ def cluster_of_machine(
         ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
         for profile, limit in zip(profiles, each, strict=True)
     )
-    return _linked(devices, lambda a, b: _link_inside(devices[a].profile, devices[b].profile, machine.links), ())
+    is_nccl = _is_nccl(devices)
+    return Cluster(
+        devices=devices,
+        links=_linked(
+            devices,
+            lambda a, b: _link_inside(devices[a].profile, devices[b].profile, machine.links, is_nccl=is_nccl),
+            {0: machine.links},
+        ),
+    )
 
 
 def _placed(text: str, path: Path, root: yaml.Node) -> str:
@@ -176,29 +170,26 @@ class _Builder:
                 devices += [ClusterDevice(host=name, profile=p, limits=x, is_here=here) for p, x, here in found]
                 used = [each.device for each in host.devices if each.device in self._machines]
                 self._links_of[name] = tuple(link for one in dict.fromkeys(used) for link in self._machines[one].links)
-        counts = {
-            name: sum(device.host == name for device in devices) for host in self._fields.hosts for name in host.names
-        }
-        groups = {host.name: set(host.names) for host in self._fields.hosts} | {name: {name} for name in counts}
+        groups = {host.name: set(host.names) for host in self._fields.hosts} | {name: {name} for name in self._links_of}
         pairs = {
             frozenset((one, other)): pair
             for pair in self._fields.links.pairs
             for one in groups[pair.ends[0]]
             for other in groups[pair.ends[1]]
         }
+        is_nccl = _is_nccl(devices)
 
         def link(a: int, b: int) -> tuple[float, float]:
             one, other = devices[a], devices[b]
             fields = pairs.get(frozenset((one.host, other.host)))
-            if one.host == other.host:
-                if fields is None and self._fields.links.inside is None:
-                    return _link_inside(one.profile, other.profile, self._links_of[one.host])
-                return _rates(fields or self._fields.links.inside, _LATENCY_INSIDE, 1)
-            return _rates(
-                fields or self._fields.links.between, _LATENCY_BETWEEN, max(counts[one.host], counts[other.host])
-            )
+            if one.host != other.host:
+                return _rates(fields or self._fields.links.between, _LATENCY_BETWEEN)
+            if fields is None and self._fields.links.inside is None:
+                return _link_inside(one.profile, other.profile, self._links_of[one.host], is_nccl=is_nccl)
+            return _rates(fields or self._fields.links.inside, _LATENCY_INSIDE)
 
-        return _linked(tuple(devices), link, tuple(self._notes))
+        measured = dict(enumerate(self._links_of.values()))
+        return Cluster(devices=tuple(devices), links=_linked(devices, link, measured), notes=tuple(self._notes))
 
     def _devices_of(self, host: HostFields, place: str) -> list[tuple[DeviceProfile, DeviceLimits, bool]]:
         whole: list[DeviceProfile] = []
@@ -290,41 +281,65 @@ def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]
     return found
 
 
-def _rates(fields: LinkFields | None, latency_seconds: float, sharers: int) -> tuple[float, float]:
+def _rates(fields: LinkFields | None, latency_seconds: float) -> tuple[float, float]:
     assert fields is not None, "checked before: every pair has a link"
-    latency = latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6
-    return fields.bytes_per_second / sharers, latency
+    return fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6
 
 
-def _link_inside(one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile]) -> tuple[float, float]:
+def _is_nccl(devices: Sequence[ClusterDevice]) -> bool:
+    """Whether GPUs exchange directly: each rank has one of its own."""
+    own = [(device.host, device.profile.uuid) for device in devices if device.profile.uuid is not None]
+    return all(device.profile.kind == "cuda" for device in devices) and len(set(own)) == len(own)
+
+
+def _link_inside(
+    one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool
+) -> tuple[float, float]:
     """Between two devices of a host: as it was measured, else as data sheets say."""
-    wanted = {"nccl"} if one.kind == other.kind == "cuda" else {"gloo"}
-    measured = [link for link in links if link.between == "devices" and link.via in wanted]
-    ends = {one.uuid, other.uuid}
-    exact = [link for link in measured if link.ends and set(link.ends) == ends]
+    via = "nccl" if is_nccl else "gloo"
+    measured = [link for link in links if link.between == "devices" and link.via == via]
+    exact = [link for link in measured if link.ends and set(link.ends) == {one.uuid, other.uuid}]
     for link in exact or [link for link in measured if not link.ends]:
         return link.bytes_per_second, link.latency_seconds
+    if not is_nccl:
+        return LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds
     return min(_reach(one), _reach(other)), _LATENCY_INSIDE
 
 
 def _reach(profile: DeviceProfile) -> float:
-    """Bytes a second that get out of a device, by its sheet."""
-    if profile.kind == "cpu":
-        return _HOST_BYTES
+    """Bytes a second that get out of a GPU to others of its host, by its sheet."""
     try:
         sheet = sheet_of(profile.name)
     except SheetError:
-        return _HOST_BYTES
+        return _UNKNOWN_BUS_BYTES
     host = sheet.host_link().bytes_per_second
     return host if sheet.fabric_gb_per_s is None else max(0.8 * sheet.fabric_gb_per_s * 1e9, host)
 
 
+def _copy_seconds(profile: DeviceProfile, links: Sequence[LinkProfile]) -> float:
+    """Seconds of a byte between a device and its host's memory; 0 for a CPU."""
+    if profile.kind == "cpu":
+        return 0.0
+    copies = [link for link in links if link.between == "host" and (not link.ends or profile.uuid in link.ends)]
+    if copies:
+        return 1 / copies[0].bytes_per_second
+    try:
+        return 1 / sheet_of(profile.name).host_link().bytes_per_second
+    except SheetError:
+        return 1 / _UNKNOWN_BUS_BYTES
+
+
 def _linked(
-    devices: tuple[ClusterDevice, ...], link: Callable[[int, int], tuple[float, float]], notes: tuple[str, ...]
-) -> Cluster:
-    """Links of all pairs, each pair of alike devices asked for once."""
+    devices: Sequence[ClusterDevice],
+    link: Callable[[int, int], tuple[float, float]],
+    measured: Mapping[int, Sequence[LinkProfile]],
+) -> Links:
+    """Links of all pairs, each pair of alike devices asked for once; hosts are numbered as they come."""
     count = len(devices)
     rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(device.host for device in devices))}
+    hosts = tuple(number_of[device.host] for device in devices)
+    cards: dict[int, float] = {}
     known: dict[tuple[Any, ...], tuple[float, float]] = {}
     keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
     for a in range(count):
@@ -332,6 +347,16 @@ def _linked(
             key = (keys[a], keys[b])
             if key not in known:
                 known[key] = link(a, b)
-            rates[a, b] = rates[b, a] = known[key][0]
-            latencies[a, b] = latencies[b, a] = known[key][1]
-    return Cluster(devices=devices, bytes_per_second=rates, latency_seconds=latencies, notes=notes)
+            rate, latency = known[key]
+            rates[a, b] = rates[b, a] = rate
+            latencies[a, b] = latencies[b, a] = latency
+            if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
+                for host in (hosts[a], hosts[b]):
+                    cards[host] = max(cards.get(host, 0.0), rate)
+    is_nccl = _is_nccl(devices)
+    staging = None
+    if not is_nccl:
+        staging = np.array(
+            [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
+        )
+    return Links(rates, latencies, hosts, cards, staging, is_nccl)

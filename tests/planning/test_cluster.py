@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +47,13 @@ links:
   between: {gbit_per_second: 8, latency_us: 20}
 """,
     )
-    assert found.hosts == ("here", "here", "old-0", "old-0", "old-1", "old-1")
+    assert tuple(device.host for device in found.devices) == ("here", "here", "old-0", "old-0", "old-1", "old-1")
     assert found.profiles[:2] == (GPU, OTHER) and found.profiles[3] == CPU
     assert found.profiles[2] == sheet_of("Tesla T4").as_profile() == found.profiles[4]
     assert [device.is_here for device in found.devices] == [True, True, False, False, False, False]
     assert any("Tesla T4: by its data sheet" in note for note in found.notes)
-    assert found.devices[2].kind == found.devices[4].kind != found.devices[0].kind
+    assert found.kinds[2] == found.kinds[4] != found.kinds[0]
+    assert not found.links.is_nccl and found.links.stages == (True, True, True, False, True, False)
 
 
 def test_links_are_symmetric_and_a_hosts_way_is_shared(tmp_path: Path) -> None:
@@ -70,18 +70,20 @@ links:
     - {ends: [b-0, b-1], gbit_per_second: 800, latency_us: 1}
 """,
     )
-    rate, latency = found.bytes_per_second, found.latency_seconds
+    rate, latency = found.links.bytes_per_second, found.links.latency_seconds
     assert (rate == rate.T).all() and (latency == latency.T).all()
     assert np.isinf(np.diag(rate)).all() and (np.diag(latency) == 0).all()
     assert rate[0, 1] == 2e11 and latency[0, 1] == 7e-6  # as measured
-    assert rate[0, 2] == 1e10 / 2  # two devices of host a share its way out
-    assert rate[2, 4] == 1e10 and rate[2, 3] == 1e11 and latency[2, 3] == 1e-6
-    inside = cluster(tmp_path, ONE_HOST + "    - {device: V100, count: 2}\n").bytes_per_second
-    assert inside[0, 1] == pytest.approx(0.8 * 150e9)  # NVLink, by the sheet
+    assert rate[0, 2] == rate[2, 4] == 1e10 and rate[2, 3] == 1e11 and latency[2, 3] == 1e-6
+    assert found.links.hosts == (0, 0, 1, 2, 3) and found.links.is_nccl
+    assert found.links.host_bytes_per_second == {0: 1e10, 1: 1e11, 2: 1e11, 3: 1e10}
+    both_out = np.zeros((5, 5))
+    both_out[0, 4] = both_out[1, 4] = 1e10
+    assert found.links.transfer_seconds(both_out)[0] == pytest.approx(2)  # the devices of a host share its card
+    inside = cluster(tmp_path, ONE_HOST + "    - {device: V100, count: 2}\n").links
+    assert inside.bytes_per_second[0, 1] == pytest.approx(0.8 * 150e9)  # NVLink, by the sheet
     given = ONE_HOST + "    - {device: V100, count: 2}\nlinks: {inside: {gbit_per_second: 16}}\n"
-    assert cluster(tmp_path, given).bytes_per_second[0, 1] == 2e9
-    turned = found.part([4, 0])
-    assert turned.hosts == ("b-2", "a") and turned.bytes_per_second[0, 1] == rate[4, 0]
+    assert cluster(tmp_path, given).links.bytes_per_second[0, 1] == 2e9
 
 
 def test_overrides_factors_and_limits_change_the_profile(tmp_path: Path) -> None:
@@ -180,9 +182,12 @@ def test_no_file_and_no_machine_to_look_at(tmp_path: Path) -> None:
 
 def test_links_of_a_machine_by_uuid() -> None:
     fast = LINK.model_copy(update={"ends": ("GPU-b", "GPU-a"), "bytes_per_second": 3e11})
-    machine = MachineProfile(devices=(GPU, OTHER, CPU), links=(fast, LINK))
-    assert cluster_of_machine(machine, [GPU, OTHER]).bytes_per_second[0, 1] == 3e11
-    alone = cluster_of_machine(machine, [GPU])
-    assert math.isinf(alone.bytes_per_second[0, 0]) and len(alone.devices) == 1
-    halves = cluster_of_machine(machine, [GPU, GPU]).profiles
+    copies = LinkProfile(between="host", via="copy", bytes_per_second=2.5e10, latency_seconds=1e-5)
+    machine = MachineProfile(devices=(GPU, OTHER, CPU), links=(fast, LINK, copies))
+    assert cluster_of_machine(machine, [GPU, OTHER]).links.bytes_per_second[0, 1] == 3e11
+    assert len(cluster_of_machine(machine, [GPU]).devices) == 1
+    shared = cluster_of_machine(machine, [GPU, GPU])
+    halves = shared.profiles
     assert halves[0].gather_bytes == GPU.gather_bytes / 2 and halves[0].memory_bytes == GPU.memory_bytes // 2
+    assert not shared.links.is_nccl and shared.links.staging_seconds_per_byte is not None
+    assert shared.links.staging_seconds_per_byte[0] == 1 / 2.5e10

@@ -100,7 +100,7 @@ def test_threads_decide_who_has_how_much_of_a_cpu() -> None:
 def test_memory_that_is_not_given_away_is_divided() -> None:
     a, b, c = shared(CPU, [DeviceLimits(memory_fraction=0.5), DeviceLimits(), DeviceLimits()])
     assert (a.memory_bytes, b.memory_bytes, c.memory_bytes) == (1 << 33, 1 << 32, 1 << 32)
-    with pytest.raises(ValueError, match="adds up to 1.2"):
+    with pytest.raises(ValueError, match=r"adds up to 1\.2"):
         shared(CPU, [DeviceLimits(memory_fraction=0.6)] * 2)
     with pytest.raises(ValueError, match="leaves nothing for worker 1"):
         shared(CPU, [DeviceLimits(memory_fraction=1.0), DeviceLimits()])
