@@ -1,8 +1,8 @@
 """How many halo rows a part will have, before there is a cut.
 
 Measured cuts (``docs/partition-fit.md``) grow a little faster than the logarithm of the number of parts: of
-``products-like`` 0.6, 1.3, 2.1 and 3.2 rows for each node of 2, 4, 8 and 16 parts. How large the first number is depends
-on the graph: 0.03 of a mesh, 0.5 of a dense web of mails.
+``products-like`` 0.6, 1.3, 2.1 and 3.2 rows for each node of 2, 4, 8 and 16 parts. How large the first number is
+depends on the graph: 0.03 of a mesh, 0.5 of a dense web of mails.
 """
 
 from __future__ import annotations

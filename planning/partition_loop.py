@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -27,6 +27,7 @@ from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_g
 from nugnn.planning.part_sizes import GRAPH_COUNTS, PartSizes
 from nugnn.planning.shares import (
     DoesNotFitError,
+    Halo,
     SharePlan,
     capacity,
     check_whole,
@@ -144,12 +145,14 @@ def partition_to_fit(
     rounds: int = 6,
     seed: int = 0,
     imbalance: float = 0.02,
-    halo_fraction: float = 0.5,
+    halo_fraction: Halo = 0.5,
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,
     beside_metis: bool = False,
     only_work: bool = False,
     symmetric: SymmetricGraph | None = None,
+    only_work: bool = False,
+    on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
 
@@ -170,7 +173,8 @@ def partition_to_fit(
         rounds: Calls of the partitioner after the start, at most.
         seed: Of the partitioner; round r uses ``seed + r``.
         imbalance: Ends the loop when devices wait for less than this share of an epoch, on average.
-        halo_fraction: Halo rows expected for each node of a part, for the first shares only.
+        halo_fraction: Halo rows expected for each node of a part, or a function of the part's fraction of the graph;
+            for the first shares only.
         also: Further shares of the nodes to start from, a dictionary by name, each in any unit: baselines that the
             result shall not be worse than.
         moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
@@ -180,6 +184,9 @@ def partition_to_fit(
             against the others.
         symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it: of large
             graphs that are split several times.
+        only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
+            against the others.
+        on_round: Called with the name of each round before it begins.
 
     Returns:
         The best split found, with all that was tried. Equal arguments give an equal one, times apart.
@@ -215,7 +222,7 @@ def partition_to_fit(
         raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric)
+    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, on_round)
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)
@@ -235,7 +242,7 @@ def partition_to_fit(
 
 
 def _first_shares(
-    work: WorkModel, whole: PartSizes, limits: Sequence[float], halo_fraction: float
+    work: WorkModel, whole: PartSizes, limits: Sequence[float], halo_fraction: Halo
 ) -> tuple[SharePlan | None, tuple[float, ...]]:
     """The relaxed plan; where memories hold the graph only with less halo than expected, shares in their proportion."""
     try:
@@ -264,9 +271,11 @@ class _Search:
         method: LoopMethod,
         seed: int,
         symmetric: SymmetricGraph | None,
+        on_round: Callable[[str], None] | None = None,
     ) -> None:
         self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
         self.work, self.limits, self.method, self.seed = work, limits, method, seed
+        self.on_round = on_round or (lambda _: None)
         self.num_parts = len(limits)
         self.began = time.perf_counter()
         self.rounds: list[Round] = []
@@ -284,6 +293,7 @@ class _Search:
         self, name: str, shares: Sequence[float], weights_N: Floats, seed: int, method: LoopMethod | None = None
     ) -> Round:
         """Let the partitioner split by ``shares`` of the node weights; where it misses them, that is taken as it is."""
+        self.on_round(name)
         began = time.perf_counter()
         targets = reachable_shares(normalise_shares(shares), self.num_nodes)
         balance = Balance(weights_N[:, None], targets, 0.02)
@@ -296,6 +306,7 @@ class _Search:
 
     def move(self, start: int) -> Round:
         """Move single nodes of the parts of round ``start``."""
+        self.on_round("moves")
         began = time.perf_counter()
         part_N = self.parts[start].astype(np.int64)
         self._sweep(part_N, self.rounds[start])

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nugnn.planning.links import Links
+
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 
-_MOST_SWEEPS = 8
-_MOST_SWAPS = 500_000
-"""Swaps that are weighed, in all."""
+_MOST_SWAPS = 20_000
+"""Weighed from a start before it is left, some seconds; a sweep that has begun is finished."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """Where parts run.
 
@@ -54,26 +56,7 @@ def traffic_rows(src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_part
     return counts.reshape(num_parts, num_parts)
 
 
-def exchange_seconds(rows: Floats, row_bytes: float, bytes_per_second: Floats, latency_seconds: Floats) -> Floats:
-    """``(P,)`` seconds of one exchange on each rank: both ways at once, its peers one after the other.
-
-    Args:
-        rows: ``(P, P)`` rows sent from the row's rank to the column's.
-        row_bytes: Of a row.
-        bytes_per_second: ``(P, P)`` of each pair.
-        latency_seconds: ``(P, P)``.
-    """
-    per_pair = row_bytes * rows / bytes_per_second + latency_seconds * (rows > 0)
-    return np.maximum(per_pair.sum(axis=1), per_pair.sum(axis=0))
-
-
-def place(
-    rows: npt.NDArray,
-    row_bytes: float,
-    bytes_per_second: Floats,
-    latency_seconds: Floats,
-    kinds: Sequence[Hashable],
-) -> Placement:
+def place(rows: npt.NDArray, row_bytes: float, links: Links, kinds: Sequence[Hashable]) -> Placement:
     """Parts on ranks, each on a device like the one it was made for; never slower than part p on rank p.
 
     Two starts, the parts as they are and parts put beside those they exchange most with, are improved by swapping
@@ -82,68 +65,69 @@ def place(
     Args:
         rows: ``(P, P)`` rows sent from the row's part to the column's in one exchange.
         row_bytes: Of a row.
-        bytes_per_second: ``(P, P)`` between ranks, infinite on the diagonal.
-        latency_seconds: ``(P, P)`` between ranks.
+        links: Between ranks.
         kinds: Of each rank's device: parts are swapped between equal ones only.
     """
-    search = _Search(np.asarray(rows, np.float64), row_bytes, bytes_per_second, latency_seconds, kinds)
+    search = _Search(row_bytes * np.asarray(rows, np.float64), links, kinds)
     identity = np.arange(len(kinds))
     unplaced = search.cost(identity)
     found = [identity]
     if search.can_gain:
         found += [search.improved(start) for start in (identity, search.greedy())]
     best = min(found, key=search.cost)
-    return Placement(tuple(best.tolist()), search.cost(best)[0], unplaced[0])
+    return Placement(
+        rank_of=tuple(np.argsort(best).tolist()), seconds=search.cost(best)[0], seconds_unplaced=unplaced[0]
+    )
 
 
 class _Search:
-    def __init__(
-        self, rows: Floats, row_bytes: float, rates: Floats, latencies: Floats, kinds: Sequence[Hashable]
-    ) -> None:
-        self._rows, self._row_bytes, self._rates, self._latencies = rows, row_bytes, rates, latencies
+    """Orders of parts: ``part_at[r]`` is the part on rank r."""
+
+    def __init__(self, sent_bytes: Floats, links: Links, kinds: Sequence[Hashable]) -> None:
+        self._sent, self._links = sent_bytes, links
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
         self._kind = np.array([numbers[kind] for kind in kinds])
-        between = ~np.eye(len(kinds), dtype=bool)
-        are_links_alike = len(np.unique(rates[between])) <= 1 and len(np.unique(latencies[between])) <= 1
-        self.can_gain = not are_links_alike and len(numbers) < len(kinds) and bool(rows.any())
+        others = ~np.eye(len(kinds), dtype=bool)
+        are_alike = all(
+            len(np.unique(each[others])) <= 1 for each in (links.bytes_per_second, links.latency_seconds)
+        ) and not any(links.stages)
+        is_one_host = len(set(links.hosts)) <= 1
+        self.can_gain = not (are_alike and is_one_host) and len(numbers) < len(kinds) and bool(sent_bytes.any())
 
-    def cost(self, rank_of: npt.NDArray) -> tuple[float, float]:
-        at = np.ix_(rank_of, rank_of)
-        each = exchange_seconds(self._rows, self._row_bytes, self._rates[at], self._latencies[at])
-        return float(each.max()), float(each.sum())
+    def cost(self, part_at: Ints) -> tuple[float, float]:
+        seconds = self._links.exchange_seconds(self._sent[np.ix_(part_at, part_at)])
+        return float(seconds.max()), float(seconds.sum())
 
-    def greedy(self) -> npt.NDArray:
+    def greedy(self) -> Ints:
         """Ranks filled in order, each with the part that exchanges most with those near it, by the rates between."""
         count = len(self._kind)
-        both = self._rows + self._rows.T
-        rank_of = np.full(count, -1)
-        left = np.ones(count, bool)
-        part_at: list[int] = []
-        finite = np.where(np.isfinite(self._rates), self._rates, 0.0)
+        both = self._sent + self._sent.T
+        rates = np.where(np.isfinite(self._links.bytes_per_second), self._links.bytes_per_second, 0.0)
+        part_at = np.full(count, -1)
+        is_left = np.ones(count, bool)
         for rank in range(count):
-            fitting = np.flatnonzero(left & (self._kind == self._kind[rank]))
-            pull = both[np.ix_(fitting, part_at)] @ finite[rank, :rank] if part_at else -both[fitting].sum(axis=1)
-            part = int(fitting[int(np.argmax(pull))])
-            rank_of[part] = rank
-            left[part] = False
-            part_at.append(part)
-        return rank_of
+            fitting = np.flatnonzero(is_left & (self._kind == self._kind[rank]))
+            before = part_at[:rank]
+            pull = both[np.ix_(fitting, before)] @ rates[rank, :rank] if rank else -both[fitting].sum(axis=1)
+            part_at[rank] = fitting[int(np.argmax(pull))]
+            is_left[part_at[rank]] = False
+        return part_at
 
-    def improved(self, start: npt.NDArray) -> npt.NDArray:
+    def improved(self, start: Ints) -> Ints:
         """After swaps of two parts, as long as one helps."""
-        rank_of, best = start.copy(), self.cost(start)
+        part_at, best = start.copy(), self.cost(start)
         weighed = 0
-        for _ in range(_MOST_SWEEPS):
+        while weighed < _MOST_SWAPS:
             before = best
-            for a in range(len(rank_of)):
-                for b in np.flatnonzero(self._kind[:a] == self._kind[a]):
+            for a in range(len(part_at)):
+                for b in np.flatnonzero(self._kind[:a] == self._kind[a]).tolist():
                     weighed += 1
-                    rank_of[[a, b]] = rank_of[[b, a]]
-                    now = self.cost(rank_of)
+                    part_at[a], part_at[b] = part_at[b], part_at[a]
+                    now = self.cost(part_at)
                     if now < best:
                         best = now
                     else:
-                        rank_of[[a, b]] = rank_of[[b, a]]
-            if best == before or weighed > _MOST_SWAPS:
+                        part_at[a], part_at[b] = part_at[b], part_at[a]
+            if best == before:
                 break
-        return rank_of
+        return part_at

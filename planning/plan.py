@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.profiles import Count, DeviceProfile, Positive, Seconds
+from nugnn.planning.profiles import Count, Positive, Seconds
 from nugnn.planning.validation import first_problem
 
 SCHEMA: Literal["nugnn.plan/1"] = "nugnn.plan/1"
@@ -32,6 +32,19 @@ Plain = str | int | float | bool | None
 SecondsKind = Literal["compute", "halo", "sync", "wait"]
 """Of a step: at operators; at exchanges of rows, and at sums of gradients, as far as nothing runs beside them; and what
 is left until the slowest device is done."""
+
+
+class KnownDevice(Protocol):
+    """A device as far as it can be told from others, such as a `nugnn.planning.profiles.DeviceProfile`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def uuid(self) -> str | None: ...
 
 
 class PlanError(ValueError):
@@ -240,14 +253,14 @@ class Plan(_Record):
         self,
         data: DataFacts,
         model: Mapping[str, Plain],
-        devices: Sequence[DeviceProfile | None],
+        devices: Sequence[KnownDevice | None],
     ) -> None:
         """Refuse to use the plan for something else than it was made for.
 
         Args:
             data: What is trained on.
             model: What is trained.
-            devices: Of each rank, whole; None for one that cannot be looked at from here.
+            devices: Of each rank; None for one that cannot be looked at from here.
 
         Raises:
             PlanError: Says what differs.
@@ -293,7 +306,7 @@ def _differences(planned: DataFacts, given: DataFacts) -> list[str]:
     return found
 
 
-def _other_device(planned: PlannedDevice, device: DeviceProfile) -> str:
+def _other_device(planned: PlannedDevice, device: KnownDevice) -> str:
     """How ``device`` is another one; empty where it is not."""
     if planned.uuid is not None and device.uuid is not None:
         return "" if planned.uuid == device.uuid else f"has {device.uuid}, and was planned for {planned.uuid}"
