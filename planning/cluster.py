@@ -36,7 +36,7 @@ from nugnn.planning.cluster_file import (
     read_cluster_fields,
 )
 from nugnn.planning.datasheet import SheetError, sheet_of
-from nugnn.planning.limited import limited, shared
+from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import LOOPBACK, Links
 from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nugnn.planning.datasheet import sheet_of
-from nugnn.planning.limited import limited, shared
+from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import DeviceProfile
 

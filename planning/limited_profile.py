@@ -115,9 +115,12 @@ def _fewer_threads(profile: DeviceProfile, count: int) -> DeviceProfile:
 
 
 def _threads_of_each(profile: DeviceProfile, limits: Sequence[DeviceLimits]) -> list[int]:
-    """As the launcher gives them: those that are asked for, and the cores by the number of workers to all others."""
-    usual = max(1, profile.multiprocessors // len(limits))
-    return [usual if limit.threads is None else limit.threads for limit in limits]
+    """As the launcher gives them: those that are asked for, and what is left divided among the others."""
+    asked = [limit.threads for limit in limits]
+    others = sum(count is None for count in asked)
+    left = profile.multiprocessors - sum(count for count in asked if count is not None)
+    usual = left // others if others and left >= others else max(1, profile.multiprocessors // len(limits))
+    return [usual if count is None else count for count in asked]
 
 
 def _memory_of_each(profile: DeviceProfile, limits: Sequence[DeviceLimits]) -> list[int]:
