@@ -26,8 +26,8 @@ from nugnn.planning.work_model import WorkModel, count_sizes, ids_array
 
 SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 
-USABLE = 0.92
-"""Of a device's memory: fragments between tensors, the driver's own, and what a prediction of the peak is off by."""
+USABLE = 0.95
+"""Of a device's memory: fragments between tensors, and what a prediction of the peak is off by."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
