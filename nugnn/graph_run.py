@@ -20,6 +20,7 @@ from nugnn.predictions import predicted_classes
 from nugnn.predictions import write_predictions as write_rows
 
 STAGES = {
+    "plan": "planning for {workers} workers",
     "check": "comparing one part with three on a piece of the graph",
     "partition": "splitting the graph into {workers} parts",
     "start": "starting {workers} workers",
@@ -77,7 +78,9 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
     return {
         "workers": config.workers,
-        "shares": config.fractions,
+        "shares": config.shares,
+        "plan": config.plan,
+        "cluster": config.cluster,
         "partitioner": config.partitioner,
         "device": config.device,
         "limits": config.limits,

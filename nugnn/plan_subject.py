@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,11 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plain
 from nugnn.planning.trace import StepTrace, TraceError
 from nugnn.sample_options import SampleOptions
+from nugnn.trace_worker import traced_elsewhere
+from nugnn.traced_step import trace_graph_step, trace_sample_step
 
 Kind = Literal["cpu", "cuda"]
+Tracing = Callable[[], StepTrace]
 
 _NARROW = {"fp16": "bf16"}
 """Formats that a CPU's message passing does not take, and what stands in for them in a trace: as wide, as fast."""
@@ -107,12 +111,10 @@ def graph_subject(
         notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
     maker = _for_any_size(model)
 
-    def traced(kind: Kind, precision: str) -> StepTrace:
-        from nugnn.traced_step import trace_graph_step
+    def tracing(kind: Kind, precision: str) -> Tracing:
+        return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
 
-        return trace_graph_step(maker, device=kind, precision=precision, **how)
-
-    traces = _traces(kinds, options.precision, traced, notes)
+    traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     settings: dict[str, Plain] = {
         name: getattr(options, name)
         for name in ("precision", "overlap", "activations", "halo_wire", "halo_mode", "recompute_inputs", "grad_sync")
@@ -173,12 +175,10 @@ def sample_subject(
     if options.grad_sync != "fp32" and workers > 1:
         notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
 
-    def traced(kind: Kind, precision: str) -> StepTrace:
-        from nugnn.traced_step import trace_sample_step
+    def tracing(kind: Kind, precision: str) -> Tracing:
+        return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
-        return trace_sample_step(model, sample, device=kind, precision=precision, **how)
-
-    traces = _traces(kinds, options.precision, traced, notes)
+    traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     steps = data.samples // batch if options.drop_last else -(-data.samples // batch)
     captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and is_known(model))
     return PlanSubject(
@@ -207,21 +207,25 @@ def model_facts(model: nn.Module) -> dict[str, Plain]:
 
 
 def _traces(
-    kinds: Sequence[Kind], precision: str, traced: Callable[[Kind, str], StepTrace], notes: list[str]
+    kinds: Sequence[Kind], precision: str, tracing: Callable[[Kind, str], Tracing], notes: list[str], *, elsewhere: bool
 ) -> dict[str, StepTrace]:
-    """A trace of each kind of device; of a GPU, where there is none, that of a CPU stands in."""
+    """A trace of each kind of device; of a GPU, where there is none, that of a CPU stands in.
+
+    Where workers follow, the GPU is left to them, and traced on by a process that ends before.
+    """
     found: dict[str, StepTrace] = {}
     with torch.random.fork_rng():
         for kind in dict.fromkeys(kinds):
             if kind == "cuda" and torch.cuda.is_available():
-                found[kind] = traced("cuda", precision)
+                make = tracing("cuda", precision)
+                found[kind] = traced_elsewhere(make) if elsewhere else make()
                 continue
             if kind == "cuda":
                 notes.append("there is no GPU here to record a step on: its operators are taken to be those of a CPU")
             on_cpu = {"tf32": "fp32", **_NARROW}.get(precision, precision)
             if on_cpu != precision and precision in _NARROW:
                 notes.append(f"predicted as if precision were {on_cpu}, which is as wide as {precision}")
-            found[kind] = found.get("cpu") or traced("cpu", on_cpu)
+            found[kind] = found.get("cpu") or tracing("cpu", on_cpu)()
     for trace in found.values():
         if untold := trace.untold():
             raise TraceError(f"what a step of this model does at other sizes is not known: {'; '.join(untold[:3])}")

@@ -19,6 +19,7 @@ from nugnn.planning.cluster import Cluster
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.partition_loop import LoopMethod
 from nugnn.planning.plan import (
+    SCHEMA,
     CutFacts,
     Plan,
     PlannedDevice,
@@ -174,6 +175,7 @@ def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, model: StepMo
             )
         )
     plan = Plan(
+        schema=SCHEMA,
         family=subject.family,
         shares_by=draft.shares_by,
         devices=tuple(devices),

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -40,6 +40,9 @@ from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import LOOPBACK, Links
 from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
+
+ThisMachine = Callable[[frozenset[Literal["cuda", "cpu"] | None]], MachineProfile]
+"""Gives the profile of this machine, of devices of some kinds; None is for GPUs where there are some, else the CPU."""
 
 _LATENCY_INSIDE, _LATENCY_BETWEEN = 10e-6, 30e-6
 """Seconds, where nothing says more."""
@@ -98,12 +101,14 @@ class Cluster:
         return tuple(device.profile.memory_bytes for device in self.devices)
 
 
-def read_cluster(path: Path | str, this_machine: Callable[[], MachineProfile] | None = None) -> Cluster:
+def read_cluster(path: Path | str, this_machine: ThisMachine | None = None, *, host: str | None = None) -> Cluster:
     """The cluster that a file describes.
 
     Args:
         path: Of the file. Profiles that it names are seen from its folder.
-        this_machine: Gives the profile of this machine when the file names it.
+        this_machine: Asked when the file names this machine.
+        host: The name of this host, where its devices alone are wanted: those that the file calls this machine, else
+            those of the host of that name, else those of the only host.
 
     Raises:
         ClusterError: The file cannot be read; a field is wrong, which the text names by its line; a card has no data
@@ -113,7 +118,7 @@ def read_cluster(path: Path | str, this_machine: Callable[[], MachineProfile] | 
     fields, root = read_cluster_fields(path)
     try:
         check_names(fields)
-        return _Builder(fields, path.parent, this_machine).cluster()
+        return _Builder(fields, path.parent, this_machine).cluster(host)
     except ClusterError as error:
         raise ClusterError(_placed(str(error), path, root)) from error
 
@@ -156,13 +161,13 @@ def _placed(text: str, path: Path, root: yaml.Node) -> str:
 class _Builder:
     """From the fields of a file to a cluster."""
 
-    def __init__(self, fields: ClusterFields, folder: Path, this_machine: Callable[[], MachineProfile] | None) -> None:
+    def __init__(self, fields: ClusterFields, folder: Path, this_machine: ThisMachine | None) -> None:
         self._fields, self._folder, self._this_machine = fields, folder, this_machine
         self._machines: dict[str, MachineProfile] = {}
         self._notes: dict[str, None] = {}
         self._links_of: dict[str, tuple[LinkProfile, ...]] = {}
 
-    def cluster(self) -> Cluster:
+    def cluster(self, here: str | None) -> Cluster:
         devices: list[ClusterDevice] = []
         for number, host in enumerate(self._fields.hosts):
             found = self._devices_of(host, f"hosts.{number}")
@@ -170,7 +175,13 @@ class _Builder:
                 devices += [ClusterDevice(host=name, profile=p, limits=x, is_here=here) for p, x, here in found]
                 used = [each.device for each in host.devices if each.device in self._machines]
                 self._links_of[name] = tuple(link for one in dict.fromkeys(used) for link in self._machines[one].links)
-        groups = {host.name: set(host.names) for host in self._fields.hosts} | {name: {name} for name in self._links_of}
+        if here is not None:
+            own = self._own_host(devices, here)
+            devices = [device for device in devices if device.host == own]
+            self._links_of = {own: self._links_of[own]}
+        groups = {host.name: set(host.names) for host in self._fields.hosts} | {
+            name: {name} for each in self._fields.hosts for name in each.names
+        }
         pairs = {
             frozenset((one, other)): pair
             for pair in self._fields.links.pairs
@@ -190,6 +201,16 @@ class _Builder:
 
         measured = dict(enumerate(self._links_of.values()))
         return Cluster(devices=tuple(devices), links=_linked(devices, link, measured), notes=tuple(self._notes))
+
+    def _own_host(self, devices: Sequence[ClusterDevice], name: str) -> str:
+        named = list(self._links_of)
+        here = next((device.host for device in devices if device.is_here), named[0] if len(named) == 1 else name)
+        if here not in named:
+            raise ClusterError(
+                f"hosts: this host is {name}, and the file has {', '.join(named[:8])}; name it so in the file, or "
+                f"write 'device: {THIS_MACHINE}'; or start the processes of all hosts with torchrun"
+            )
+        return here
 
     def _devices_of(self, host: HostFields, place: str) -> list[tuple[DeviceProfile, DeviceLimits, bool]]:
         whole: list[DeviceProfile] = []
@@ -244,7 +265,9 @@ class _Builder:
                 elif self._this_machine is None:
                     raise ClusterError(f"{at}.device: {THIS_MACHINE!r} cannot be looked at here; name a profile's file")
                 else:
-                    self._machines[entry.device] = self._this_machine()
+                    entries = [each for host in self._fields.hosts for each in host.devices]
+                    kinds = frozenset(each.kind for each in entries if each.device == THIS_MACHINE)
+                    self._machines[entry.device] = self._this_machine(kinds)
             except ProfileError as error:
                 raise ClusterError(f"{at}.device: {error}") from error
         return self._machines[entry.device]

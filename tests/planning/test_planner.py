@@ -1,4 +1,4 @@
-"""Drafts lose nothing, are never slower by the model than shares by one number, keep to memories, and refuse in words."""
+"""Drafts lose nothing, are never slower by the model than shares by one number, and keep to memories or refuse."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_given_shares_and_what_does_not_fit() -> None:
         draft_from_counts(large, WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0, 3.0])
     fitted = draft_from_counts(large, WHOLE, devices, halo=0.5)
     check(fitted, large, devices)
-    with pytest.raises(DoesNotFitError, match="the devices together hold .*\n.*Device 0: "):
+    with pytest.raises(DoesNotFitError, match=r"the devices together hold .*\n.*Device 0: "):
         draft_from_counts(work_on(devices, LinearCost(inner=1e7)), WHOLE, devices, halo=0.5)
     with pytest.raises(ValueError, match="1 shares for 2 devices"):
         draft_from_counts(large, WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0])
@@ -122,7 +122,7 @@ def test_cut_parts_are_counted_and_beat_baselines(names: tuple[str, ...]) -> Non
     draft = draft_with_cut(work, *graph(0), devices, on_stage=stages.append)
     check(draft, work, devices)
     assert draft.part is not None and draft.sent_rows is not None
-    num_nodes, src, dst, train = graph(0)
+    _, src, dst, train = graph(0)
     assert draft.sizes == count_sizes(src, dst, draft.part, len(names), train)
     assert draft.sent_rows.sum(axis=1).tolist() == [size.sent for size in draft.sizes]
     assert draft.sent_rows.sum(axis=0).tolist() == [size.halo for size in draft.sizes]
