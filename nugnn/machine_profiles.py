@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from nugnn.process_state import host_memory
 from nugnn.profile_run import profile_machine, threads_of_cpu, versions
 
 Kind = Literal["cpu", "cuda"]
-Need = Literal["measured", "any"]
+Need = Literal["anew", "measured", "any"]
 
 _SECONDS = {"cpu": 6.0, "cuda": 10.0}
 """Of measurements, when nobody asked for them by name."""
@@ -41,7 +42,7 @@ def profile_of_this_machine(
 
     Args:
         kinds: What is to be used; GPUs are all that there are.
-        need: ``measured``: measure what was not measured before; ``any``: data sheets will do.
+        need: ``measured``: measure what was not measured before; ``anew``: that, too; ``any``: data sheets will do.
         on_stage: Called with what is done next.
         on_note: Gets a sentence where a profile was measured, or stands on sheets.
         seconds: Of measurements; some, when None.
@@ -52,10 +53,9 @@ def profile_of_this_machine(
     """
     wanted: Literal["auto", "cpu", "cuda"] = "auto" if len(set(kinds)) > 1 else kinds[0]
     path = kept_profile(wanted)
-    try:
-        return read_profile(path)
-    except ProfileError:
-        pass  # none yet, or one that an interrupted run left
+    if need != "anew":
+        with contextlib.suppress(ProfileError):  # none yet, or one that an interrupted run left
+            return read_profile(path)
     if need == "any" and (by_sheets := _by_sheets(wanted)) is not None:
         return by_sheets
     text = {"cpu": "the CPU", "cuda": "GPUs", "auto": "GPUs and the CPU"}[wanted]

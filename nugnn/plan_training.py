@@ -26,9 +26,9 @@ from nugnn.planning import device_facts
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import split_by_shares
 from nugnn.planning.cluster import Cluster
+from nugnn.planning.forecast import Forecast
 from nugnn.planning.partition_loop import LoopMethod
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_parts, read_plan
-from nugnn.planning.predictor import Forecast
 from nugnn.planning.trace_records import TraceError
 from nugnn.sample_options import SampleOptions
 from nugnn.sample_part import SamplePart
@@ -112,7 +112,7 @@ class TrainingPlan:
             DoesNotFitError: No division of the batch fits the memories.
         """
         batch = sum(part.sizes)
-        sample, facts = _looked_at(part, options, name, num_classes)
+        sample, facts = looked_at_samples(part, options, name, num_classes)
         if self._found_plan(facts, model_facts(model)):
             assert self._from_file is not None
             plan = self._from_file.plan
@@ -270,7 +270,7 @@ def graph_data_facts(data: GraphData) -> DataFacts:
     )
 
 
-def _looked_at(
+def looked_at_samples(
     part: SamplePart, options: SampleOptions, name: str, num_classes: int
 ) -> tuple[list[torch.Tensor], DataFacts]:
     """What a model is called with for the first sample, and what a plan knows of the samples."""

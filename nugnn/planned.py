@@ -17,6 +17,7 @@ from nugnn.datasets.whole_file import write_whole
 from nugnn.plan_subject import PlanSubject
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
+from nugnn.planning.forecast import Forecast
 from nugnn.planning.partition_loop import LoopMethod
 from nugnn.planning.plan import (
     SCHEMA,
@@ -29,7 +30,7 @@ from nugnn.planning.plan import (
     parts_path,
 )
 from nugnn.planning.planner import Draft, SharesBy, draft_from_counts, draft_of_batch, draft_with_cut, usable_bytes
-from nugnn.planning.predictor import Forecast, StepModel, predictor_for
+from nugnn.planning.predictor import ReplayedSteps, predictor_for
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,7 +48,7 @@ class Planned:
     forecast: Forecast
 
 
-def step_model(subject: PlanSubject, cluster: Cluster) -> StepModel:
+def step_model(subject: PlanSubject, cluster: Cluster) -> ReplayedSteps:
     """What predicts the subject's steps on a cluster."""
     return predictor_for(
         subject.traces,
@@ -83,10 +84,10 @@ def plan_by_counts(
     model = step_model(subject, cluster)
     how: dict[str, Any] = {"shares_by": shares_by, "shares": shares, "precision": subject.precision}
     if subject.family == "samples":
-        draft = draft_of_batch(model.work, subject.whole.batch, cluster, **how)
+        draft = draft_of_batch(model, subject.whole.batch, cluster, **how)
     else:
-        draft = draft_from_counts(model.work, subject.whole, cluster, halo=ExpectedHalo(halo), **how)
-    return _planned(subject, cluster, draft, model, None)
+        draft = draft_from_counts(model, subject.whole, cluster, halo=ExpectedHalo(halo), **how)
+    return _planned(subject, cluster, draft, None)
 
 
 def plan_with_cut(
@@ -118,7 +119,7 @@ def plan_with_cut(
     """
     model = step_model(subject, cluster)
     draft = draft_with_cut(
-        model.work,
+        model,
         graph.num_nodes,
         graph.src,
         graph.dst,
@@ -135,7 +136,7 @@ def plan_with_cut(
     )
     assert draft.part is not None
     cut = CutFacts(partitioner=partitioner, seed=seed, sha256=digest(parts_bytes(draft.part)))
-    return _planned(subject, cluster, draft, model, cut)
+    return _planned(subject, cluster, draft, cut)
 
 
 def write_plan(path: Path, planned: Planned) -> None:
@@ -150,8 +151,8 @@ def write_plan(path: Path, planned: Planned) -> None:
     write_whole(path, lambda file: file.write(planned.plan.to_json().encode()))
 
 
-def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, model: StepModel, cut: CutFacts | None) -> Planned:
-    forecast = model.forecast(draft.sizes, draft.sent_rows)
+def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts | None) -> Planned:
+    forecast = draft.forecast
     total = subject.whole.batch if subject.family == "samples" else subject.whole.inner
     devices = []
     for rank, (device, size) in enumerate(zip(cluster.devices, draft.sizes, strict=True)):

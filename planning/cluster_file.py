@@ -206,6 +206,16 @@ def _plain(value: Any, budget: Iterator[int]) -> Any:
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
+def count_devices(path: Path) -> int:
+    """How many devices a file describes, without looking at any.
+
+    Raises:
+        ClusterError: As `read_cluster_fields`.
+    """
+    fields, _ = read_cluster_fields(path)
+    return sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
+
+
 def line_of(root: yaml.Node, place: tuple[int | str, ...]) -> int:
     """The line, from 1, on which what pydantic calls ``place`` stands, or the nearest that holds it."""
     node = root

@@ -42,6 +42,7 @@ from nugnn.planning.shares import (
 from nugnn.planning.work_model import WorkModel, ids_array, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
+WholeStep: TypeAlias = Callable[[Sequence[PartSizes]], float]
 ArrayLike = Any  # tensor, NumPy array or sequence of integers
 
 _DAMPING = 0.7
@@ -73,6 +74,7 @@ class Round:
         bytes: Predicted, of each part.
         lacking_bytes: By how much limits are exceeded, added up.
         took_seconds: Wall-clock time of this round.
+        step_seconds: Predicted, of all parts together, where that was asked for.
     """
 
     name: str
@@ -82,11 +84,12 @@ class Round:
     bytes: tuple[int, ...]
     lacking_bytes: float
     took_seconds: float
+    step_seconds: float | None = None
 
     @property
     def makespan(self) -> float:
-        """Seconds of the slowest part."""
-        return max(self.seconds)
+        """Seconds of the slowest part; of a step of all of them, where that is known."""
+        return max(self.seconds) if self.step_seconds is None else self.step_seconds
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -152,6 +155,7 @@ def partition_to_fit(
     only_work: bool = False,
     symmetric: SymmetricGraph | None = None,
     only_work: bool = False,
+    whole_step: WholeStep | None = None,
     on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
@@ -186,6 +190,8 @@ def partition_to_fit(
             graphs that are split several times.
         only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
             against the others.
+        whole_step: Predicted seconds of a step of all parts, by which rounds are judged: parts that each end as early
+            as the others still wait for each other in between. Where None, the slowest part decides.
         on_round: Called with the name of each round before it begins.
 
     Returns:
@@ -222,7 +228,9 @@ def partition_to_fit(
         raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, on_round)
+    search = _Search(
+        num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, whole_step, on_round
+    )
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)
@@ -271,10 +279,12 @@ class _Search:
         method: LoopMethod,
         seed: int,
         symmetric: SymmetricGraph | None,
+        whole_step: WholeStep | None = None,
         on_round: Callable[[str], None] | None = None,
     ) -> None:
         self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
         self.work, self.limits, self.method, self.seed = work, limits, method, seed
+        self.whole_step = whole_step
         self.on_round = on_round or (lambda _: None)
         self.num_parts = len(limits)
         self.began = time.perf_counter()
@@ -399,6 +409,7 @@ class _Search:
             bytes=held,
             lacking_bytes=math.fsum(max(b - limit, 0.0) for b, limit in zip(held, self.limits, strict=True)),
             took_seconds=time.perf_counter() - began,
+            step_seconds=None if self.whole_step is None else self.whole_step(sizes),
         )
         self.rounds.append(kept)
         latest = len(self.rounds) - 1

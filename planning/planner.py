@@ -1,6 +1,7 @@
 """Who gets how much: shares of a graph before or with its cut, and of a batch, beside shares by one number.
 
-A draft says sizes and memory of each part; `nugnn.planning.forecast` says what a step of them takes.
+Whatever is compared is compared by the same forecast of a whole step (`nugnn.planning.forecast`): parts that each end
+as early as the others still wait for each other at exchanges.
 """
 
 from __future__ import annotations
@@ -17,17 +18,24 @@ from nugnn.partition.assign import partition_nodes
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import check_split_fits, fastest_split, split_by_shares
 from nugnn.planning.cluster import Cluster
+from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import ArrayLike, LoopMethod, Round, partition_to_fit
 from nugnn.planning.placement import place, traffic_rows
 from nugnn.planning.plan import BASELINES, Baseline
 from nugnn.planning.shares import DoesNotFitError, Halo, in_bytes, plan_shares, relaxed_sizes
-from nugnn.planning.work_model import WorkModel, count_sizes, ids_array
+from nugnn.planning.work_model import count_sizes, ids_array
 
 SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 
 USABLE = 0.95
 """Of a device's memory: fragments between tensors, and what a prediction of the peak is off by."""
+_REACH, _LEAST_REACH = 0.4, 0.02
+"""How far a share by counts grows or shrinks at first and in the end, in its logarithm."""
+_HARDLY = 0.05
+"""Of an even share; a device with less is not worth its exchanges."""
+_MOST_FORECASTS, _MOST_RANKS = 60, 4000
+"""Of a search, and ranks in all of them: some seconds."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,8 +46,8 @@ class Draft:
         shares_by: What asked for them.
         sizes: Of each part.
         bytes: Expected at the peak of each device.
-        seconds: Of each device's step, by the work model.
-        baselines: Shares by one number beside it, by the same model.
+        forecast: Of a step.
+        baselines: Shares by one number beside it, by the same forecast.
         halo: How halo rows are known.
         sent_rows: ``(P, P)`` rows of the row's part that the column's part reads; None where there is no cut.
         part: ``(N,)`` int32, where there is a cut.
@@ -49,12 +57,18 @@ class Draft:
     shares_by: SharesBy
     sizes: tuple[PartSizes, ...]
     bytes: tuple[int, ...]
-    seconds: tuple[float, ...]
+    forecast: Forecast
     baselines: tuple[Baseline, ...] = ()
     halo: Literal["counted", "expected", "none"] = "none"
     sent_rows: npt.NDArray[np.int64] | None = None
     part: npt.NDArray[np.int32] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the nodes, or of a batch."""
+        counts = [size.inner or size.batch for size in self.sizes]
+        return tuple(count / sum(counts) for count in counts)
 
 
 def usable_bytes(cluster: Cluster) -> tuple[float, ...]:
@@ -68,7 +82,7 @@ def are_alike(cluster: Cluster) -> bool:
 
 
 def draft_from_counts(
-    work: WorkModel,
+    model: StepModel,
     whole: PartSizes,
     cluster: Cluster,
     *,
@@ -79,12 +93,15 @@ def draft_from_counts(
 ) -> Draft:
     """Shares of a graph of which only counts are known.
 
+    ``auto`` begins with the best of the baselines and of the shares at which all devices, each for itself, take as
+    long, and lets the share of each kind of device grow and shrink as long as that makes a step faster.
+
     Args:
-        work: Seconds and bytes of a part on each device.
+        model: What a step costs.
         whole: Of the graph.
         cluster: The devices.
         halo: Expected, see `nugnn.planning.shares.plan_shares`.
-        shares_by: ``auto`` for the least slowest device.
+        shares_by: ``auto`` for the fastest step.
         shares: For ``given``, of each device.
         precision: For the baseline by FLOP/s.
 
@@ -92,35 +109,91 @@ def draft_from_counts(
         DoesNotFitError: The memories do not hold the graph.
         ValueError: There are more devices than nodes.
     """
-    count, limits, kinds = len(cluster.devices), usable_bytes(cluster), cluster.kinds
+    search = _Counted(model, whole, cluster, halo)
+    tried = {name: search.of(baseline_shares(name, cluster.profiles, precision)) for name in BASELINES}
     if shares_by == "auto":
-        chosen = plan_shares(work, whole, limits, halo_fraction=halo, kinds=kinds).shares
+        first = plan_shares(model.work, whole, search.limits, halo_fraction=halo, kinds=cluster.kinds).shares
+        fitting = [search.of(first), *(each for each in tried.values() if each.fits)]
+        found = search.improved(min(fitting, key=lambda each: each.step_seconds))
     else:
-        chosen = _asked_shares(shares_by, shares, cluster, precision)
-        if count > whole.inner:
-            raise ValueError(f"{count} devices for {whole.inner} nodes; every device needs at least one")
-    sizes = _divided(whole, chosen, halo)
-    held = _by_kind(work.bytes, sizes, kinds)
-    _check_fits(held, limits, shares_by)
-    baselines = []
-    for name in BASELINES:
-        asked = baseline_shares(name, cluster.profiles, precision)
-        parts = [relaxed_sizes(whole, share, halo, alone=count == 1) for share in asked]
-        baselines.append(
-            _baseline(name, asked, _by_kind(work.seconds, parts, kinds), _by_kind(work.bytes, parts, kinds), limits)
-        )
+        if search.count > whole.inner:
+            raise ValueError(f"{search.count} devices for {whole.inner} nodes; every device needs at least one")
+        found = search.of(_asked_shares(shares_by, shares, cluster, precision))
+        _check_fits(found.bytes, search.limits, shares_by)
+    sizes = search.whole_numbers(found.shares)
     return Draft(
         shares_by=shares_by,
         sizes=sizes,
-        bytes=tuple(int(x) for x in held),
-        seconds=_by_kind(work.seconds, sizes, kinds),
-        baselines=tuple(baselines),
-        halo="expected" if count > 1 else "none",
+        bytes=tuple(int(x) for x in _by_kind(model.work.bytes, sizes, cluster.kinds)),
+        forecast=found.forecast,
+        baselines=tuple(
+            _baseline(name, each.shares, each.step_seconds, fits=each.fits) for name, each in tried.items()
+        ),
+        halo="expected" if search.count > 1 else "none",
+        notes=_idle_notes(found.shares, cluster) if shares_by == "auto" else (),
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """Shares, and what they come to."""
+
+    shares: tuple[float, ...]
+    bytes: tuple[float, ...]
+    fits: bool
+    forecast: Forecast
+
+    @property
+    def step_seconds(self) -> float:
+        return self.forecast.step_seconds
+
+
+class _Counted:
+    """Shares of a graph by counts, judged by forecasts; devices that are alike have the same sizes in these."""
+
+    def __init__(self, model: StepModel, whole: PartSizes, cluster: Cluster, halo: Halo) -> None:
+        self._model, self._whole, self._halo, self._kinds = model, whole, halo, cluster.kinds
+        self.count, self.limits = len(cluster.devices), usable_bytes(cluster)
+
+    def of(self, shares: Sequence[float]) -> _Tried:
+        """What ``shares`` come to."""
+        sizes = self.whole_numbers(shares)
+        first = {kind: size for kind, size in zip(reversed(self._kinds), reversed(sizes), strict=True)}
+        alike = [
+            first[kind] if abs(first[kind].inner - size.inner) <= 1 else size
+            for kind, size in zip(self._kinds, sizes, strict=True)
+        ]
+        held = _by_kind(self._model.work.bytes, alike, self._kinds)
+        fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
+        return _Tried(tuple(shares), held, fits, self._model.forecast(alike))
+
+    def improved(self, start: _Tried) -> _Tried:
+        """After shares of one kind of device after the other grew or shrank, as long as that helps."""
+        best, reach = start, _REACH
+        kinds = list(dict.fromkeys(self._kinds))
+        left = min(_MOST_FORECASTS, _MOST_RANKS // self.count) if len(kinds) > 1 else 0
+        masks = [np.array([own == kind for own in self._kinds]) for kind in kinds]
+        while left > 0 and reach > _LEAST_REACH:
+            before = best
+            for mask in masks:
+                for factor in (math.exp(reach), math.exp(-reach)):
+                    moved = np.where(mask, factor, 1.0) * np.asarray(best.shares)
+                    tried = self.of((moved / moved.sum()).tolist())
+                    left -= 1
+                    if tried.fits and tried.step_seconds < best.step_seconds:
+                        best = tried
+                        break
+            if best is before:
+                reach /= 2
+        return best
+
+    def whole_numbers(self, shares: Sequence[float]) -> tuple[PartSizes, ...]:
+        """Sizes that add up to the graph's."""
+        return _divided(self._whole, shares, self._halo)
+
+
 def draft_with_cut(
-    work: WorkModel,
+    model: StepModel,
     num_nodes: int,
     src: ArrayLike,
     dst: ArrayLike,
@@ -136,14 +209,14 @@ def draft_with_cut(
     row_bytes: float = 1024.0,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Draft:
-    """Shares of a graph with its cut: counted, and for ``auto`` not worse than any baseline by the model.
+    """Shares of a graph with its cut: counted, and for ``auto`` not slower than any baseline by the forecast.
 
     Where all devices are alike, one cut that balances work is made and refined; there is nothing else to find out, and
     the baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
     baselines.
 
     Args:
-        work: Seconds and bytes of a part on each device.
+        model: What a step costs.
         num_nodes: N.
         src: ``(E,)`` source of each edge.
         dst: ``(E,)`` destination.
@@ -162,7 +235,7 @@ def draft_with_cut(
         DoesNotFitError: The memories do not hold the graph.
         ValueError: There are more devices than nodes, or arrays are malformed.
     """
-    count, limits = len(cluster.devices), usable_bytes(cluster)
+    work, count, limits = model.work, len(cluster.devices), usable_bytes(cluster)
     asked = {name: baseline_shares(name, cluster.profiles, precision) for name in BASELINES}
     same_as = {name: next(n for n, other in asked.items() if np.allclose(each, other)) for name, each in asked.items()}
     arrays = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
@@ -170,7 +243,11 @@ def draft_with_cut(
     rounds: Mapping[str, Round] = {}
     if shares_by == "auto":
         is_quick = count == 1 or are_alike(cluster)
-        distinct = {} if is_quick else {name: each for name, each in asked.items() if same_as[name] == name != "even"}
+        also = {} if is_quick else {name: each for name, each in asked.items() if same_as[name] == name != "even"}
+        if not is_quick:  # where devices wait for each other, balance of what each does alone is not all
+            on_stage("weighing shares")
+            whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, len(train_nodes))
+            also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
         fitted = partition_to_fit(
             num_nodes,
             *arrays,
@@ -181,8 +258,9 @@ def draft_with_cut(
             rounds=0 if is_quick else 6,
             seed=seed,
             halo_fraction=halo,
-            also=distinct,
+            also=also,
             only_work=is_quick,
+            whole_step=lambda sizes: model.forecast(sizes).step_seconds,
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )
         part = fitted.assignment.part.numpy()
@@ -202,19 +280,19 @@ def draft_with_cut(
     per_node = sum(each.halo for each in sizes) / num_nodes
     baselines = []
     for name, each in asked.items():
-        if same_as[name] in rounds:  # cut as well
-            seconds: Sequence[float] = rounds[same_as[name]].seconds
-            memory: Sequence[float] = rounds[same_as[name]].bytes
+        if (cut := rounds.get(same_as[name])) is not None:  # cut as well
+            baselines.append(_baseline(name, each, cut.makespan, fits=cut.lacking_bytes == 0))
         else:  # with as much halo as this cut has
             parts = [relaxed_sizes(whole, share, per_node, alone=count == 1) for share in each]
-            seconds = [work.seconds(rank, size) for rank, size in enumerate(parts)]
-            memory = [work.bytes(rank, size) for rank, size in enumerate(parts)]
-        baselines.append(_baseline(name, each, seconds, memory, limits))
+            need = [work.bytes(rank, size) for rank, size in enumerate(parts)]
+            fits = all(x <= limit for x, limit in zip(need, limits, strict=True))
+            baselines.append(_baseline(name, each, model.forecast(parts).step_seconds, fits=fits))
+    is_placed = len(set(cluster.links.hosts)) > 1  # otherwise all is compared as if nobody preferred any peer
     return Draft(
         shares_by=shares_by,
         sizes=sizes,
         bytes=held,
-        seconds=tuple(work.seconds(rank, each) for rank, each in enumerate(sizes)),
+        forecast=model.forecast(sizes, sent_rows if is_placed else None),
         baselines=tuple(baselines),
         halo="counted" if count > 1 else "none",
         sent_rows=sent_rows,
@@ -224,7 +302,7 @@ def draft_with_cut(
 
 
 def draft_of_batch(
-    work: WorkModel,
+    model: StepModel,
     batch: int,
     cluster: Cluster,
     *,
@@ -235,10 +313,10 @@ def draft_of_batch(
     """How a batch of samples is divided.
 
     Args:
-        work: Seconds and bytes of a part on each device; parts have ``batch`` alone.
+        model: What a step costs; parts have ``batch`` alone.
         batch: Samples of all together.
         cluster: The devices.
-        shares_by: ``auto`` for the least slowest device; never slower, by the model, than any baseline that fits.
+        shares_by: ``auto`` for the fastest step; never slower, by the forecast, than any baseline that fits.
         shares: For ``given``.
         precision: For the baseline by FLOP/s.
 
@@ -246,26 +324,33 @@ def draft_of_batch(
         DoesNotFitError: The memories do not hold the batch.
         ValueError: There are fewer samples than devices.
     """
-    limits, kinds = usable_bytes(cluster), cluster.kinds
-    by_name = {name: baseline_shares(name, cluster.profiles, precision) for name in BASELINES}
-    splits = {name: split_by_shares(batch, each) for name, each in by_name.items()}
+    work, limits, kinds = model.work, usable_bytes(cluster), cluster.kinds
+
+    def tried(split: Sequence[int]) -> tuple[Forecast, bool]:
+        parts = [PartSizes(batch=count) for count in split]
+        held = _by_kind(work.bytes, parts, kinds)
+        return model.forecast(parts), all(need <= limit for need, limit in zip(held, limits, strict=True))
+
+    splits = {n: split_by_shares(batch, baseline_shares(n, cluster.profiles, precision)) for n in BASELINES}
+    known = {split: tried(split) for split in dict.fromkeys(splits.values())}
     if shares_by == "auto":
-        split = fastest_split(work, batch, limits, kinds, list(splits.values()))
+        fastest = fastest_split(work, batch, limits, kinds, list(splits.values()))
+        known.setdefault(fastest, tried(fastest))
+        split = min((s for s, (_, fits) in known.items() if fits), key=lambda s: known[s][0].step_seconds)
     else:
         split = split_by_shares(batch, _asked_shares(shares_by, shares, cluster, precision))
         check_split_fits(work, split, limits)
+        known.setdefault(split, tried(split))
     sizes = tuple(PartSizes(batch=count) for count in split)
-    baselines = []
-    for name, counts in splits.items():
-        parts = [PartSizes(batch=count) for count in counts]
-        seconds, held = _by_kind(work.seconds, parts, kinds), _by_kind(work.bytes, parts, kinds)
-        baselines.append(_baseline(name, [count / batch for count in counts], seconds, held, limits))
     return Draft(
         shares_by=shares_by,
         sizes=sizes,
         bytes=tuple(int(x) for x in _by_kind(work.bytes, sizes, kinds)),
-        seconds=_by_kind(work.seconds, sizes, kinds),
-        baselines=tuple(baselines),
+        forecast=known[split][0],
+        baselines=tuple(
+            _baseline(name, [n / batch for n in each], known[each][0].step_seconds, fits=known[each][1])
+            for name, each in splits.items()
+        ),
     )
 
 
@@ -275,9 +360,22 @@ _ROUNDS = {
     "even": "evenly",
     "flops": "by FLOP/s",
     "bandwidth": "by bandwidth",
+    "counts": "as its counts foresee",
     "targets": "for corrected shares",
     "moves": "single nodes",
 }
+
+
+def _idle_notes(shares: Sequence[float], cluster: Cluster) -> tuple[str, ...]:
+    """Which devices bring hardly anything."""
+    idle: dict[str, int] = {}
+    for share, profile in zip(shares, cluster.profiles, strict=True):
+        if share < _HARDLY / len(shares):
+            idle[profile.name] = idle.get(profile.name, 0) + 1
+    return tuple(
+        f"{count} x {name} would hardly be used: over these links it costs more than it brings; leave it out"
+        for name, count in idle.items()
+    )
 
 
 def _asked_shares(
@@ -328,17 +426,8 @@ def _by_kind(
     return tuple(found)
 
 
-def _baseline(
-    name: str, shares: Sequence[float], seconds: Sequence[float], held: Sequence[float], limits: Sequence[float]
-) -> Baseline:
-    return Baseline.model_validate(
-        {
-            "name": name,
-            "shares": tuple(shares),
-            "step_seconds": max(seconds),
-            "fits": all(need <= limit for need, limit in zip(held, limits, strict=True)),
-        }
-    )
+def _baseline(name: str, shares: Sequence[float], step_seconds: float, *, fits: bool) -> Baseline:
+    return Baseline.model_validate({"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits})
 
 
 def _check_fits(held: Sequence[float], limits: Sequence[float], shares_by: SharesBy) -> None:

@@ -4,70 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from nugnn.planning.cluster import Cluster
+from nugnn.planning.forecast import Forecast
+from nugnn.planning.links import Links
 from nugnn.planning.operator_times import OperatorTimes, ProfileTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import SecondsKind
-from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from nugnn.planning.predicted_work import RUNTIME_BYTES, DeviceWork, PredictedWork
 from nugnn.planning.profiles import DeviceProfile
+from nugnn.planning.replay import replay
 from nugnn.planning.step_program import Passes
 from nugnn.planning.trace import StepTrace
-from nugnn.planning.work_model import WorkModel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Forecast:
-    """What is expected of a step with given parts.
+class ReplayedSteps:
+    """A step on every rank at once, replayed: who waits for whom.
 
     Args:
-        step_seconds: Until the slowest device is done.
-        seconds: Of each rank by kind; they add up to ``step_seconds``.
-        timeline: Of all ranks, where it was replayed.
+        work: Of single parts, for a search.
+        devices: As ``work`` has them.
+        links: Between them.
+        names: Of the devices.
+        overlap: Passes in which sums run beside exchanges.
+        sums_in_backward: Whether sums of gradients travel beside backward.
     """
 
-    step_seconds: float
-    seconds: tuple[dict[SecondsKind, float], ...]
-    timeline: Any = None
+    work: PredictedWork
+    devices: tuple[DeviceWork, ...]
+    links: Links
+    names: tuple[str, ...]
+    overlap: Passes
+    sums_in_backward: bool
+
+    def forecast(self, sizes: Sequence[PartSizes], sent_rows: npt.NDArray | None = None) -> Forecast:
+        """See `nugnn.planning.forecast.StepModel.forecast`."""
+        steps: dict[tuple[int, PartSizes], StepTrace] = {}
+        for device, size in zip(self.devices, sizes, strict=True):
+            key = id(device.trace), size
+            if key not in steps:
+                steps[key] = device.trace.at(size)
+        timeline = replay(
+            [steps[id(device.trace), size] for device, size in zip(self.devices, sizes, strict=True)],
+            [device.times for device in self.devices],
+            self.links,
+            overlap=self.overlap,
+            sums_in_backward=self.sums_in_backward,
+            captured=[device.is_captured for device in self.devices],
+            rows_between=None if sent_rows is None else sent_rows.astype(np.float64),
+            names=self.names,
+        )
+        makespan = timeline.makespan
+        seconds = []
+        for rank in range(len(sizes)):
+            found = timeline.seconds(rank)
+            kinds: dict[SecondsKind, float] = {"compute": found["compute"], "halo": found["halo"]}
+            kinds["sync"] = found["sync"]
+            kinds["wait"] = makespan - found["epoch"]
+            seconds.append(_waiting_apart(kinds, found["wait"]))
+        return Forecast(step_seconds=makespan, seconds=tuple(seconds), timeline=timeline)
 
 
-class StepModel(Protocol):
-    """What a step costs: by part, for a search, and with all parts at once.
-
-    Attributes:
-        work: Of single parts.
-    """
-
-    @property
-    def work(self) -> WorkModel: ...
-
-    def forecast(self, sizes: Sequence[PartSizes], sent_rows: npt.NDArray | None) -> Forecast:
-        """What a step of these parts takes.
-
-        Args:
-            sizes: Of each rank.
-            sent_rows: ``(P, P)`` rows of the row's rank that the column's reads; as if nobody preferred any peer when
-                None.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class WorkAlone:
-    """A work model as it is: whoever is done waits for the slowest."""
-
-    work: WorkModel
-
-    def forecast(self, sizes: Sequence[PartSizes], sent_rows: npt.NDArray | None) -> Forecast:
-        each = [self.work.seconds(rank, size) for rank, size in enumerate(sizes)]
-        slowest = max(each)
-        kinds: list[dict[SecondsKind, float]] = [
-            {"compute": seconds, "halo": 0.0, "sync": 0.0, "wait": slowest - seconds} for seconds in each
-        ]
-        return Forecast(step_seconds=slowest, seconds=tuple(kinds))
+def _waiting_apart(kinds: dict[SecondsKind, float], waiting: float) -> dict[SecondsKind, float]:
+    """With what is waited for others taken out of exchanges, of which the trainer's clock cannot tell it."""
+    for kind in ("sync", "halo"):
+        part = min(kinds[kind], waiting)
+        kinds[kind] -= part
+        kinds["wait"] += part
+        waiting -= part
+    kinds["compute"] -= min(kinds["compute"], waiting)
+    kinds["wait"] += waiting
+    return {kind: max(value, 0.0) for kind, value in kinds.items()}
 
 
 def overlap_of(choice: str, cluster: Cluster) -> Passes:
@@ -92,7 +103,7 @@ def predictor_for(
     tf32: bool = False,
     is_captured: bool = False,
     times: Mapping[str, OperatorTimes] | None = None,
-) -> StepModel:
+) -> ReplayedSteps:
     """What predicts a step of the traced model on a cluster.
 
     Args:
@@ -113,17 +124,20 @@ def predictor_for(
         if device.kind not in known:
             known[device.kind] = ProfileTimes(device.profile, tf32=tf32)
         devices.append(_device_work(traces, device.profile, known[device.kind], is_captured=is_captured))
-    work = PredictedWork(
-        devices, cluster.links, overlap=overlap_of(overlap, cluster), sums_in_backward=sums_in_backward
+    passes = overlap_of(overlap, cluster)
+    return ReplayedSteps(
+        work=PredictedWork(devices, cluster.links, overlap=passes, sums_in_backward=sums_in_backward),
+        devices=tuple(devices),
+        links=cluster.links,
+        names=tuple(profile.name for profile in cluster.profiles),
+        overlap=passes,
+        sums_in_backward=sums_in_backward,
     )
-    return WorkAlone(work)
 
 
 def _device_work(
     traces: Mapping[str, StepTrace], profile: DeviceProfile, times: OperatorTimes, *, is_captured: bool
 ) -> DeviceWork:
-    from nugnn.planning.predicted_work import RUNTIME_BYTES
-
     trace = traces.get(profile.kind) or next(iter(traces.values()))
     is_gpu = profile.kind == "cuda"
     return DeviceWork(
