@@ -132,7 +132,7 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
         print(json.dumps(result, indent=2))
     else:
         console.print(result_table(result))
-        if result["predicted_epoch_seconds"] is not None:
+        if result.get("predicted_epoch_seconds") is not None:
             from nugnn.plan_tables import compared_table
             from nugnn.planning.plan import read_plan
 

@@ -93,9 +93,7 @@ class Settings:
         for flag, value in (("--plan", self.plan), ("--cluster", self.cluster)):
             for other, given in (("--device", self.device != "auto"), ("--limits", self.limits is not None)):
                 if value is not None and given:
-                    raise ConfigError(
-                        f"{flag} {value} says which devices there are, and their limits; leave {other} out"
-                    )
+                    raise ConfigError(f"{flag} {value} says the devices and their limits; leave {other} out")
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, a GPU's uuid, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))

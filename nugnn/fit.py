@@ -158,8 +158,8 @@ def fit(
     limited = checked_limits(limits if request is None else request.limits or limits, workers)
     if limited is not None:
         check_on_devices(limited, devices)
-    for text in [said] * bool(said) + (task.said if on_note is not None else []):
-        note(text)
+    if said:
+        note(said)
     checkpoints = None
     before: list[Epoch] = []
     if checkpoint_folder is not None:
@@ -174,6 +174,8 @@ def fit(
         raise ValueError("resume, checkpoint_every and checkpoint_steps need a checkpoint_folder")
     if request is not None:
         use_plan(task, request, devices, limited, stage, note, checkpoint_folder if resume else None)
+    for text in task.said if on_note is not None else []:
+        note(text)
     if on_begin is not None:
         on_begin(before)
     tell_plan = functools.partial(tell_of_plan, task, checkpoint_folder, on_plan)

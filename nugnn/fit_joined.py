@@ -83,9 +83,6 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     on_plan = options.pop("on_plan", None)
     given = {name: options.pop(name, default) for name, default in OF_ONE_FAMILY.items()}
     task = task_of(model, data, workers=ranks.world_size, shares=shares, given=given, options=options)
-    if ranks.rank == 0 and checkpointing["on_note"] is not None:
-        for text in task.said:
-            checkpointing["on_note"](text)
     plan = _checkpoints(task, ranks, checkpointing)
     if request is not None:
         world = [local[here.index(rank)] if rank in here else None for rank in range(ranks.world_size)]
@@ -93,6 +90,9 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         _plan_together(task, ranks, lambda: use_plan(task, request, world, limited, stage, on_note, resumed))
         if ranks.rank != 0:
             expect_plan(task, request)
+    if ranks.rank == 0 and checkpointing["on_note"] is not None:
+        for text in task.said:
+            checkpointing["on_note"](text)
     part, notes = task.joined(ranks, stage)
     if ranks.rank == 0:
         tell_of_plan(task, None if plan is None else plan.folder, on_plan)
