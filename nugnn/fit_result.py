@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
-    from nugnn.planning.timeline import Timeline
     from nugnn.planning.plan import Plan
+    from nugnn.planning.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

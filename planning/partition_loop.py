@@ -228,9 +228,7 @@ def partition_to_fit(
         raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = _Search(
-        num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, whole_step, on_round
-    )
+    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, whole_step, on_round)
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)
