@@ -241,8 +241,10 @@ def draft_with_cut(
     arrays = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
     notes: tuple[str, ...] = ()
     rounds: Mapping[str, Round] = {}
-    if shares_by == "auto":
-        is_quick = count == 1 or are_alike(cluster)
+    if count == 1:
+        part = np.zeros(num_nodes, np.int32)
+    elif shares_by == "auto":
+        is_quick = are_alike(cluster)
         also = {} if is_quick else {name: each for name, each in asked.items() if same_as[name] == name != "even"}
         if not is_quick:  # where devices wait for each other, balance of what each does alone is not all
             on_stage("weighing shares")
