@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn import cli_datasets, cli_partition, cli_plan, cli_profile, cli_results
+from nugnn import cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.cli_options import parameter, setting_parameters
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; leaves through SystemExit with the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with errors_reported():
-        if given[:1] in (["train"], ["partition"], ["plan"]):
+        if given[:1] in (["train"], ["partition"], ["plan"], ["simulate"]):
             given = spell_out_flags(given, _BOOLEAN_FLAGS)
     app(args=given, prog_name="nugnn")
 
@@ -337,5 +337,6 @@ app.add_typer(cli_datasets.datasets, name="datasets", short_help="List data sets
 app.command(short_help="Split a graph once, for many runs of train.")(cli_partition.partition)
 app.command(short_help="Measure this machine's devices and links.")(cli_profile.profile)
 app.command("plan", short_help="Who gets how much, and what an epoch will take, before anything runs.")(cli_plan.plan)
+app.command("simulate", short_help="How an epoch would grow with devices that nobody has.")(cli_simulate.simulate)
 app.command(short_help="Measure the best model of a finished run.")(cli_results.evaluate)
 app.command(short_help="Write the class of every node of a graph.")(cli_results.predict)

@@ -74,7 +74,7 @@ def plan(**given: Any) -> None:
         config = _settings(given, own["graph_stats"])
         console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
         notes: list[str] = []
-        with _progress(console) as on_stage:
+        with progress_of(console) as on_stage:
             from nugnn.plan_run import plan_from_config
 
             planned = plan_from_config(
@@ -149,7 +149,7 @@ def _check_writable(flag: str, path: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str], None]]:
+def progress_of(console: Console) -> Iterator[Callable[[str], None]]:
     """What is being done: on a terminal a line that goes, elsewhere lines that stay."""
     if console.is_terminal and not console.quiet:
         with console.status("planning") as status:

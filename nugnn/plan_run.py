@@ -16,7 +16,7 @@ from nugnn.graph_run import build_model, fit_arguments, prepare
 from nugnn.inductive import visible_in_training
 from nugnn.machine_profiles import Kind, Need, cluster_here, profile_of_this_machine
 from nugnn.plan_request import this_machine_for
-from nugnn.plan_subject import graph_subject, sample_subject
+from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
 from nugnn.plan_training import graph_data_facts, looked_at_samples
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
@@ -92,23 +92,27 @@ def _kinds(cluster: Cluster) -> list[Kind]:
     return list(dict.fromkeys(profile.kind for profile in cluster.profiles))
 
 
-def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, on_stage: Say) -> Planned:
-    on_stage("tracing a step")
+def subject_by_counts(config: TrainConfig, counts: GraphStatistics, kinds: Sequence[Kind], workers: int) -> PlanSubject:
+    """What is planned of a graph of which only counts are known.
+
+    Args:
+        config: Model and options.
+        counts: Of the graph.
+        kinds: Of devices in use.
+        workers: How many.
+    """
     features = torch.empty(1, counts.features, device="meta")
     torch.manual_seed(config.seed)
     model = build_model(config, _ByCounts(counts.nodes, counts.classes, features))
     known = {field.name for field in fields(FitOptions)}
     options = FitOptions(**{name: value for name, value in fit_arguments(config).items() if name in known})
-    facts = counts.facts(config.self_loops)
-    subject = graph_subject(
-        model,
-        options,
-        facts,
-        features=counts.features,
-        multilabel=False,
-        kinds=_kinds(cluster),
-        workers=len(cluster.devices),
-    )
+    how: dict[str, Any] = {"features": counts.features, "multilabel": False, "kinds": kinds, "workers": workers}
+    return graph_subject(model, options, counts.facts(config.self_loops), **how)
+
+
+def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, on_stage: Say) -> Planned:
+    on_stage("tracing a step")
+    subject = subject_by_counts(config, counts, _kinds(cluster), len(cluster.devices))
     on_stage("weighing shares")
     shares_by, shares = _how(config)
     return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.halo)

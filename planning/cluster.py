@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ import numpy as np
 import yaml
 
 from nugnn.planning.cluster_file import (
+    SCHEMA,
     THIS_MACHINE,
     ClusterError,
     ClusterFields,
@@ -66,7 +68,7 @@ class ClusterDevice:
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     is_here: bool = False
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """Equal for devices that are alike, wherever they are."""
         return self.profile.model_dump_json(exclude={"uuid", "spread"})
@@ -90,7 +92,7 @@ class Cluster:
     def profiles(self) -> tuple[DeviceProfile, ...]:
         return tuple(device.profile for device in self.devices)
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Of each device, equal where devices are alike and have as fast a way to their peers."""
         ways = [self.links.of_rank(rank) for rank in range(len(self.devices))]
@@ -121,6 +123,38 @@ def read_cluster(path: Path | str, this_machine: ThisMachine | None = None, *, h
         return _Builder(fields, path.parent, this_machine).cluster(host)
     except ClusterError as error:
         raise ClusterError(_placed(str(error), path, root)) from error
+
+
+def cluster_on_paper(
+    sheets: Sequence[str],
+    count: int,
+    *,
+    per_host: int,
+    between: LinkFields,
+    inside: LinkFields | None = None,
+) -> Cluster:
+    """So many devices of data sheets, filling one host after the other.
+
+    Args:
+        sheets: Names of cards; of several, equal numbers as far as that goes, one kind after the other.
+        count: P.
+        per_host: Devices of a host.
+        between: A host's way to the others, which its devices share.
+        inside: Between two devices of a host; by data sheets when None.
+
+    Raises:
+        ClusterError: A card has no data sheet, or there are more devices than can be planned.
+    """
+    names = [sheets[number * len(sheets) // count] for number in range(count)]
+    hosts = [
+        {"name": f"host-{first // per_host}", "devices": [{"device": name} for name in names[first : first + per_host]]}
+        for first in range(0, count, per_host)
+    ]
+    fields = ClusterFields.model_validate(
+        {"schema": SCHEMA, "hosts": hosts, "links": {"between": between.model_dump(), "inside": inside}}, by_alias=True
+    )
+    check_names(fields)
+    return _Builder(fields, Path(), None).cluster(None)
 
 
 def cluster_of_machine(

@@ -34,8 +34,8 @@ _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share by counts grows or shrinks at first and in the end, in its logarithm."""
 _HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""
-_MOST_FORECASTS, _MOST_RANKS = 60, 4000
-"""Of a search, and ranks in all of them: some seconds."""
+_MOST_FORECASTS, _MOST_PAIRS = 60, 200_000
+"""Of a search, and in all of them the pairs of ranks: some seconds."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -154,10 +154,16 @@ class _Counted:
     def __init__(self, model: StepModel, whole: PartSizes, cluster: Cluster, halo: Halo) -> None:
         self._model, self._whole, self._halo, self._kinds = model, whole, halo, cluster.kinds
         self.count, self.limits = len(cluster.devices), usable_bytes(cluster)
+        self._known: dict[tuple[PartSizes, ...], _Tried] = {}
 
     def of(self, shares: Sequence[float]) -> _Tried:
         """What ``shares`` come to."""
         sizes = self.whole_numbers(shares)
+        if sizes not in self._known:
+            self._known[sizes] = self._of(shares, sizes)
+        return self._known[sizes]
+
+    def _of(self, shares: Sequence[float], sizes: Sequence[PartSizes]) -> _Tried:
         first = {kind: size for kind, size in zip(reversed(self._kinds), reversed(sizes), strict=True)}
         alike = [
             first[kind] if abs(first[kind].inner - size.inner) <= 1 else size
@@ -171,7 +177,7 @@ class _Counted:
         """After shares of one kind of device after the other grew or shrank, as long as that helps."""
         best, reach = start, _REACH
         kinds = list(dict.fromkeys(self._kinds))
-        left = min(_MOST_FORECASTS, _MOST_RANKS // self.count) if len(kinds) > 1 else 0
+        left = min(_MOST_FORECASTS, _MOST_PAIRS // self.count**2) if len(kinds) > 1 else 0
         masks = [np.array([own == kind for own in self._kinds]) for kind in kinds]
         while left > 0 and reach > _LEAST_REACH:
             before = best

@@ -1,4 +1,4 @@
-"""nugnn plan and planned training: what is planned is what is trained on, results stay the same, misuse is a sentence."""
+"""nugnn plan and planned training: what is planned is trained on, results stay the same, misuse is one sentence."""
 
 from __future__ import annotations
 
