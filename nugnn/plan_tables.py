@@ -11,7 +11,7 @@ from rich.table import Table
 
 from nugnn.planned import Planned
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
-from nugnn.planning.timeline import picture
+from nugnn.planning.timeline import Timeline, picture
 
 _MOST_ROWS = 16
 """Devices that have a row each; of more, those that are alike share one."""
@@ -24,11 +24,22 @@ def show_plan(planned: Planned, console: Console) -> None:
     plan = planned.plan
     console.print(devices_table(plan))
     console.print(baselines_table(plan))
-    timeline = planned.forecast.timeline
-    if timeline is not None:
-        console.print(
-            picture(timeline, width=min(80, console.width), most_ranks=_MOST_PICTURED), markup=False, highlight=False
-        )
+    if planned.forecast.timeline is not None:
+        shown = _pictured(plan, planned.forecast.timeline)
+        console.print(picture(shown, width=min(80, console.width)), markup=False, highlight=False)
+
+
+def _pictured(plan: Plan, timeline: Timeline) -> Timeline:
+    """All ranks, or of many that one of each kind of device that is busy longest."""
+    if len(plan.devices) <= _MOST_PICTURED:
+        return timeline
+    longest: dict[str, int] = {}
+    for rank, device in enumerate(plan.devices):
+        other = longest.setdefault(_limited(device), rank)
+        if device.busy_seconds > plan.devices[other].busy_seconds:
+            longest[_limited(device)] = rank
+    ranks = sorted(longest.values(), key=lambda rank: -plan.devices[rank].busy_seconds)[:_MOST_PICTURED]
+    return Timeline(*(tuple(each[rank] for rank in ranks) for each in (timeline.names, timeline.events, timeline.ends)))  # type: ignore[arg-type]
 
 
 def devices_table(plan: Plan) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ def plan_by_counts(
         draft = draft_of_batch(model, subject.whole.batch, cluster, **how)
     else:
         draft = draft_from_counts(model, subject.whole, cluster, halo=ExpectedHalo(halo), **how)
+        assumed = f"halo rows are assumed, {halo:g} for each node of two equal parts: say halo=X where you know better"
+        draft = replace(draft, notes=(*draft.notes, *([assumed] if len(cluster.devices) > 1 else [])))
     return _planned(subject, cluster, draft, None)
 
 

@@ -64,14 +64,15 @@ def where_it_stops(rows: Sequence[Growth]) -> str:
     fitting = [row for row in rows if row.epoch_seconds is not None]
     if not fitting:
         return "no cluster of these sizes holds the data"
+    half = next((row.devices for row in fitting if _exchanges(row) > 0.5), None)
+    most = "" if half is None else f"; exchanges take more than half of it from {half} devices on"
     for row, more in itertools.pairwise(fitting):
         assert row.epoch_seconds is not None and more.epoch_seconds is not None and more.parts is not None
         if more.epoch_seconds > _WORTH * row.epoch_seconds:
             why = f"exchanges take {_exchanges(more):.0%} of the epoch and waiting {more.parts['wait']:.0%}"
-            return f"more than {row.devices} devices bring little: with {more.devices}, {why}"
+            return f"more than {row.devices} devices bring little: with {more.devices}, {why}{most}"
     last = fitting[-1]
-    assert last.parts is not None
-    return f"an epoch gets shorter up to {last.devices} devices; there exchanges take {_exchanges(last):.0%} of it"
+    return f"an epoch gets shorter up to {last.devices} devices, the most that were asked for{most}"
 
 
 def _exchanges(row: Growth) -> float:

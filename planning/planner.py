@@ -34,7 +34,7 @@ _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share by counts grows or shrinks at first and in the end, in its logarithm."""
 _HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""
-_MOST_FORECASTS, _MOST_PAIRS = 60, 200_000
+_MOST_FORECASTS, _MOST_PAIRS = 60, 100_000
 """Of a search, and in all of them the pairs of ranks: some seconds."""
 
 

@@ -165,6 +165,30 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.count("measured") == 2
 
 
+def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
+    """More devices shorten an epoch until exchanges take it all; what does not fit says so; all is called simulated."""
+    given = ("--devices", "A100", "--hidden", "16", "--per-host", "2", "--gbit-per-second", "10", "--most", "16")
+    code, out, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    assert "simulated: ogbn-products on A100" in out and "simulated: more than 2 devices bring little" in out
+    code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given, "--json")
+    shown = json.loads(out)
+    assert shown["simulated"] is True and [row["devices"] for row in shown["rows"]] == [1, 2, 4, 8, 16]
+    assert all(sum(row["parts"].values()) == pytest.approx(1) for row in shown["rows"])
+    assert shown["rows"][1]["epoch_seconds"] < shown["rows"][0]["epoch_seconds"]
+    code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-papers100M", "--devices", "T4", "--most", "2")
+    assert code == 0 and out.count("no room") == 2 and "no cluster of these sizes holds the data" in out
+
+
+def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T44")
+    assert code == 2 and "no data sheet of 'T44'" in err
+    code, _, err = call(
+        capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T4", "--gbit-per-second", "0"
+    )
+    assert code == 2 and "--gbit-per-second 0.0 is not allowed" in err
+
+
 # training
 
 
