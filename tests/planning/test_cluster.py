@@ -198,3 +198,11 @@ def test_links_of_a_machine_by_uuid() -> None:
     assert halves[0].gather_bytes == GPU.gather_bytes / 2 and halves[0].memory_bytes == GPU.memory_bytes // 2
     assert not shared.links.is_nccl and shared.links.staging_seconds_per_byte is not None
     assert shared.links.staging_seconds_per_byte[0] == 1 / 2.5e10
+
+
+def test_examples_of_the_page_are_clusters(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    examples = [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]
+    assert len(examples) == 2
+    sizes = [len(cluster(tmp_path, example).devices) for example in examples]
+    assert sizes == [8, 2]
