@@ -1,21 +1,24 @@
 """What a device does under limits, or shared by several workers: its profile, each rate scaled by its own law.
 
-A part of a GPU's multiprocessors takes more of the memory's bandwidth than of the arithmetic: each rate grows with the
-multiprocessors until something else is full. Where that is was measured on an H200 with 32 of 132: dense products 3.5
-times as slow, sums over neighbours 2.7 times, copies 1.8 times (``docs/hardware.md``).
+A part of a GPU's multiprocessors takes more of the memory's bandwidth than of the arithmetic. How much was measured on
+an H200 with 16, 32 and 64 of 132: products and copies (``benchmarks/rows/unequal``); sums over neighbours with 32 alone,
+2.7 times as slow, a quarter of the way from products to copies, where they are taken to lie with others, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from nugnn.planning import derates
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import DeviceProfile
 
-_OF_ALL_AT = 32 / 132
-_GROWTH = {"products": 1 / (3.5 * _OF_ALL_AT), "sums": 1 / (2.7 * _OF_ALL_AT), "copies": 1 / (1.8 * _OF_ALL_AT)}
-"""The part of its full rate that each kind of work gains with a part of the multiprocessors."""
+_PART = (0.0, 16 / 132, 32 / 132, 64 / 132, 1.0)
+_PRODUCTS = (0.0, 0.160, 0.313, 0.615, 1.0)
+_COPIES = (0.0, 0.299, 0.543, 0.864, 1.0)
+_WAY_OF_SUMS = 0.25
 
 
 def limited(profile: DeviceProfile, limits: DeviceLimits) -> DeviceProfile:
@@ -84,7 +87,8 @@ def _part(profile: DeviceProfile, share: float, memory: int) -> DeviceProfile:
 
 def _fewer_multiprocessors(profile: DeviceProfile, count: int) -> DeviceProfile:
     part = count / profile.multiprocessors
-    rate = {kind: min(1.0, growth * part) for kind, growth in _GROWTH.items()}
+    products, copies = (float(np.interp(part, _PART, each)) for each in (_PRODUCTS, _COPIES))
+    rate = {"products": products, "copies": copies, "sums": products + _WAY_OF_SUMS * (copies - products)}
     return profile.model_copy(
         update={
             "gemm_flops": {form: flops * rate["products"] for form, flops in profile.gemm_flops.items()},

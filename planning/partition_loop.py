@@ -154,7 +154,6 @@ def partition_to_fit(
     beside_metis: bool = False,
     only_work: bool = False,
     symmetric: SymmetricGraph | None = None,
-    only_work: bool = False,
     whole_step: WholeStep | None = None,
     on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
@@ -188,8 +187,6 @@ def partition_to_fit(
             against the others.
         symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it: of large
             graphs that are split several times.
-        only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
-            against the others.
         whole_step: Predicted seconds of a step of all parts, by which rounds are judged: parts that each end as early
             as the others still wait for each other in between. Where None, the slowest part decides.
         on_round: Called with the name of each round before it begins.

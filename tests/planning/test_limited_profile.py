@@ -35,12 +35,14 @@ def rates(profile: DeviceProfile) -> list[float]:
     return [getattr(profile, name) for name in RATES] + list(profile.gemm_flops.values())
 
 
-def test_the_measured_point_comes_out() -> None:
-    """H200, 32 of 132 multiprocessors: ``docs/hardware.md``."""
+def test_what_was_measured_comes_out() -> None:
+    """H200, of 132 multiprocessors: ``benchmarks/rows/unequal``; sums of the earlier measurement, 2.7 times as slow."""
+    for sms, products, copies in ((16, 112.1 / 699.7, 1.223 / 4.096), (64, 430.2 / 699.8, 3.548 / 4.108)):
+        part = limited(H200, DeviceLimits(sms=sms))
+        assert part.gemm_flops["bf16"] / H200.gemm_flops["bf16"] == pytest.approx(products, rel=5e-3)
+        assert part.stream_bytes / H200.stream_bytes == pytest.approx(copies, rel=5e-3)
     part = limited(H200, DeviceLimits(sms=32))
-    assert H200.gemm_flops["bf16"] / part.gemm_flops["bf16"] == pytest.approx(3.5)
-    assert H200.gather_bytes / part.gather_bytes == pytest.approx(2.7)
-    assert H200.stream_bytes / part.stream_bytes == pytest.approx(1.8)
+    assert H200.gather_bytes / part.gather_bytes == pytest.approx(2.7, rel=0.01)
     assert part.multiprocessors == 32 and part.memory_bytes == H200.memory_bytes
 
 
