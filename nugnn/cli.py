@@ -20,9 +20,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn import cli_datasets, cli_partition, cli_profile, cli_results
+from nugnn import cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
+from nugnn.cli_options import parameter, setting_parameters
 from nugnn.config import (
     BUILT_IN_MODELS,
     TrainConfig,
@@ -31,7 +32,6 @@ from nugnn.config import (
     option_spec,
     read_recipe,
     read_settings,
-    recipe_names,
 )
 from nugnn.member import member_from
 from nugnn.options import ConfigError
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; leaves through SystemExit with the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with errors_reported():
-        if given[:1] in (["train"], ["partition"]):
+        if given[:1] in (["train"], ["partition"], ["plan"], ["simulate"]):
             given = spell_out_flags(given, _BOOLEAN_FLAGS)
     app(args=given, prog_name="nugnn")
 
@@ -132,6 +132,11 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
         print(json.dumps(result, indent=2))
     else:
         console.print(result_table(result))
+        if result.get("predicted_epoch_seconds") is not None:
+            from nugnn.plan_tables import compared_table
+            from nugnn.planning.plan import read_plan
+
+            console.print(compared_table(read_plan(config.out_dir / "plan.json"), result["ranks"]))
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -222,6 +227,7 @@ def result_table(result: dict[str, Any]) -> Table:
         (f"validation {metric}", _percent(result["val"])),
         (f"test {metric}", _percent(result["test"])),
         ("epoch, median", f"{result['epoch_seconds'] * 1000:.1f} ms"),
+        ("epoch, predicted", _milliseconds(result.get("predicted_epoch_seconds"))),
         ("throughput", f"{result['samples_per_second']:.0f} samples/s" if "samples_per_second" in result else ""),
         ("peak memory", ", ".join(f"{size / 2**20:.0f} MiB" for size in result["peak_memory_bytes"])),
     ]
@@ -229,6 +235,10 @@ def result_table(result: dict[str, Any]) -> Table:
         if value not in ("", None):
             table.add_row(label, str(value))
     return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 def _batch(result: dict[str, Any]) -> str:
@@ -319,50 +329,14 @@ def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
     )
 
 
-def _train_parameters() -> list[inspect.Parameter]:
-    """One parameter for each option of `TrainConfig`, and those that only the command line has.
-
-    Every default is None, "not given": recipe and file would otherwise be overridden by defaults.
-    """
-    options: dict[str, tuple[type, Any]] = {
-        "recipe": (str, typer.Option(None, help=f"Published settings: {', '.join(recipe_names())}.")),
-        "config": (str, typer.Option(None, help="YAML file of options, such as the config.yaml of an earlier run.")),
-    }
-    for_graphs, for_samples = ({entry.name: entry for entry in fields(kind)} for kind in (TrainConfig, SampleConfig))
-    for name, entry in {**for_graphs, **{n: e for n, e in for_samples.items() if n not in for_graphs}}.items():
-        spec, flag = option_spec(entry), flag_of(name)
-        default = option_default(entry)
-        common: dict[str, Any] = {"help": spec.help, "show_default": False}
-        if name not in for_graphs:
-            common["help"] = f"Samples: {spec.help}"
-        if default is not None and spec.kind is not bool:
-            common["help"] += f" Default: {default}."
-        if name in for_graphs and name in for_samples:
-            other, other_default = option_spec(for_samples[name]), option_default(for_samples[name])
-            if other.help != spec.help:
-                common["help"] += f" Samples: {other.help}"
-            if other_default not in (default, None):
-                common["help"] += f" Default for samples: {other_default}."
-        if spec.kind is bool:
-            common["hidden"] = bool(spec.later)
-            options[entry.name] = (bool, typer.Option(None, f"{flag}/--no-{flag[2:]}", **common))
-        else:
-            common["hidden"] = not spec.landed
-            metavar = "|".join(spec.choices) or {int: "N", float: "X", str: "TEXT"}[spec.kind]
-            options[entry.name] = (str, typer.Option(None, flag, metavar=metavar, **common))
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind | None)
-        for name, (kind, default) in options.items()
-    ]
-    as_json = typer.Option(False, "--json", help="Print result.json alone.")
-    return [*parameters, inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=as_json, annotation=bool)]
-
-
-_train.__signature__ = inspect.Signature(_train_parameters())  # type: ignore[attr-defined]
+_as_json = parameter("as_json", bool, typer.Option(False, "--json", help="Print result.json alone."))
+_train.__signature__ = inspect.Signature([*setting_parameters(), _as_json])  # type: ignore[attr-defined]
 _train.__annotations__ = {name: p.annotation for name, p in inspect.signature(_train).parameters.items()}
 app.command("train")(_train)
 app.add_typer(cli_datasets.datasets, name="datasets", short_help="List data sets, describe one, get one ready.")
 app.command(short_help="Split a graph once, for many runs of train.")(cli_partition.partition)
 app.command(short_help="Measure this machine's devices and links.")(cli_profile.profile)
+app.command("plan", short_help="Who gets how much, and what an epoch will take, before anything runs.")(cli_plan.plan)
+app.command("simulate", short_help="How an epoch would grow with devices that nobody has.")(cli_simulate.simulate)
 app.command(short_help="Measure the best model of a finished run.")(cli_results.evaluate)
 app.command(short_help="Write the class of every node of a graph.")(cli_results.predict)

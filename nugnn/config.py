@@ -50,6 +50,8 @@ FREE_ON_RESUME = (
     ),
 )
 """Options a resumed run may change. The graph itself is compared, not where it was found."""
+SHARES_BY_DEVICE = ("auto", "flops", "bandwidth")
+"""Words for shares that follow from what devices can do."""
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 _DEVICE = r"(cpu|cuda(:\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
 _DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
@@ -77,6 +79,8 @@ class Settings:
     workers: int
     limits: str | None
     shares: str | tuple[float, ...]
+    plan: str | None
+    cluster: str | None
     out: str | None
 
     def _check_each(self) -> None:
@@ -86,6 +90,10 @@ class Settings:
             object.__setattr__(self, entry.name, value)
 
     def _check_device(self) -> None:
+        for flag, value in (("--plan", self.plan), ("--cluster", self.cluster)):
+            for other, given in (("--device", self.device != "auto"), ("--limits", self.limits is not None)):
+                if value is not None and given:
+                    raise ConfigError(f"{flag} {value} says the devices and their limits; leave {other} out")
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, a GPU's uuid, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
@@ -133,10 +141,23 @@ class Settings:
 
     def _check_shares(self) -> None:
         object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
+        if self.plan is not None and self.shares != "even":
+            raise ConfigError(f"--plan {self.plan} says the shares; leave --shares out")
+        if self.plan is not None and self.cluster is not None:
+            raise ConfigError(f"--plan {self.plan} says the devices; leave --cluster out")
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """Part of the graph of each worker, ``workers`` numbers that add up to 1."""
+        """Part of the graph of each worker, ``workers`` numbers that add up to 1.
+
+        Raises:
+            ConfigError: They are to be planned, which takes a model and devices.
+        """
+        if self.shares in SHARES_BY_DEVICE:
+            raise ConfigError(
+                f"--shares {self.shares} takes a model and devices to plan for: give them to nugnn train or nugnn "
+                "plan, and even or fractions here"
+            )
         return self.shares if isinstance(self.shares, tuple) else (1 / self.workers,) * self.workers
 
     @property
@@ -195,7 +216,7 @@ class TrainConfig(Settings):
     """Everything ``nugnn train`` can be told, checked and normalised in ``__post_init__``.
 
     Numbers given as text (``lr: 5e-4`` is text to YAML) are converted; ``shares`` becomes ``"even"`` or a tuple of
-    ``workers`` positive fractions that add up to 1.
+    ``workers`` positive fractions that add up to 1, or stays ``"auto"``, ``"flops"`` or ``"bandwidth"``.
 
     Raises:
         ConfigError: A value is wrong, or its feature has not landed.
@@ -276,9 +297,8 @@ class TrainConfig(Settings):
     shares: str | tuple[float, ...] = option(
         "even",
         str,
-        "Part of the graph each worker gets: even, or fractions such as 0.6,0.3,0.1.",
-        later=("auto", "flops", "bandwidth"),
-        later_what="sharing by device profile",
+        "Part of the graph each worker gets: even; fractions such as 0.6,0.3,0.1; auto: the slowest worker as fast as "
+        "memories allow, by prediction; flops or bandwidth: by one number of each device.",
     )
     partitioner: str = option(
         "metis",
@@ -311,9 +331,7 @@ class TrainConfig(Settings):
     cluster: str | None = option(
         None,
         str,
-        "Description of the hardware.",
-        landed=False,
-        later_what="reading a cluster file",
+        "Description of the hardware, cluster.yaml: its devices of this host are used, within its limits.",
         optional=True,
     )
     precision: str = option(
@@ -409,7 +427,7 @@ class TrainConfig(Settings):
         "Write predictions.npy: the class of every node in input order (multi-label: a row of 0 and 1).",
     )
     timeout: float = option(300.0, float, "Seconds after which a silent peer counts as lost.", above=0.0)
-    plan: str | None = option(None, str, "Plan to run.", landed=False, later_what="running a plan", optional=True)
+    plan: str | None = option(None, str, "Plan of nugnn plan to run: its shares, devices and limits.", optional=True)
     resume: bool = option(
         False, bool, "Go on from the newest checkpoint in the folder for results; start anew if there is none."
     )
@@ -454,6 +472,11 @@ class TrainConfig(Settings):
         if self.aggregator is not None and aggregators is not None and self.aggregator not in aggregators:
             raise ConfigError(refusal("--aggregator", self.aggregator, f"{', '.join(aggregators)} for {self.model}"))
         self._check_shares()
+        if self.shares == "auto" and self.partitioner == "random":
+            raise ConfigError(
+                "--shares auto fits the cut to the devices, and --partitioner random makes none to fit; use metis, "
+                "clusters or kaminpar"
+            )
 
     def _check_halo_mode(self) -> None:
         try:
@@ -575,10 +598,10 @@ def _known_options(dataset: object) -> dict[str, OptionSpec]:
 
 
 def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:
-    """``"even"``, or one positive fraction for each worker, scaled to add up to 1."""
-    if shares == "even":
-        return "even"
-    allowed = f"even, or {workers} positive fractions that add up to 1, such as 0.6,0.4"
+    """A word, or one positive fraction for each worker, scaled to add up to 1."""
+    if shares == "even" or shares in SHARES_BY_DEVICE:
+        return str(shares)
+    allowed = f"even, {', '.join(SHARES_BY_DEVICE)}, or {workers} positive fractions that add up to 1, such as 0.6,0.4"
     parts = shares.split(",") if isinstance(shares, str) else shares
     try:
         fractions = [float(part) for part in parts if not isinstance(part, bool)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import os
@@ -18,6 +19,7 @@ from nugnn import job
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.devices import devices_of
+from nugnn.fit_plan import made_plan, request_of, tell_of_plan, use_plan
 from nugnn.fit_result import FitResult, result_of
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
     from nugnn.datasets.graph_data import GraphData
     from nugnn.datasets.samples.sample_data import SampleData
+    from nugnn.planned import Planned
+    from nugnn.planning.cluster import Cluster
+    from nugnn.planning.plan import Plan
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +48,9 @@ def fit(
     data: GraphData | dgl.DGLGraph | SampleData | Dataset[Any] | str,
     *,
     workers: int = 1,
-    shares: Sequence[float] | None = None,
+    shares: Sequence[float] | str | None = None,
+    plan: Plan | Path | str | None = None,
+    cluster: Cluster | Path | str | None = None,
     val: Dataset[Any] | None = None,
     test: Dataset[Any] | None = None,
     partitioner: str = "metis",
@@ -65,6 +72,7 @@ def fit(
     on_begin: Callable[[list[Epoch]], Any] | None = None,
     on_note: Callable[[str], Any] | None = None,
     on_rebalance: Callable[[dict[str, Any]], Any] | None = None,
+    on_plan: Callable[[Planned], Any] | None = None,
     **options: Any,
 ) -> FitResult:
     """Train ``model`` on the full graph or on batches of samples, over ``workers`` unequal processes, as one would.
@@ -79,6 +87,12 @@ def fit(
             ``(x, label)``; or what `nugnn.datasets.samples.load_samples` returns, or takes: ``"digits-images"``.
         workers: Number of processes; 1 trains in this one.
         shares: Part of the nodes, or of each batch, that each worker gets, any positive numbers; equal when None.
+            ``auto``: such that the slowest worker is as fast as memories allow, by prediction, see ``docs/plan.md``;
+            ``flops`` or ``bandwidth``: by one number of each device's specification; ``even``.
+        plan: A plan of ``nugnn plan``, or its file, in place of ``shares``: the devices that it names are used, within
+            its limits.
+        cluster: A ``cluster.yaml``, or what `nugnn.planning.cluster.read_cluster` made of it: its devices of this host
+            are used, within its limits, and ``shares`` are found with its rates and links.
         val: For a data set of samples, those that choose the best epoch.
         test: Likewise those to measure on.
         partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``; for graphs alone, as are ``order``,
@@ -112,6 +126,7 @@ def fit(
             epochs that the checkpoint holds, none without one.
         on_note: Gets sentences for the user, about checkpoints and moves of nodes; they are logged when None.
         on_rebalance: Gets each move of nodes between workers when it has been made, as `FitResult.moves` lists them.
+        on_plan: Gets the plan once it is made, where there is one.
         **options: See `FitOptions` for graphs and `nugnn.sample_options.SampleOptions` for samples.
 
     Raises:
@@ -123,11 +138,14 @@ def fit(
         nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.
     """
     _refuse_torchrun()
+    stage = on_stage or (lambda _: None)
+    note = on_note or _LOG.warning
+    request, numbers = request_of(shares, plan, cluster, workers, device, limits, stage, note)
     task = task_of(
         model,
         data,
         workers=workers,
-        shares=shares,
+        shares=numbers,
         given={
             **{"partitioner": partitioner, "order": order, "check": check, "cache_folder": cache_folder},
             **{"inductive": inductive, "val": val, "test": test},
@@ -135,45 +153,49 @@ def fit(
         options=options,
         others=list(inspect.signature(fit).parameters),
     )
-    stage = on_stage or (lambda _: None)
-    devices, said = devices_of(device, workers)
+    devices, said = devices_of(device, workers) if request is None else request.devices(device, workers)
     task.check_devices(devices)
-    limited = checked_limits(limits, workers)
+    limited = checked_limits(limits if request is None else request.limits or limits, workers)
     if limited is not None:
         check_on_devices(limited, devices)
-    note = on_note or _LOG.warning
-    for text in [said] * bool(said) + (task.said if on_note is not None else []):
-        note(text)
-    plan = None
+    if said:
+        note(said)
+    checkpoints = None
     before: list[Epoch] = []
     if checkpoint_folder is not None:
-        plan = CheckpointPlan(
+        checkpoints = CheckpointPlan(
             folder=Path(checkpoint_folder).resolve(),
             every=checkpoint_every,
             every_steps=checkpoint_steps,
             identity=task.identity(settings or {}),
         )
-        plan, before = from_where(plan, task.options, resume, note)
+        checkpoints, before = from_where(checkpoints, task.options, resume, note)
     elif resume or checkpoint_every is not None or checkpoint_steps is not None:
         raise ValueError("resume, checkpoint_every and checkpoint_steps need a checkpoint_folder")
+    if request is not None:
+        use_plan(task, request, devices, limited, stage, note, checkpoint_folder if resume else None)
+    for text in task.said if on_note is not None else []:
+        note(text)
     if on_begin is not None:
         on_begin(before)
+    tell_plan = functools.partial(tell_of_plan, task, checkpoint_folder, on_plan)
     if workers == 1 and limited is None:
-        return _fit_here(model, task, devices[0], plan, on_epoch, stage, note)
+        return _fit_here(model, task, devices[0], checkpoints, on_epoch, stage, note, tell_plan)
     notes: list[str] = []
     with job.private_job_folder() as folder:
 
         def prepare() -> None:
             part, remarks = task.stored(folder, stage)
             notes.extend(remarks)
-            work = {"model": model, "options": task.options, "part": part, "checkpoints": plan, "devices": devices}
-            work |= {"limits": limited}
+            tell_plan()
+            work = {"model": model, "options": task.options, "part": part, "devices": devices}
+            work |= {"checkpoints": checkpoints, "limits": limited}
             job.write_job(folder, work)
 
         with FirstSignalAsks((folder / job.STOP).touch, lambda: stage("stop")) as signals:
 
             def relay(event: dict[str, Any]) -> None:
-                if plan is not None and event == {"kind": "stage", "name": "train"}:
+                if checkpoints is not None and event == {"kind": "stage", "name": "train"}:
                     signals.arm()  # before, a run has nothing to save
                 _relay(event, on_epoch, stage, note, on_rebalance or (lambda _: None))
 
@@ -189,8 +211,9 @@ def fit(
                 cores=cores_of(limited),
             )
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
-    raise_if_interrupted(outcomes[0], task.options, plan)
-    return result_of(model, outcomes, [*notes, *said_of(limited, [outcome["report"] for outcome in outcomes])])
+    raise_if_interrupted(outcomes[0], task.options, checkpoints)
+    said_of_limits = said_of(limited, [outcome["report"] for outcome in outcomes])
+    return result_of(model, outcomes, [*notes, *said_of_limits], made_plan(task))
 
 
 def _refuse_torchrun() -> None:
@@ -206,17 +229,19 @@ def _fit_here(
     model: nn.Module,
     task: Task,
     device: torch.device,
-    plan: CheckpointPlan | None,
+    checkpoints: CheckpointPlan | None,
     on_epoch: Callable[[Epoch], Any] | None,
     stage: Callable[[str], Any],
     note: Callable[[str], Any],
+    tell_plan: Callable[[], None],
 ) -> FitResult:
     """Train in this process."""
     part, notes = task.here(stage)
+    tell_plan()
     stage("train")
     asked = threading.Event()
     with FirstSignalAsks(asked.set, lambda: stage("stop")) as signals:
-        if plan is not None:
+        if checkpoints is not None:
             signals.arm()
         outcome = train_rank(
             part,
@@ -224,12 +249,12 @@ def _fit_here(
             copy.deepcopy(model),
             task.options,
             on_epoch,
-            checkpoints=plan,
+            checkpoints=checkpoints,
             asked_to_stop=asked.is_set,
             on_note=note,
         )
-    raise_if_interrupted(outcome, task.options, plan)
-    return result_of(model, [outcome], notes)
+    raise_if_interrupted(outcome, task.options, checkpoints)
+    return result_of(model, [outcome], notes, made_plan(task))
 
 
 def _relay(

@@ -6,10 +6,10 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks, gather_texts, join_ranks
 from nugnn.devices import devices_of, own_device
 from nugnn.failure import named
+from nugnn.fit_plan import expect_plan, made_plan, request_of, tell_of_plan, use_plan
 from nugnn.fit_result import FitResult, result_of
 from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, said_of
 from nugnn.planning.limits import DeviceLimits
@@ -24,6 +25,9 @@ from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import OF_ONE_FAMILY, Task, task_of
 from nugnn.train_rank import train_rank
 from nugnn.worker_cores import stay_on_given_cores
+
+if TYPE_CHECKING:
+    from nugnn.plan_request import PlanRequest
 
 _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
 """The processes' own watch judges; see `nugnn.torchrun`."""
@@ -49,10 +53,25 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     Raises:
         ValueError: Options or data do not fit.
     """
-    chosen = options.pop("device", "auto")
-    device = own_device(chosen)
-    limited = checked_limits(options.pop("limits", None), ranks.world_size)
-    limits = None if limited is None else _limit_here(limited, ranks, chosen, device)
+    chosen, asked_limits = options.pop("device", "auto"), options.pop("limits", None)
+    on_note = options.get("on_note") or print
+    hosts = ranks.hosts or (0,) * ranks.world_size
+    here = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
+    request, shares = request_of(
+        options.pop("shares", None),
+        options.pop("plan", None),
+        options.pop("cluster", None),
+        ranks.world_size,
+        chosen,
+        asked_limits,
+        lambda _: None,
+        on_note if ranks.rank == 0 else lambda _: None,
+        is_one_host=False,
+    )
+    limited = checked_limits(asked_limits if request is None else request.limits or asked_limits, ranks.world_size)
+    local = [] if request is None and limited is None else _devices_here(request, chosen, here, len(set(hosts)))
+    device = local[here.index(ranks.rank)] if request is not None else own_device(chosen)
+    limits = None if limited is None else _limit_here(limited, ranks, here, local, device)
     if device != ranks.device:
         ranks = join_ranks(_COLLECTIVE_SECONDS, ranks.pulse, device)
     on_epoch, on_stage = options.pop("on_epoch", None), options.pop("on_stage", None)
@@ -61,14 +80,22 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     checkpointing = {name: options.pop(name, None) for name in _CHECKPOINTING}
     for name in ("workers", "timeout", "log_folder"):
         options.pop(name, None)
-    shares = options.pop("shares", None)
+    on_plan = options.pop("on_plan", None)
     given = {name: options.pop(name, default) for name, default in OF_ONE_FAMILY.items()}
     task = task_of(model, data, workers=ranks.world_size, shares=shares, given=given, options=options)
+    plan = _checkpoints(task, ranks, checkpointing)
+    if request is not None:
+        world = [local[here.index(rank)] if rank in here else None for rank in range(ranks.world_size)]
+        resumed = checkpointing["checkpoint_folder"] if checkpointing["resume"] else None
+        _plan_together(task, ranks, lambda: use_plan(task, request, world, limited, stage, on_note, resumed))
+        if ranks.rank != 0:
+            expect_plan(task, request)
     if ranks.rank == 0 and checkpointing["on_note"] is not None:
         for text in task.said:
             checkpointing["on_note"](text)
-    plan = _checkpoints(task, ranks, checkpointing)
     part, notes = task.joined(ranks, stage)
+    if ranks.rank == 0:
+        tell_of_plan(task, None if plan is None else plan.folder, on_plan)
     stage("train")
     outcome = train_rank(
         part,
@@ -86,15 +113,47 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     if ranks.rank != 0:
         return None
     said = [*notes, *said_of(limited, reports)]
-    return result_of(model, [outcome, *({"report": report} for report in reports[1:])], said)
+    others = [{"report": report} for report in reports[1:]]
+    return result_of(model, [outcome, *others], said, made_plan(task))
 
 
-def _limit_here(limits: Sequence[DeviceLimits], ranks: Ranks, chosen: str, device: torch.device) -> dict[str, Any]:
+def _devices_here(request: PlanRequest | None, chosen: str, here: Sequence[int], num_hosts: int) -> list[torch.device]:
+    """Of the ranks of this host."""
+    if request is None or request.known_devices is None:
+        if request is not None and num_hosts > 1:
+            raise ValueError(
+                f"shares {request.shares_by} over {num_hosts} hosts: what the others have is not known here; describe "
+                "them in a file and give it with --cluster, or a plan of nugnn plan with --plan"
+            )
+        return devices_of(chosen, len(here))[0]
+    from nugnn.plan_request import found_here
+
+    return found_here([request.known_devices[rank] for rank in here])
+
+
+def _plan_together(task: Task, ranks: Ranks, use: Callable[[], None]) -> None:
+    """Let rank 0 prepare the plan; a collective call."""
+    is_done = torch.zeros(1, dtype=torch.int64)
+    try:
+        if ranks.rank == 0:
+            use()
+            is_done += 1
+    finally:
+        ranks.broadcast_(is_done)  # also after a failure: the others wait for it
+    if not is_done.item():
+        raise RuntimeError("worker 0 could not plan; it says why")
+
+
+def _limit_here(
+    limits: Sequence[DeviceLimits],
+    ranks: Ranks,
+    here: Sequence[int],
+    devices: Sequence[torch.device],
+    device: torch.device,
+) -> dict[str, Any]:
     """Put this rank's limits in force; what holds from now on."""
-    hosts = ranks.hosts or (0,) * ranks.world_size
-    here = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
     of_host = [limits[rank] for rank in here]
-    check_on_devices(of_host, devices_of(chosen, len(here))[0])
+    check_on_devices(of_host, devices)
     if (placed := cores_of(of_host)) is not None:
         own = placed[here.index(ranks.rank)]
         os.environ |= own.environment(os.environ.get("OMP_NUM_THREADS"))  # for what is not loaded yet, DGL above all

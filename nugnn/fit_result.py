@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
+    from nugnn.planning.plan import Plan
     from nugnn.planning.timeline import Timeline
 
 
@@ -38,6 +39,7 @@ class FitResult:
         moves: Moves of nodes between workers, in order: ``after_epoch``, ``seconds``, ``nodes``, ``share`` of all
             nodes, ``counts`` (from each worker to each), ``compute_seconds`` of each worker before and
             ``predicted_compute_seconds``, ``halo_rows`` (before, after), ``epoch_seconds`` before.
+        plan: What was expected, where a plan was made.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class FitResult:
     notes: tuple[str, ...] = field(default=())
     timeline: Timeline | None = None
     moves: tuple[dict[str, Any], ...] = field(default=())
+    plan: Plan | None = None
 
     def __repr__(self) -> str:
         best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
@@ -71,7 +74,9 @@ class FitResult:
         return None if samples is None else samples / self.epoch_seconds
 
 
-def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[str]) -> FitResult:
+def result_of(
+    model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[str], plan: Plan | None = None
+) -> FitResult:
     """``outcomes`` of all ranks, from `nugnn.train_rank.train_rank`; only the first needs weights and logits."""
     trained = copy.deepcopy(model)
     trained.load_state_dict(outcomes[0]["state"])
@@ -88,6 +93,7 @@ def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[
         notes=tuple(notes),
         timeline=_timeline(steps, [report["device"] for report in reports]),
         moves=tuple(outcomes[0].get("moves", ())),
+        plan=plan,
     )
 
 

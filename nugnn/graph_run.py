@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from nugnn.config import TrainConfig, flag_of, option_default
 from nugnn.datasets import load
@@ -20,6 +20,7 @@ from nugnn.predictions import predicted_classes
 from nugnn.predictions import write_predictions as write_rows
 
 STAGES = {
+    "plan": "planning for {workers} workers",
     "check": "comparing one part with three on a piece of the graph",
     "partition": "splitting the graph into {workers} parts",
     "start": "starting {workers} workers",
@@ -42,7 +43,20 @@ def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] 
     return normalize_features(data, config.feature_norm) if data.features is not None else data  # type: ignore[arg-type]
 
 
-def build_model(config: TrainConfig, data: GraphData) -> nn.Module:
+class Described(Protocol):
+    """A graph as far as a model depends on it."""
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def features(self) -> Tensor | None: ...
+
+
+def build_model(config: TrainConfig, data: Described) -> nn.Module:
     """The model of ``config``; learnable node rows as wide as a hidden layer stand in for missing features."""
     if data.features is not None:
         refuse_empty_features(data.features)
@@ -77,7 +91,9 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
     return {
         "workers": config.workers,
-        "shares": config.fractions,
+        "shares": config.shares,
+        "plan": config.plan,
+        "cluster": config.cluster,
         "partitioner": config.partitioner,
         "device": config.device,
         "limits": config.limits,

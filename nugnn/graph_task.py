@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from nugnn.partition.shard import may_be_reordered
 from nugnn.seam import install
 from nugnn.shares import checked_shares, own_shard, shards_on_disk, whole_shard
 from nugnn.task import Stage
+
+if TYPE_CHECKING:
+    from nugnn.plan_training import TrainingPlan
 
 
 class GraphTask:
@@ -53,6 +56,7 @@ class GraphTask:
         self._shares = checked_shares(shares, workers, self._seen, "training nodes" if inductive else "nodes")
         self._partitioner, self._order, self._check = partitioner, order, check
         self._cache_folder, self._inductive = cache_folder, inductive
+        self.plan: TrainingPlan | None = None
         approximate = {"halo_mode": self.options.halo_mode != "exact", "halo_wire": self.options.halo_wire == AUTO}
         self.said = [
             f"{name} {getattr(self.options, name)} has no effect with one worker: nothing travels"
@@ -67,18 +71,31 @@ class GraphTask:
     def check_devices(self, devices: Sequence[torch.device]) -> None:
         refuse_needless_offload(self.options.activations, devices)
 
+    def use_plan(self, plan: TrainingPlan) -> None:
+        plan.prepare_graph(self.model, self.options, self._seen)
+        self.plan = plan
+
     def stored(self, folder: Path, stage: Stage) -> tuple[GraphPart, list[str]]:
         self._compare_parts(stage)
         stage("partition")
+        given, said = self._divide(stage)
         how = (self._shares, self._partitioner, self._order, self._cache_folder)
-        shards, notes = shards_on_disk(self._seen, *how, folder / "shards")
+        shards, notes = shards_on_disk(self._seen, *how, folder / "shards", given)
         whole = None
         if self._inductive:
             whole = StoredShards(shards_on_disk(self.data, *how, folder / "whole")[0])
-        return GraphPart(StoredShards(shards), whole), list(notes)
+        return GraphPart(StoredShards(shards), whole), [*said, *notes]
+
+    def _divide(self, stage: Stage) -> tuple[Any, list[str]]:
+        """Take over what the plan says: the part of each node where it knows that, and notes."""
+        if self.plan is None:
+            return None, []
+        found = self.plan.shares_of(self._seen, self._partitioner, self.options.precision, self._cache_folder, stage)
+        self._shares = list(found.shares)
+        return found.part, list(found.notes)
 
     def here(self, stage: Stage) -> tuple[GraphPart, list[str]]:
-        notes: list[str] = []
+        notes = self._divide(stage)[1]
         order = self._order
         if order != "none" and self._check and may_be_reordered(self.data):
             stage("check")
@@ -92,18 +109,39 @@ class GraphTask:
         """Rank 0 partitions and tells the others; each cuts its own part out of the graph."""
         if self._cache_folder is not None:
             raise ValueError("--partition-cache is not for processes started by torchrun: each cuts its part itself")
+        given: Any = None
+        first_notes: list[str] = []
         if ranks.rank == 0:
             self._compare_parts(stage)
             stage("partition")
+        if self.plan is not None:
+            given, first_notes = self._divide_together(ranks, stage)
         how: dict[str, Any] = {"method": self._partitioner, "order": self._order}
         shards, notes = [], []  # lists, so that nobody keeps a shard that training has turned into a graph
         for graph in [self._seen, self.data] if self._inductive else [self.data]:
-            shard, said = own_shard(graph, ranks, self._shares, **how)
+            shard, said = own_shard(graph, ranks, self._shares, **how, given=given)
             shards.append(shard)
-            notes.append(said)
+            notes.append([*first_notes, *said])
+            given, first_notes = None, []
         del shard
         taken = lambda _: shards.pop(0)  # noqa: E731
         return GraphPart(taken, taken if self._inductive else None), list(notes[0])
+
+    def _divide_together(self, ranks: Ranks, stage: Stage) -> tuple[Any, list[str]]:
+        """As `_divide`, by rank 0 for all; a collective call."""
+        given: Any = None
+        notes: list[str] = []
+        shares = torch.full((ranks.world_size,), -1.0, dtype=torch.float64)
+        try:
+            if ranks.rank == 0:
+                given, notes = self._divide(stage)
+                shares = torch.tensor(self._shares, dtype=torch.float64)
+        finally:
+            ranks.broadcast_(shares)  # also after a failure: the others wait for it
+        if float(shares[0]) < 0:
+            raise RuntimeError("worker 0 could not plan shares; it says why")
+        self._shares = shares.tolist()
+        return given, notes
 
     def _compare_parts(self, stage: Stage) -> None:
         if self._check:

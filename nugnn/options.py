@@ -75,8 +75,6 @@ def check(flag: str, value: Any, spec: OptionSpec) -> Any:
     is_later_file = "FILE" in spec.later and str(value).endswith(".json")
     if value in spec.later or is_later_file or not spec.landed:
         instead = f"; use {flag} {' or '.join(spec.choices)}" if spec.choices else ""
-        if flag == "--shares":
-            instead = "; use --shares even, or fractions such as 0.6,0.4"
         shown = f"{flag} {value}" if spec.kind is not bool else flag
         raise ConfigError(f"{shown}: {spec.later_what} has not landed yet{instead}")
     if spec.choices and value not in spec.choices:

@@ -76,7 +76,7 @@ def profile_machine(
     work = {
         "devices": workers,
         "with_cpu": with_cpu,
-        "threads": _threads(),
+        "threads": threads_of_cpu(),
         "limits": limited,
         "usable_bytes": usable_bytes or (memory.limit_bytes if memory is not None else None),
         "seconds": seconds_of_parts(seconds, len(gpus), with_cpu=with_cpu),
@@ -162,7 +162,7 @@ def _gpus(device: str) -> list[torch.device]:
     return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
 
 
-def _threads() -> int:
+def threads_of_cpu() -> int:
     """As torch would count them in a process of its own."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdecimal() and int(asked) else num_cores()

@@ -27,8 +27,11 @@ from nugnn.launch import WorkerFailed
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
+    from nugnn.planned import Planned
     from nugnn.sample_config import RunConfig
     from nugnn.tensorboard import ScalarLog
+
+PLAN_FILES = ("plan.json", "plan.parts.npy")
 
 
 TIMELINE = "timeline.json"
@@ -45,8 +48,8 @@ def run_from_config(
     The folder afterwards holds ``config.yaml``, ``metrics.jsonl`` (an object per epoch, and one with ``move`` alone
     where nodes moved between workers), ``result.json``, ``model.safetensors`` (best validation epoch),
     ``predictions.npy`` when asked for (of the same epoch), ``timeline.json`` when asked for, ``preparation.json`` for
-    samples, ``checkpoint/`` and ``logs/`` when there were workers. Results of an earlier run in it are replaced, or
-    continued with ``config.resume``.
+    samples, ``plan.json`` where a plan was made, ``checkpoint/`` and ``logs/`` when there were workers. Results of an
+    earlier run in it are replaced, or continued with ``config.resume``.
 
     Args:
         config: The settings.
@@ -67,7 +70,7 @@ def run_from_config(
     family = family_of(config)
     data = family.prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
     torch.manual_seed(config.seed)
-    model, stages = family.build_model(config, data), family.STAGES
+    model, stages, counts = family.build_model(config, data), family.STAGES, {"workers": config.workers}
     out = config.out_dir
     if not config.resume and list_checkpoints(out / "checkpoint") and not (out / "result.json").exists():
         text = f"{out} holds a checkpoint of an unfinished run, which is replaced; --resume would go on from it"
@@ -79,7 +82,8 @@ def run_from_config(
         try:
             out.mkdir(parents=True, exist_ok=True)
             _write(out / "config.yaml", config.replaced(resume=False).to_yaml())
-            for stale in ("result.json", "model.safetensors", "predictions.npy", "preparation.json", TIMELINE):
+            results = ("result.json", "model.safetensors", "predictions.npy", "preparation.json")
+            for stale in (*results, *PLAN_FILES, TIMELINE):
                 (out / stale).unlink(missing_ok=True)
             log.restart(epochs_before)
         except OSError as error:
@@ -97,11 +101,12 @@ def run_from_config(
                 data,
                 **family.fit_arguments(config),
                 on_epoch=note,
-                on_stage=lambda name: emit({"kind": "stage", "text": stages[name].format(workers=config.workers)}),
+                on_stage=lambda name: emit({"kind": "stage", "text": stages.get(name, name).format(**counts)}),
                 log_folder=out / "logs" if config.workers > 1 else None,
                 on_begin=begin,
                 on_note=lambda text: emit({"kind": "note", "text": text}),
                 on_rebalance=log.add_move,
+                on_plan=lambda planned: _write_plan(out, planned),
             )
     except Interrupted as stop:
         raise Interrupted(
@@ -122,6 +127,15 @@ def run_from_config(
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _write_plan(out: Path, planned: Planned) -> None:
+    from nugnn.planned import write_plan
+
+    try:
+        write_plan(out / PLAN_FILES[0], planned)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
 
 
 def take_part(config: RunConfig, train: Callable[..., Any]) -> None:
@@ -230,6 +244,7 @@ def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]
         "test": _number(best.test),
         "last_test": _number(last.test),
         "epoch_seconds": result.epoch_seconds,
+        "predicted_epoch_seconds": None if result.plan is None else result.plan.epoch_seconds,
         "time_to_best_seconds": result.time_to_best_seconds,
         "peak_memory_bytes": [report["peak_memory_bytes"] for report in result.rank_reports],
         "ranks": result.rank_reports,

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
-from nugnn.config import FREE_ON_RESUME, Settings, TrainConfig, flag_of, option_default, option_spec, read_settings
+from nugnn.config import (
+    FREE_ON_RESUME,
+    SHARES_BY_DEVICE,
+    Settings,
+    TrainConfig,
+    flag_of,
+    option_default,
+    option_spec,
+    read_settings,
+)
 from nugnn.options import ConfigError, option, refusal
 from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
 from nugnn.schedules import usual_warmup
@@ -140,6 +149,8 @@ class SampleConfig(Settings):
     shares: str | tuple[float, ...] = _as_for_graphs("shares")
     device: str = _as_for_graphs("device")
     limits: str | None = _as_for_graphs("limits")
+    cluster: str | None = _as_for_graphs("cluster")
+    plan: str | None = _as_for_graphs("plan")
     precision: str = _as_for_graphs("precision")
     cuda_graphs: str = _as_for_graphs("cuda_graphs")
     grad_sync: str = _as_for_graphs("grad_sync")
@@ -183,6 +194,7 @@ class SampleConfig(Settings):
                 f"--momentum {self.momentum:g} has no effect on --optimizer {self.optimizer}; leave it out"
             )
         self._check_shares()
+        self._check_split_is_said_once()
         try:
             sizes, _ = batch_sizes(self.batch_split, self.batch_size, self.workers, self.given_shares, USUAL_BATCH_SIZE)
         except ValueError as error:
@@ -193,6 +205,12 @@ class SampleConfig(Settings):
         object.__setattr__(self, "batch_size", sum(sizes))
         if self.batch_split not in ("auto", "even"):
             object.__setattr__(self, "batch_split", sizes)
+
+    def _check_split_is_said_once(self) -> None:
+        by = f"--plan {self.plan}" if self.plan is not None else f"--shares {self.shares}"
+        is_planned = self.plan is not None or self.shares in SHARES_BY_DEVICE
+        if is_planned and self.batch_split != "auto":
+            raise ConfigError(f"{by} says how batches are divided; leave --batch-split out")
 
     @property
     def network(self) -> str:
@@ -206,6 +224,11 @@ class SampleConfig(Settings):
     def given_shares(self) -> tuple[float, ...] | None:
         """Part of each batch that each worker gets; None when nothing was said."""
         return self.shares if isinstance(self.shares, tuple) else None
+
+    @property
+    def fit_shares(self) -> tuple[float, ...] | str | None:
+        """The same, or a word for shares that are planned."""
+        return self.shares if self.shares in SHARES_BY_DEVICE else self.given_shares
 
     @property
     def out_dir(self) -> Path:

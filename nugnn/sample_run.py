@@ -22,6 +22,7 @@ from nugnn.options import ConfigError
 from nugnn.sample_config import TORCHVISION_MODELS, SampleConfig
 
 STAGES = {
+    "plan": "planning for {workers} workers",
     "check": "comparing a few samples in one part and in two",
     "start": "starting {workers} workers",
     "train": "training",
@@ -124,7 +125,9 @@ def fit_arguments(config: SampleConfig) -> dict[str, Any]:
     )
     return {name: getattr(config, name) for name in names} | {
         "workers": config.workers,
-        "shares": config.given_shares,
+        "shares": config.fit_shares,
+        "plan": config.plan,
+        "cluster": config.cluster,
         "device": config.device,
         "limits": config.limits,
         "timeout": config.timeout,

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from nugnn.sample_part import SamplePart
 from nugnn.task import Stage
 from nugnn.train_options import check_options
 from nugnn.user_code import whose
+
+if TYPE_CHECKING:
+    from nugnn.plan_training import TrainingPlan
 
 _COMPARED = (3, 2)
 """Samples of the parts that are compared before training; a single one might be less than training ever has."""
@@ -94,6 +97,8 @@ class SampleTask:
         self._checks_augment = check and workers > 1 and chosen.augment is not None and not is_own(chosen.augment)
         self._checks_collation = check and workers > 1 and chosen.collate_fn is not None
         self._part = SamplePart(train, val, test, sizes, metric)
+        self._name, self._num_classes = name, num_classes
+        self.plan: TrainingPlan | None = None
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         part = self._part
@@ -105,6 +110,13 @@ class SampleTask:
     def check_devices(self, devices: Sequence[torch.device]) -> None:
         pass
 
+    def use_plan(self, plan: TrainingPlan) -> None:
+        sizes = plan.prepare_samples(self.model, self.options, self._part, self._name, self._num_classes)
+        _check_batches(self.model, self.options, num_samples(self._part.train), sizes)
+        self._part, self.plan = replace(self._part, sizes=sizes), plan
+        how = "as the plan says" if plan.planned is not None else f"by {plan.request.shares_by}"
+        self.said = [f"batches of {sum(sizes)} samples are divided {how}: {', '.join(map(str, sizes))}"]
+
     def stored(self, folder: Path, stage: Stage) -> tuple[SamplePart, list[str]]:
         return self._part, [*self.said, *self._compare_parts(stage)]
 
@@ -112,6 +124,9 @@ class SampleTask:
         return self._part, list(self.said)
 
     def joined(self, ranks: Ranks, stage: Stage) -> tuple[SamplePart, list[str]]:
+        if self.plan is not None:  # which rank 0 alone has made
+            sizes = ranks.broadcast_(torch.tensor(self._part.sizes))
+            self._part = replace(self._part, sizes=tuple(sizes.tolist()))
         return self._part, [*self.said, *(self._compare_parts(stage) if ranks.rank == 0 else ())]
 
     def _compare_parts(self, stage: Stage) -> list[str]:

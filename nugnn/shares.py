@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
-from nugnn.partition.assign import Method, partition_nodes
+from nugnn.partition.assign import ArrayLike, partition_nodes
 from nugnn.partition.cache import cached_shards
 from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import Shard, build_shard, iter_shards
@@ -48,10 +48,12 @@ def own_shard(
     method: str = "metis",
     order: str = "none",
     seed: int = 0,
+    given: ArrayLike | None = None,
 ) -> tuple[Shard, tuple[str, ...]]:
     """This rank's shard of ``data``, which every rank holds, with notes about it; collective.
 
-    Rank 0 alone partitions: a native library need not give two processes the same answer.
+    Rank 0 alone partitions: a native library need not give two processes the same answer. Its ``given`` part of each
+    node is taken where there is one.
 
     Raises:
         ValueError: The data or shares do not fit.
@@ -61,14 +63,15 @@ def own_shard(
     notes: tuple[str, ...] = ()
     try:
         if ranks.rank == 0:
-            chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=cast(Method, method), seed=seed)
+            how: dict[str, Any] = {"method": method} if given is None else {"method": "given", "parts": given}
+            chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, seed=seed, **how)
             parts, notes = chosen.part.to(torch.int64).clone(), tuple(chosen.notes)
     finally:
         ranks.broadcast_(parts)  # also after a failure: the others wait for it
     if len(parts) and int(parts[0]) < 0:
         raise RuntimeError("worker 0 could not partition the graph; it says why")
-    given = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
-    own = build_shard(data, given, ranks.rank, order=cast(OrderChoice, order))
+    same = partition_nodes(data.num_nodes, data.src, data.dst, shares, method="given", parts=parts)
+    own = build_shard(data, same, ranks.rank, order=cast(OrderChoice, order))
     return own, (*notes, *own.order.notes)
 
 
@@ -79,11 +82,23 @@ def shards_on_disk(
     order: str,
     cache_folder: Path | None,
     own_folder: Path,
+    given: ArrayLike | None = None,
 ) -> tuple[Path, tuple[str, ...]]:
-    """A folder of shards, in the cache if there is one, and what was noted when they were made."""
+    """A folder of shards, in the cache if there is one, and what was noted when they were made.
+
+    Args:
+        data: The graph.
+        shares: Of each part.
+        partitioner: What makes parts.
+        order: Of the rows inside a part.
+        cache_folder: Where to look and keep.
+        own_folder: Where they go without a cache.
+        given: ``(N,)`` the part of each node, in place of a partitioner.
+    """
+    how: dict[str, Any] = {"method": partitioner} if given is None else {"method": "given", "parts": given}
     if cache_folder is None:
-        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, method=cast(Method, partitioner))
+        assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, **how)
         shards = iter_shards(data, assignment, order=cast(OrderChoice, order))
         return own_folder, write_shards(own_folder, shards, key="private", versions={}, notes=assignment.notes).notes
-    made = cached_shards(cache_folder, data, shares, method=cast(Method, partitioner), order=cast(OrderChoice, order))
+    made = cached_shards(cache_folder, data, shares, order=cast(OrderChoice, order), **how)
     return made, tuple(load_meta(made).notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from nugnn.datasets.samples.sample_data import SampleData
 from nugnn.sample_sets import names_samples
 from nugnn.train_options import TrainOptions
 from nugnn.train_rank import Part
+
+if TYPE_CHECKING:
+    from nugnn.plan_training import TrainingPlan
 
 OF_ONE_FAMILY: Mapping[str, Any] = {
     **{"partitioner": "metis", "order": "auto", "check": True, "cache_folder": None, "inductive": False},
@@ -33,10 +36,12 @@ class Task(Protocol):
         options: How to train.
         worker: Module whose ``main`` a worker process runs.
         said: Sentences for the user, before anything is started.
+        plan: Where one was asked for.
     """
 
     worker: str
     said: list[str]
+    plan: TrainingPlan | None
 
     @property
     def options(self) -> TrainOptions: ...
@@ -47,6 +52,14 @@ class Task(Protocol):
 
     def check_devices(self, devices: Sequence[torch.device]) -> None:
         """Refuse options that do not fit the devices."""
+        ...
+
+    def use_plan(self, plan: TrainingPlan) -> None:
+        """Prepare ``plan``, which says how the data are divided; before ranks begin.
+
+        Raises:
+            ValueError: It is of something else, or the model cannot be foreseen.
+        """
         ...
 
     def stored(self, folder: Path, stage: Stage) -> tuple[Part, list[str]]:

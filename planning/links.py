@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +194,16 @@ class Links:
         """
         if self.num_ranks == 1:
             return 0.0
+        slowest, latency = self._ring
+        pieces = 2 * (self.num_ranks - 1)
+        steps = 2 * math.ceil(math.log2(self.num_ranks)) if self.is_nccl else pieces
+        staging = self.staging_seconds_per_byte
+        copied = 0.0 if staging is None else 2 * num_bytes * float(staging.max())
+        return steps * latency + pieces * num_bytes / self.num_ranks / slowest + copied
+
+    @cached_property
+    def _ring(self) -> tuple[float, float]:
+        """Bytes a second of the slowest link of a ring in the order of ranks, and the longest latency in it."""
         ranks = np.arange(self.num_ranks)
         after = np.roll(ranks, -1)
         rates, latency = self.bytes_per_second[ranks, after].copy(), float(self.latency_seconds[ranks, after].max())
@@ -202,11 +213,7 @@ class Links:
             for out in (hosts == host, hosts[after] == host):
                 leaving = across & out
                 rates[leaving] = np.minimum(rates[leaving], rate / max(int(leaving.sum()), 1))
-        pieces = 2 * (self.num_ranks - 1)
-        steps = 2 * math.ceil(math.log2(self.num_ranks)) if self.is_nccl else pieces
-        staging = self.staging_seconds_per_byte
-        copied = 0.0 if staging is None else 2 * num_bytes * float(staging.max())
-        return steps * latency + pieces * num_bytes / self.num_ranks / float(rates.min()) + copied
+        return float(rates.min()), latency
 
     def collective_seconds(self, kind: str, num_bytes: float) -> float:
         """Of a collective by its name: ``all_reduce``; ``gather`` of so many bytes of each; ``broadcast``.
@@ -252,13 +259,20 @@ class Links:
 
     def of_rank(self, rank: int) -> RankLink:
         """What leads from ``rank`` to its peers, each of which it sends and gets as much, as they all do."""
-        peers = [peer for peer in range(self.num_ranks) if peer != rank]
-        if not peers:
+        if self.num_ranks == 1:
             return RankLink(0.0, 0.0, 0.0)
-        equal = (1 - np.eye(self.num_ranks)) / len(peers)
-        per_byte = float(self.transfer_seconds(equal)[rank])
+        per_byte, latencies = self._to_all
         staged = 0.0 if self.staging_seconds_per_byte is None else float(self.staging_seconds_per_byte[rank])
-        return RankLink(per_byte - 2 * staged, staged, float(self.latency_seconds[rank, peers].max()))
+        return RankLink(float(per_byte[rank]) - 2 * staged, staged, float(latencies[rank]))
+
+    @cached_property
+    def _to_all(self) -> tuple[Floats, Floats]:
+        """Of each rank, seconds of a byte that goes to all peers in equal parts, and the longest latency."""
+        others = ~np.eye(self.num_ranks, dtype=bool)
+        return (
+            self.transfer_seconds(others / (self.num_ranks - 1)),
+            np.where(others, self.latency_seconds, 0.0).max(1),
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -27,6 +27,7 @@ from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_g
 from nugnn.planning.part_sizes import GRAPH_COUNTS, PartSizes
 from nugnn.planning.shares import (
     DoesNotFitError,
+    Halo,
     SharePlan,
     capacity,
     check_whole,
@@ -41,6 +42,7 @@ from nugnn.planning.shares import (
 from nugnn.planning.work_model import WorkModel, ids_array, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
+WholeStep: TypeAlias = Callable[[Sequence[PartSizes]], float]
 ArrayLike = Any  # tensor, NumPy array or sequence of integers
 
 _DAMPING = 0.7
@@ -72,6 +74,7 @@ class Round:
         bytes: Predicted, of each part.
         lacking_bytes: By how much limits are exceeded, added up.
         took_seconds: Wall-clock time of this round.
+        step_seconds: Predicted, of all parts together, where that was asked for.
     """
 
     name: str
@@ -81,11 +84,12 @@ class Round:
     bytes: tuple[int, ...]
     lacking_bytes: float
     took_seconds: float
+    step_seconds: float | None = None
 
     @property
     def makespan(self) -> float:
-        """Seconds of the slowest part."""
-        return max(self.seconds)
+        """Seconds of the slowest part; of a step of all of them, where that is known."""
+        return max(self.seconds) if self.step_seconds is None else self.step_seconds
 
     @property
     def rank(self) -> tuple[float, float, float]:
@@ -144,12 +148,14 @@ def partition_to_fit(
     rounds: int = 6,
     seed: int = 0,
     imbalance: float = 0.02,
-    halo_fraction: float = 0.5,
+    halo_fraction: Halo = 0.5,
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,
     beside_metis: bool = False,
     only_work: bool = False,
     symmetric: SymmetricGraph | None = None,
+    whole_step: WholeStep | None = None,
+    on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
 
@@ -170,7 +176,8 @@ def partition_to_fit(
         rounds: Calls of the partitioner after the start, at most.
         seed: Of the partitioner; round r uses ``seed + r``.
         imbalance: Ends the loop when devices wait for less than this share of an epoch, on average.
-        halo_fraction: Halo rows expected for each node of a part, for the first shares only.
+        halo_fraction: Halo rows expected for each node of a part, or a function of the part's fraction of the graph;
+            for the first shares only.
         also: Further shares of the nodes to start from, a dictionary by name, each in any unit: baselines that the
             result shall not be worse than.
         moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
@@ -180,6 +187,9 @@ def partition_to_fit(
             against the others.
         symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it: of large
             graphs that are split several times.
+        whole_step: Predicted seconds of a step of all parts, by which rounds are judged: parts that each end as early
+            as the others still wait for each other in between. Where None, the slowest part decides.
+        on_round: Called with the name of each round before it begins.
 
     Returns:
         The best split found, with all that was tried. Equal arguments give an equal one, times apart.
@@ -215,7 +225,7 @@ def partition_to_fit(
         raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric)
+    search = _Search(num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, whole_step, on_round)
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)
@@ -235,7 +245,7 @@ def partition_to_fit(
 
 
 def _first_shares(
-    work: WorkModel, whole: PartSizes, limits: Sequence[float], halo_fraction: float
+    work: WorkModel, whole: PartSizes, limits: Sequence[float], halo_fraction: Halo
 ) -> tuple[SharePlan | None, tuple[float, ...]]:
     """The relaxed plan; where memories hold the graph only with less halo than expected, shares in their proportion."""
     try:
@@ -264,9 +274,13 @@ class _Search:
         method: LoopMethod,
         seed: int,
         symmetric: SymmetricGraph | None,
+        whole_step: WholeStep | None = None,
+        on_round: Callable[[str], None] | None = None,
     ) -> None:
         self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
         self.work, self.limits, self.method, self.seed = work, limits, method, seed
+        self.whole_step = whole_step
+        self.on_round = on_round or (lambda _: None)
         self.num_parts = len(limits)
         self.began = time.perf_counter()
         self.rounds: list[Round] = []
@@ -284,6 +298,7 @@ class _Search:
         self, name: str, shares: Sequence[float], weights_N: Floats, seed: int, method: LoopMethod | None = None
     ) -> Round:
         """Let the partitioner split by ``shares`` of the node weights; where it misses them, that is taken as it is."""
+        self.on_round(name)
         began = time.perf_counter()
         targets = reachable_shares(normalise_shares(shares), self.num_nodes)
         balance = Balance(weights_N[:, None], targets, 0.02)
@@ -296,6 +311,7 @@ class _Search:
 
     def move(self, start: int) -> Round:
         """Move single nodes of the parts of round ``start``."""
+        self.on_round("moves")
         began = time.perf_counter()
         part_N = self.parts[start].astype(np.int64)
         self._sweep(part_N, self.rounds[start])
@@ -388,6 +404,7 @@ class _Search:
             bytes=held,
             lacking_bytes=math.fsum(max(b - limit, 0.0) for b, limit in zip(held, self.limits, strict=True)),
             took_seconds=time.perf_counter() - began,
+            step_seconds=None if self.whole_step is None else self.whole_step(sizes),
         )
         self.rounds.append(kept)
         latest = len(self.rounds) - 1

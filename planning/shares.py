@@ -10,9 +10,10 @@ Axes: P devices (parts), K samples of a curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,6 +28,8 @@ _MOST_LINES, _MOST_CHOICES = 16, 4
 _LEAST_FACTOR = 1e-4
 """Of the bytes; numbers that much smaller are no advice."""
 _NOTHING = PartSizes(0, 0, 0, 0, 0)
+Halo: TypeAlias = float | Callable[[float], float]
+"""Halo rows of a part for each of its nodes: a number, or by the part's fraction of the graph."""
 
 
 class DoesNotFitError(ValueError):
@@ -79,7 +82,14 @@ class SharePlan:
         return max(self.seconds)
 
 
-def plan_shares(work: WorkModel, whole: PartSizes, limits: Sequence[float], *, halo_fraction: float = 0.5) -> SharePlan:
+def plan_shares(
+    work: WorkModel,
+    whole: PartSizes,
+    limits: Sequence[float],
+    *,
+    halo_fraction: Halo = 0.5,
+    kinds: Sequence[Hashable] | None = None,
+) -> SharePlan:
     """The shares with the least slowest device, where parts are fractions of the graph in every respect.
 
     A part with fraction f of N nodes has that fraction of edges and training nodes, ``min(halo_fraction * f, 1 - f) *
@@ -89,7 +99,10 @@ def plan_shares(work: WorkModel, whole: PartSizes, limits: Sequence[float], *, h
         work: The model.
         whole: Of the whole graph: nodes, edges, training nodes; ``halo`` and ``sent`` are not looked at.
         limits: Bytes of memory of each device, infinite for no limit; there are as many parts.
-        halo_fraction: Halo rows of a part for each of its nodes, as far as there are so many.
+        halo_fraction: Halo rows of a part for each of its nodes, as far as there are so many; a function of f where
+            small parts have relatively more of them.
+        kinds: For each device a value that is the same for devices that are alike, so that the model is asked about one
+            of them; all are asked about when None.
 
     Returns:
         The plan. Devices whose least part takes longer than the level of the others hold one node.
@@ -100,9 +113,11 @@ def plan_shares(work: WorkModel, whole: PartSizes, limits: Sequence[float], *, h
     """
     memory = checked_limits(limits)
     check_whole(whole, len(memory))
-    if not (math.isfinite(halo_fraction) and halo_fraction >= 0):
+    if not callable(halo_fraction) and not (math.isfinite(halo_fraction) and halo_fraction >= 0):
         raise ValueError(f"halo_fraction is {halo_fraction}; it must be a number of at least 0")
-    curves = relaxed_curves(work, whole, len(memory), halo_fraction)
+    if kinds is not None and len(kinds) != len(memory):
+        raise ValueError(f"kinds are of {len(kinds)} devices, and limits of {len(memory)}")
+    curves = relaxed_curves(work, whole, len(memory), halo_fraction, kinds)
     plan = level(curves, memory)
     if plan is None:
         raise DoesNotFitError(what_is_lacking(work, curves, memory))
@@ -130,27 +145,49 @@ def check_whole(whole: PartSizes, num_parts: int) -> None:
         raise ValueError(f"{num_parts} devices for {whole.inner} nodes; every device needs at least one")
 
 
-def relaxed_curves(work: WorkModel, whole: PartSizes, num_parts: int, halo_fraction: float) -> tuple[Curve, ...]:
-    """The curve of each device under the assumptions of :func:`plan_shares`."""
+def relaxed_sizes(whole: PartSizes, fraction: float, halo: Halo, *, alone: bool = False) -> PartSizes:
+    """What a part holds that is a fraction of the graph, under the assumptions of :func:`plan_shares`.
+
+    Args:
+        whole: Of the graph.
+        fraction: Of its nodes; rounded to whole ones.
+        halo: As ``halo_fraction`` there.
+        alone: Whether there is no other part.
+    """
+    num_nodes = whole.inner
+    inner = round(fraction * num_nodes)
+    share = inner / num_nodes
+    rest = num_nodes - inner
+    per_node = 0.0 if alone else halo(share) if callable(halo) else halo
+    return PartSizes(
+        inner,
+        round(share * whole.edges),
+        round(min(per_node * inner, rest)),
+        round(per_node * min(inner, rest)),
+        round(share * whole.train),
+    )
+
+
+def relaxed_curves(
+    work: WorkModel, whole: PartSizes, num_parts: int, halo: Halo, kinds: Sequence[Hashable] | None = None
+) -> tuple[Curve, ...]:
+    """The curve of each device under the assumptions of :func:`plan_shares`; devices of one kind share theirs."""
     num_nodes = whole.inner
     alone = num_parts == 1
 
     def sizes_at(fraction: float) -> PartSizes:
-        inner = round(fraction * num_nodes)
-        share = inner / num_nodes
-        rest = num_nodes - inner
-        return PartSizes(
-            inner,
-            round(share * whole.edges),
-            0 if alone else round(min(halo_fraction * inner, rest)),
-            0 if alone else round(halo_fraction * min(inner, rest)),
-            round(share * whole.train),
-        )
+        return relaxed_sizes(whole, fraction, halo, alone=alone)
 
-    corners = sorted({round(num_nodes / (1 + halo_fraction)), num_nodes // 2, num_nodes - num_nodes // 2} - {0})
-    fractions = _samples(1 / num_nodes, [corner / num_nodes for corner in corners])
+    corners = {num_nodes // 2, num_nodes - num_nodes // 2}
+    if not callable(halo):
+        corners.add(round(num_nodes / (1 + halo)))
+    fractions = _samples(1 / num_nodes, [corner / num_nodes for corner in sorted(corners - {0})])
     fractions = np.unique(np.rint(fractions * num_nodes)) / num_nodes  # whole nodes
-    return tuple(_curve(work, part, fractions, sizes_at) for part in range(num_parts))
+    made: dict[Hashable, Curve] = {}
+    for part, kind in enumerate(range(num_parts) if kinds is None else kinds):
+        if kind not in made:
+            made[kind] = _curve(work, part, fractions, sizes_at)
+    return tuple(made[kind] for kind in (range(num_parts) if kinds is None else kinds))
 
 
 def curve_through(work: WorkModel, part: int, sizes: PartSizes, share: float, num_nodes: int) -> Curve:

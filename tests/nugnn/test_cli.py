@@ -191,7 +191,7 @@ def test_cli_01_other_values_of_a_flag_are_refused_with_the_right_spelling(
         (["train", "--dataset", "d", "stray"], "stray"),
         (["check", "mlp"], "FILE.py:Class"),
         (["check", "none.py:Net"], "none.py: no such file"),
-        (["plan"], "plan"),
+        (["plan"], "--dataset is missing"),
     ],
 )
 def test_wrong_input_is_one_message_and_exit_code_2(

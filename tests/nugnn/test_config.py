@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nugnn.config import TrainConfig, flag_of, option_spec, read_recipe, read_settings, recipe_names
 from nugnn.options import ConfigError
+from nugnn.sample_config import SampleConfig
 
 
 def test_defaults_are_valid_and_frozen() -> None:
@@ -59,14 +60,7 @@ def test_wrong_value_names_option_value_and_allowed(values: dict[str, Any], word
     assert words in str(caught.value)
 
 
-_LATER = [
-    {"shares": "auto", "workers": 2},
-    {"shares": "flops", "workers": 2},
-    {"shares": "bandwidth", "workers": 2},
-    *({"precision": value} for value in ("int8", "fp8", "auto", "my-plan.json")),
-    {"cluster": "cluster.yaml"},
-    {"plan": "plan.json"},
-]
+_LATER = [{"precision": value} for value in ("int8", "fp8", "auto", "my-plan.json")]
 
 
 @pytest.mark.parametrize("values", _LATER, ids=str)
@@ -90,7 +84,7 @@ def test_text_that_yaml_does_not_see_as_a_number_is_one(tmp_path: Path) -> None:
         ("0.5,0.5", 3, "2 shares for --workers 3"),
         ("0.5,0.6", 2, "add up to 1.1, not 1"),
         ("1.5,-0.5", 2, "is not allowed"),
-        ("0.5,x", 2, "is not allowed; allowed: even, or 2 positive fractions"),
+        ("0.5,x", 2, "is not allowed; allowed: even, auto, flops, bandwidth, or 2 positive fractions"),
         ("0.5,nan", 2, "is not allowed"),
         ("uneven", 2, "is not allowed"),
         ([True], 1, "is not allowed"),
@@ -102,6 +96,39 @@ def test_wrong_shares(shares: Any, workers: int, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig(shares=shares, workers=workers)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["auto", "flops", "bandwidth"])
+def test_shares_by_device_stay_words_and_are_no_numbers_yet(word: str) -> None:
+    config = TrainConfig(shares=word, workers=3)
+    assert config.shares == word and TrainConfig(**config.to_dict()) == config
+    with pytest.raises(ConfigError, match=f"--shares {word} takes a model and devices"):
+        _ = config.fractions
+    samples = SampleConfig(dataset="mnist", shares=word, workers=3)
+    assert samples.fit_shares == word and samples.given_shares is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"plan": "p.json", "shares": "auto"}, "--plan p.json says the shares; leave --shares out"),
+        ({"plan": "p.json", "cluster": "c.yaml"}, "--plan p.json says the devices; leave --cluster out"),
+        ({"plan": "p.json", "device": "cpu"}, "--plan p.json says the devices and their limits; leave --device out"),
+        ({"cluster": "c.yaml", "limits": "none"}, "--cluster c.yaml says the devices and their limits"),
+        ({"shares": "auto", "partitioner": "random"}, "--partitioner random makes none to fit"),
+    ],
+)
+def test_plans_that_contradict_other_settings_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(**values)
+    assert words in str(caught.value)
+
+
+def test_a_batch_is_divided_by_one_word() -> None:
+    with pytest.raises(ConfigError, match="--shares auto says how batches are divided; leave --batch-split out"):
+        SampleConfig(dataset="mnist", workers=2, shares="auto", batch_split="18,6")
+    with pytest.raises(ConfigError, match=r"--plan p\.json says how batches are divided"):
+        SampleConfig(dataset="mnist", workers=2, plan="p.json", batch_split="even")
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8))

@@ -1,0 +1,175 @@
+"""``nugnn plan``: who gets how much, and what an epoch will take, before anything runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from nugnn._regular_file import is_folder, no_file, shown
+from nugnn.cli_errors import errors_reported, refuse_torchrun
+from nugnn.cli_options import parameter, setting_parameters
+from nugnn.options import ConfigError
+
+if TYPE_CHECKING:
+    from nugnn.planned import Planned
+
+_WIDTH = 80
+OPTIONS = (
+    *("dataset", "data_dir", "num_nodes", "undirected", "self_loops", "feature_norm", "split", "inductive"),
+    *("val_fraction", "test_fraction", "image_size", "tokens", "vocabulary_size", "max_length"),
+    *("model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
+    *("dropout", "input_dropout", "attention_dropout"),
+    *("optimizer", "clip_norm", "batch_norm", "batch_size", "micro_batches", "drop_last"),
+    *("workers", "shares", "partitioner", "device", "limits", "cluster"),
+    *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode", "grad_sync"),
+)
+"""Of ``nugnn train``, those that a plan depends on."""
+_HELP = {
+    "workers": "Number of worker processes. Default: the devices of --cluster, else the GPUs of this machine, else 1.",
+    "shares": "Part of the graph, or of a batch, that each worker gets: auto: the slowest as fast as memories allow; "
+    "even, flops or bandwidth; or fractions such as 0.6,0.4. Default: auto.",
+    "cluster": "Description of hardware, cluster.yaml. Default: this machine.",
+}
+_OWN: dict[str, tuple[Any, Any]] = {
+    "graph_stats": (
+        str | None,
+        typer.Option(
+            None,
+            "--graph-stats",
+            metavar="COUNTS",
+            help="A graph by its counts, in place of --dataset: nodes=N,edges=N,features=N,classes=N,train=N, or a "
+            "name such as ogbn-papers100M; halo=X, undirected=true besides.",
+        ),
+    ),
+    "plan_out": (Path | None, typer.Option(None, metavar="FILE", help="Write the plan here, for nugnn train --plan.")),
+    "chrome": (
+        Path | None,
+        typer.Option(None, metavar="FILE", help="Write the predicted timeline here, for ui.perfetto.dev."),
+    ),
+    "measure": (bool, typer.Option(False, "--measure", help="Measure this machine anew, although it was before.")),
+    "as_json": (bool, typer.Option(False, "--json", help="Print the plan alone, as JSON.")),
+}
+
+
+def plan(**given: Any) -> None:
+    """Plan a run: shares that fit the devices, the time of an epoch and the memory it takes, before anything runs.
+
+    For a graph at hand (--dataset) or one of which only counts are known (--graph-stats); for this machine or for
+    hardware that is described in a file (--cluster). Beside the plan stand shares by one number: even, by FLOP/s, by
+    bandwidth.
+    """
+    with errors_reported():
+        refuse_torchrun("plan", "Run it once, without torchrun, and give the plan to nugnn train with --plan")
+        own = {name: given.pop(name) for name in _OWN}
+        for name in ("plan_out", "chrome"):
+            _check_writable(f"--{name.replace('_', '-')}", own[name])
+        config = _settings(given, own["graph_stats"])
+        console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
+        notes: list[str] = []
+        with progress_of(console) as on_stage:
+            from nugnn.plan_run import plan_from_config
+
+            planned = plan_from_config(
+                config,
+                own["graph_stats"],
+                remeasures=own["measure"],
+                on_stage=on_stage,
+                on_note=notes.append,
+                on_download=lambda done, _: on_stage(f"downloading, {done / 1e6:.0f} MB"),
+            )
+        if own["as_json"]:
+            print(planned.plan.to_json(), end="")
+        else:
+            from nugnn.plan_tables import show_plan
+
+            show_plan(planned, console)
+            for note in [*notes, *planned.plan.notes]:
+                console.print(f"note: {note}", markup=False, highlight=False)
+        _write(own["plan_out"], own["chrome"], planned, console)
+
+
+plan.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*setting_parameters(OPTIONS, _HELP), *(parameter(name, *how) for name, how in _OWN.items())]
+)
+plan.__annotations__ = {name: p.annotation for name, p in inspect.signature(plan).parameters.items()}
+
+
+def _settings(given: dict[str, Any], graph_stats: str | None) -> Any:
+    """The settings of the run that is planned."""
+    from nugnn.cli import gather_settings
+
+    if graph_stats is not None:
+        from nugnn.planning.graph_statistics import parse_statistics
+
+        if given["dataset"] is not None:
+            raise ConfigError("--dataset and --graph-stats both say which graph; give one of them")
+        if given["inductive"]:
+            raise ConfigError("--inductive needs the graph, and --graph-stats gives counts; give those of what is seen")
+        if given["undirected"]:
+            raise ConfigError("--undirected needs the graph; write undirected=true into --graph-stats")
+        parse_statistics(graph_stats)
+        given["dataset"] = "a-graph-by-its-counts"
+    given["shares"] = given["shares"] or "auto"
+    if given["cluster"] is not None:
+        from nugnn.planning.cluster_file import count_devices
+
+        count = count_devices(Path(given["cluster"]))
+        if given["workers"] not in (None, str(count)):
+            raise ConfigError(
+                f"--cluster {given['cluster']} has {count} devices, and --workers is {given['workers']}; leave "
+                "--workers out"
+            )
+        given["workers"] = count
+    elif given["workers"] is None and given["config"] is None and given["device"] in (None, "auto", "cuda"):
+        import torch
+
+        given["workers"] = max(1, torch.cuda.device_count())
+    return gather_settings(given, os.environ)
+
+
+def _check_writable(flag: str, path: Path | None) -> None:
+    """Refuse what cannot go well before time is spent on it."""
+    if path is None:
+        return
+    if not is_folder(path.parent):
+        raise ConfigError(f"{flag} {shown(path)}: there is no folder {shown(path.parent)}; make it first")
+    problem = no_file(path)
+    if problem is not None and not problem.startswith("no such file"):
+        raise ConfigError(f"{flag} {shown(path)}: {problem}")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {shown(path)}: the folder {shown(path.parent)} cannot be written to")
+
+
+@contextlib.contextmanager
+def progress_of(console: Console) -> Iterator[Callable[[str], None]]:
+    """What is being done: on a terminal a line that goes, elsewhere lines that stay."""
+    if console.is_terminal and not console.quiet:
+        with console.status("planning") as status:
+            yield status.update
+        return
+    yield functools.partial(console.print, markup=False, highlight=False)
+
+
+def _write(plan_out: Path | None, chrome: Path | None, planned: Planned, console: Console) -> None:
+    from nugnn.datasets.whole_file import write_whole
+    from nugnn.planned import write_plan
+
+    try:
+        if plan_out is not None:
+            write_plan(plan_out, planned)
+            console.print(f"written to {plan_out}", markup=False, highlight=False, soft_wrap=True)
+        if chrome is not None:
+            assert planned.forecast.timeline is not None
+            content = planned.forecast.timeline.to_chrome().encode()
+            write_whole(chrome, lambda file: file.write(content))
+            console.print(f"timeline in {chrome}", markup=False, highlight=False, soft_wrap=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or plan_out} cannot be written: {error.strerror or error}") from error

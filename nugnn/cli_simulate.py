@@ -1,0 +1,108 @@
+"""``nugnn simulate``: how an epoch would grow with devices that nobody has, from data sheets and counts alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nugnn.cli_errors import errors_reported, refuse_torchrun
+from nugnn.cli_options import parameter, setting_parameters
+from nugnn.cli_plan import progress_of
+from nugnn.options import ConfigError
+
+_WIDTH = 80
+_MOST = 1024
+OPTIONS = (
+    *("self_loops", "model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
+    *("dropout", "input_dropout", "attention_dropout"),
+    *("precision", "recompute_inputs", "overlap", "activations", "halo_wire"),
+)
+"""Of ``nugnn train``, those that a simulation depends on."""
+_OWN: dict[str, tuple[Any, Any]] = {
+    "graph_stats": (str, typer.Option(..., "--graph-stats", metavar="COUNTS", help="As for nugnn plan.")),
+    "devices": (
+        str,
+        typer.Option(..., metavar="NAME[,NAME...]", help="Cards of docs/hardware.md; of several, equal numbers."),
+    ),
+    "per_host": (int, typer.Option(8, metavar="N", min=1, help="Devices of a host.")),
+    "gbit_per_second": (float, typer.Option(100.0, metavar="X", help="Of a host's way to the others.")),
+    "latency_us": (float, typer.Option(30.0, metavar="X", help="Of it, microseconds.")),
+    "most": (int, typer.Option(64, metavar="N", min=1, max=_MOST, help="Devices, up to 1024: 1, 2, 4 and so on.")),
+    "as_json": (bool, typer.Option(False, "--json", help="Print the rows alone, as JSON.")),
+}
+
+
+def simulate(**given: Any) -> None:
+    """How an epoch would grow with devices that nobody has: from data sheets and counts alone.
+
+    Every figure is simulated and was never held against a run; it shows where exchanges begin to cost more than devices
+    bring, and no more.
+    """
+    with errors_reported():
+        refuse_torchrun("simulate", "Run it once, without torchrun")
+        own = {name: given.pop(name) for name in _OWN}
+        for name in ("gbit_per_second", "latency_us"):
+            if not 0 < own[name] < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')} {own[name]} is not allowed; allowed: a number above 0")
+        from nugnn.cli import gather_settings
+        from nugnn.config import TrainConfig
+
+        config = gather_settings(given | {"dataset": "a-graph-by-its-counts"}, {})
+        assert isinstance(config, TrainConfig)
+        counts = [2**power for power in range(own["most"].bit_length()) if 2**power <= own["most"]]
+        counts += [own["most"]] * (counts[-1] != own["most"])
+        console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
+        with progress_of(console) as on_stage:
+            from nugnn.planning.cluster_file import LinkFields
+            from nugnn.planning.growth import where_it_stops
+            from nugnn.simulate_run import simulate as simulated
+
+            rows, notes = simulated(
+                config,
+                own["graph_stats"],
+                [name.strip() for name in own["devices"].split(",")],
+                counts,
+                per_host=own["per_host"],
+                between=LinkFields(gbit_per_second=own["gbit_per_second"], latency_us=own["latency_us"]),
+                on_stage=on_stage,
+            )
+        stops = where_it_stops(rows)
+        if own["as_json"]:
+            shown = [dataclasses.asdict(row) for row in rows]
+            print(json.dumps({"simulated": True, "rows": shown, "stops": stops, "notes": notes}, indent=2))
+            return
+        console.print(growth_table(rows, f"{own['graph_stats']} on {own['devices']}"))
+        for note in (f"simulated: {stops}", *(f"note: {note}" for note in notes)):
+            console.print(note, markup=False, highlight=False)
+
+
+def growth_table(rows: Any, title: str) -> Table:
+    """At most 80 columns wide."""
+    from nugnn.plan_tables import seconds_text
+    from nugnn.planning.growth import speed_ups
+
+    table = Table(title=f"simulated: {title}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in ("devices", "hosts", "epoch", "speed-up", "work", "halo", "sync", "wait", "halo/node", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, gain in zip(rows, speed_ups(rows), strict=True):
+        if row.epoch_seconds is None:
+            table.add_row(str(row.devices), str(row.hosts), "no room")
+            continue
+        parts = [f"{row.parts[kind]:.0%}" for kind in ("compute", "halo", "sync", "wait")]
+        figures = (f"{row.halo_rows:.2f}", f"{row.fullest:.0%}")
+        table.add_row(
+            str(row.devices), str(row.hosts), seconds_text(row.epoch_seconds), f"{gain:.2f}", *parts, *figures
+        )
+    return table
+
+
+simulate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*setting_parameters(OPTIONS), *(parameter(name, *how) for name, how in _OWN.items())]
+)
+simulate.__annotations__ = {name: p.annotation for name, p in inspect.signature(simulate).parameters.items()}

@@ -1,0 +1,108 @@
+"""Where `nugnn.fit` meets plans: asked for, prepared, told and kept; nothing of them is loaded where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nugnn.limited import Limits
+from nugnn.planning.limits import DeviceLimits
+from nugnn.task import Task
+
+if TYPE_CHECKING:
+    from nugnn.plan_request import PlanRequest
+    from nugnn.planned import Planned
+    from nugnn.planning.cluster import Cluster
+    from nugnn.planning.plan import Plan
+
+Say = Callable[[str], Any]
+
+
+def request_of(
+    shares: Sequence[float] | str | None,
+    plan: Plan | Path | str | None,
+    cluster: Cluster | Path | str | None,
+    workers: int,
+    device: str,
+    limits: Limits | None,
+    stage: Say,
+    note: Say,
+    *,
+    is_one_host: bool = True,
+) -> tuple[PlanRequest | None, Sequence[float] | None]:
+    """What is to be planned, if anything; and shares as numbers where nothing is. Arguments are those of `nugnn.fit`.
+
+    Raises:
+        ValueError: Two of them say different things; a file is none, or is of another number of workers.
+    """
+    if plan is None and cluster is None and (shares in (None, "even") or not isinstance(shares, str)):
+        return None, None if isinstance(shares, str) else shares
+    from nugnn.plan_request import plan_request
+
+    for name, given in (("plan", plan), ("cluster", cluster)):
+        if given is not None and (device != "auto" or limits is not None):
+            what = f"device {device}" if device != "auto" else "limits"
+            raise ValueError(f"{name} says which devices there are, and within what limits; leave {what} out")
+    return plan_request(shares, plan, cluster, workers, is_one_host=is_one_host, on_stage=stage, on_note=note)
+
+
+def use_plan(
+    task: Task,
+    request: PlanRequest,
+    devices: Sequence[torch.device | None],
+    limits: Sequence[DeviceLimits] | None,
+    stage: Say,
+    note: Say,
+    resumed: Path | None = None,
+) -> None:
+    """Let ``task`` prepare what was asked for.
+
+    Args:
+        task: Of the run.
+        request: What was asked for.
+        devices: Of all workers; None for those of other hosts.
+        limits: What each may use.
+        stage: Called with what is done next.
+        note: Gets sentences for the user.
+        resumed: Folder of the checkpoints of a run that goes on, where its plan was kept.
+
+    Raises:
+        ValueError: The plan is of something else, or the model cannot be foreseen.
+    """
+    from nugnn.plan_training import PLAN, TrainingPlan
+
+    stage("plan")
+    task.use_plan(
+        TrainingPlan(
+            request=request,
+            devices=devices,
+            cluster=None if request.plan is not None else request.cluster_for(devices, limits, stage, note),
+            kept=None if resumed is None else Path(resumed) / PLAN,
+            on_note=note,
+        )
+    )
+
+
+def expect_plan(task: Task, request: PlanRequest) -> None:
+    """Let ``task`` take over what another rank has planned."""
+    from nugnn.plan_training import TrainingPlan
+
+    task.plan = TrainingPlan(request=request, devices=(), cluster=None)
+
+
+def tell_of_plan(task: Task, checkpoint_folder: Path | None, on_plan: Callable[[Planned], Any] | None) -> None:
+    """The plan, now that it is made, for a resumed run and for whoever wants it."""
+    if task.plan is None or task.plan.planned is None:
+        return
+    if checkpoint_folder is not None:
+        task.plan.keep(Path(checkpoint_folder))
+    if on_plan is not None:
+        on_plan(task.plan.planned)
+
+
+def made_plan(task: Task) -> Plan | None:
+    """The plan of a run that is over."""
+    return None if task.plan is None or task.plan.planned is None else task.plan.planned.plan

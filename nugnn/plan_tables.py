@@ -1,0 +1,171 @@
+"""A plan as tables of at most 80 columns: devices, shares by one number beside, and the step of each rank."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from nugnn.planned import Planned
+from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
+from nugnn.planning.timeline import Timeline, picture
+
+_MOST_ROWS = 16
+"""Devices that have a row each; of more, those that are alike share one."""
+_MOST_PICTURED = 8
+SIMULATED = "simulated: by data sheets, never held against a run on them"
+
+
+def show_plan(planned: Planned, console: Console) -> None:
+    """Print the tables and the picture."""
+    plan = planned.plan
+    console.print(devices_table(plan))
+    console.print(baselines_table(plan))
+    if planned.forecast.timeline is not None:
+        shown = _pictured(plan, planned.forecast.timeline)
+        console.print(picture(shown, width=min(80, console.width)), markup=False, highlight=False)
+
+
+def _pictured(plan: Plan, timeline: Timeline) -> Timeline:
+    """All ranks, or of many that one of each kind of device that is busy longest."""
+    if len(plan.devices) <= _MOST_PICTURED:
+        return timeline
+    longest: dict[str, int] = {}
+    for rank, device in enumerate(plan.devices):
+        other = longest.setdefault(_limited(device), rank)
+        if device.busy_seconds > plan.devices[other].busy_seconds:
+            longest[_limited(device)] = rank
+    ranks = sorted(longest.values(), key=lambda rank: -plan.devices[rank].busy_seconds)[:_MOST_PICTURED]
+    return Timeline(*(tuple(each[rank] for rank in ranks) for each in (timeline.names, timeline.events, timeline.ends)))  # type: ignore[arg-type]
+
+
+def devices_table(plan: Plan) -> Table:
+    """What each device gets, and what is expected of it."""
+    step = "epoch" if plan.family == "graph" else "step"
+    title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} an {step}, predicted"
+    if plan.family == "samples":
+        title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} a step, predicted; an epoch of "
+        title += f"{plan.steps_per_epoch} steps {seconds_text(plan.epoch_seconds)}"
+    if plan.is_simulated:
+        title += f"\n({SIMULATED})"
+    unit, size = _unit(plan.step_seconds)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("device", overflow="ellipsis", no_wrap=True, max_width=19)
+    counts = ["nodes", "edges", "halo"] if plan.family == "graph" else ["batch"]
+    for name in ["share", *counts, f"{unit}: work", "halo", "sync", "wait", "GiB of"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, devices in _rows(plan):
+        table.add_row(label, *_cells(plan, devices, size))
+    return table
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """In which all times of a table are shown."""
+    return next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("us", 1e-6))
+
+
+def _rows(plan: Plan) -> list[tuple[str, list[PlannedDevice]]]:
+    """A row for each device, or for those of a host or cluster that are alike where there are many."""
+    if len(plan.devices) <= _MOST_ROWS:
+        return [(f"{rank} {_limited(device)}", [device]) for rank, device in enumerate(plan.devices)]
+    groups: dict[str, list[PlannedDevice]] = {}
+    for device in plan.devices:
+        groups.setdefault(_limited(device), []).append(device)
+    return [(f"{len(devices)} x {name}", devices) for name, devices in groups.items()]
+
+
+def _limited(device: PlannedDevice) -> str:
+    name = device.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
+    limits = "" if device.limits.is_none else f" {device.limits}"
+    return f"{name}{limits}"
+
+
+def _cells(plan: Plan, devices: Sequence[PlannedDevice], unit: float) -> list[str]:
+    """Of one device, or of some that are alike: what they have in the median, the most that one takes."""
+
+    def middle(of: Any) -> float:
+        return statistics.median(of(device) for device in devices)
+
+    slowest = max(devices, key=lambda device: device.busy_seconds)
+    cells = [f"{100 * middle(lambda d: d.share):.3g}%"]
+    names = ("inner", "edges", "halo") if plan.family == "graph" else ("batch",)
+    cells += [count_text(middle(lambda d, name=name: getattr(d.sizes, name))) for name in names]
+    kinds: tuple[SecondsKind, ...] = ("compute", "halo", "sync", "wait")
+    cells += [_short(slowest.seconds.get(kind, 0.0) / unit) for kind in kinds]
+    fullest = max(devices, key=lambda device: device.memory_bytes / device.memory_limit_bytes)
+    return [*cells, f"{fullest.memory_bytes / 2**30:.2g}/{fullest.memory_limit_bytes / 2**30:.3g}"]
+
+
+def _short(value: float) -> str:
+    """At most three digits, hundredths at the smallest."""
+    if value < 0.005:
+        return "0"
+    return f"{value:.2f}" if value < 1 else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def baselines_table(plan: Plan) -> Table:
+    """Shares by one number of each device's specification, and what the plan gains over them."""
+    table = Table(title="beside shares by one number", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("shares")
+    for name in ("predicted", "plan is", "memory"):
+        table.add_column(name, justify="right")
+    words = {"even": "even", "flops": "by FLOP/s", "bandwidth": "by bandwidth"}
+    for baseline in plan.baselines:
+        gain = baseline.step_seconds / plan.step_seconds if plan.step_seconds else 1.0
+        fits = "fits" if baseline.fits else "does not fit"
+        table.add_row(words[baseline.name], seconds_text(baseline.step_seconds), f"{gain:.2f} x as fast", fits)
+    return table
+
+
+def compared_table(plan: Plan, reports: Sequence[dict[str, Any]]) -> Table:
+    """After a run: what was predicted beside what was measured, of each worker's epoch.
+
+    Args:
+        plan: What was expected.
+        reports: Of the ranks, see `nugnn.fit_result.FitResult`.
+    """
+    title = "an epoch, predicted and measured" + (" (predicted by data sheets)" if plan.is_simulated else "")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("worker")
+    for name in ("epoch", "measured", "compute", "measured", "exchanges", "measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    steps = plan.steps_per_epoch
+    for rank, (device, report) in enumerate(zip(plan.devices, reports, strict=True)):
+        compute = device.seconds.get("compute", 0.0) * steps
+        exchanges = sum(device.seconds.values()) * steps - compute
+        measured = report["halo_seconds"] + report["sync_seconds"]
+        pairs = (
+            (plan.epoch_seconds, report["epoch_seconds"]),
+            (compute, report["compute_seconds"]),
+            (exchanges, measured),
+        )
+        table.add_row(str(rank), *(seconds_text(value) for pair in pairs for value in pair))
+    return table
+
+
+def seconds_text(seconds: float) -> str:
+    """With three digits.
+
+    >>> seconds_text(0.0123), seconds_text(12.34), seconds_text(0.0), seconds_text(4.2e-5)
+    ('12.3 ms', '12.3 s', '0', '42 us')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * size:
+            value = seconds / size
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return "0" if seconds < 1e-9 else f"{seconds * 1e6:.2g} us"
+
+
+def count_text(count: float) -> str:
+    """With three digits.
+
+    >>> count_text(999), count_text(1234), count_text(1_615_685_872)
+    ('999', '1.23k', '1.62G')
+    """
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.3g}"

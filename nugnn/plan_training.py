@@ -1,0 +1,300 @@
+"""The plan of a training run on its way: prepared before workers start, made with the cut, kept for a resumed run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.samples.sample_data import num_samples
+from nugnn.fit_options import FitOptions
+from nugnn.partition.cache import tool_versions
+from nugnn.plan_request import PlanRequest
+from nugnn.plan_subject import Kind, PlanSubject, graph_subject, model_facts, sample_subject
+from nugnn.planned import Planned, plan_by_counts, plan_with_cut, write_plan
+from nugnn.planning import device_facts
+from nugnn.planning.baselines import baseline_shares
+from nugnn.planning.batch_shares import split_by_shares
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.forecast import Forecast
+from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_parts, read_plan
+from nugnn.planning.trace_records import TraceError
+from nugnn.sample_options import SampleOptions
+from nugnn.sample_part import SamplePart
+
+Parts = npt.NDArray[np.int32]
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shares:
+    """What a graph is cut by: parts that are there already, or shares of nodes."""
+
+    shares: tuple[float, ...]
+    part: Parts | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(eq=False, kw_only=True)
+class TrainingPlan:
+    """What was asked for, on these devices; `planned` is there once it is made.
+
+    Args:
+        request: What was asked for.
+        devices: Of the workers; None for those of other hosts.
+        cluster: The same for predictions; None where the plan comes from a file.
+        kept: A plan that an interrupted run left, used if it still fits.
+        on_note: Gets sentences for the user.
+    """
+
+    request: PlanRequest
+    devices: Sequence[torch.device | None]
+    cluster: Cluster | None
+    kept: Path | None = None
+    on_note: Callable[[str], Any] = lambda _: None
+    planned: Planned | None = None
+    _subject: PlanSubject | None = None
+    _from_file: Planned | None = None
+    _facts: DataFacts | None = None
+
+    # Before workers start
+
+    def prepare_graph(self, model: nn.Module, options: FitOptions, data: GraphData) -> None:
+        """Look at model and graph; the cut comes later.
+
+        Raises:
+            PlanError: The plan is of something else.
+            TraceError: The model cannot be foreseen, and ``auto`` needs that.
+        """
+        facts = self._facts = graph_data_facts(data)
+        if self._found_plan(facts, model_facts(model)):
+            return
+        assert self.cluster is not None
+        try:
+            self._subject = graph_subject(
+                model,
+                options,
+                facts,
+                features=None if data.features is None else data.num_features,
+                multilabel=data.is_multilabel,
+                kinds=self._kinds(),
+                workers=len(self.devices),
+            )
+        except Exception as error:  # whatever a model says to random data
+            self._not_foreseen(error)
+
+    def prepare_samples(
+        self, model: nn.Module, options: SampleOptions, part: SamplePart, name: str, num_classes: int
+    ) -> tuple[int, ...]:
+        """Samples of each worker in a full batch.
+
+        Args:
+            model: To be trained.
+            options: How.
+            part: The samples, and the batch in any division.
+            name: Of the data.
+            num_classes: Of the labels; 0 where it is not known.
+
+        Raises:
+            PlanError: The plan is of something else.
+            TraceError: The model cannot be foreseen, and ``auto`` needs that.
+            DoesNotFitError: No division of the batch fits the memories.
+        """
+        batch = sum(part.sizes)
+        sample, facts = looked_at_samples(part, options, name, num_classes)
+        if self._found_plan(facts, model_facts(model)):
+            assert self._from_file is not None
+            plan = self._from_file.plan
+            if sum(plan.batch_split) != batch:
+                raise PlanError(
+                    f"the plan divides batches of {sum(plan.batch_split)} samples, and batch_size is {batch}"
+                )
+            self.planned = self._from_file
+            return plan.batch_split
+        assert self.cluster is not None
+        try:
+            subject = sample_subject(
+                model, options, facts, sample, batch=batch, kinds=self._kinds(), workers=len(self.devices)
+            )
+        except Exception as error:  # whatever a model says to random data
+            self._not_foreseen(error)
+            return split_by_shares(batch, self._plain_shares(options.precision))
+        request = self.request
+        self.planned = plan_by_counts(subject, self.cluster, shares_by=request.shares_by, shares=request.shares)
+        return self.planned.plan.batch_split
+
+    # With the graph
+
+    def shares_of(
+        self,
+        data: GraphData,
+        partitioner: str,
+        precision: str,
+        cache_folder: Path | None,
+        on_stage: Callable[[str], Any],
+    ) -> Shares:
+        """What the graph is to be cut by; makes the plan.
+
+        Args:
+            data: The graph that was prepared for.
+            partitioner: What cuts.
+            precision: Of the run.
+            cache_folder: Where plans are kept and found again, with partitions; nowhere when None.
+            on_stage: Called with what is done next.
+
+        Raises:
+            DoesNotFitError: The memories do not hold the graph.
+        """
+        if self._from_file is not None:
+            found = self.planned = self._from_file
+            notes = () if found.part is None else ("Parts are those of the plan.",)
+            return Shares(shares=found.plan.shares, part=found.part, notes=notes)
+        if self._subject is None:
+            return Shares(shares=self._plain_shares(precision))
+        assert self.cluster is not None
+        request, kept = self.request, None
+        if cache_folder is not None:
+            kept = cache_folder / "plans" / self._key(partitioner) / PLAN
+            if (made := _kept(kept)) is not None:
+                self.planned = made
+                return Shares(shares=made.plan.shares, part=made.part, notes=("The plan was made before.",))
+        self.planned = plan_with_cut(
+            self._subject,
+            self.cluster,
+            data,
+            shares_by=request.shares_by,
+            shares=request.shares,
+            partitioner=cast(LoopMethod, partitioner),
+            on_stage=on_stage,
+        )
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_plan(kept, self.planned)
+        return Shares(shares=self.planned.plan.shares, part=self.planned.part)
+
+    def keep(self, folder: Path) -> None:
+        """For a resumed run."""
+        if self.planned is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_plan(folder / PLAN, self.planned)
+
+    # How
+
+    def _kinds(self) -> list[Kind]:
+        assert self.cluster is not None
+        return list(dict.fromkeys(profile.kind for profile in self.cluster.profiles))
+
+    def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:
+        """Whether there is a plan already, of a file or of the run that is resumed."""
+        here = [None if device is None else _Device(device) for device in self.devices]
+        if self.request.plan is not None:
+            plan, path = self.request.plan, self.request.plan_path
+            plan.check(facts, model, here)
+            part = read_parts(plan, path) if plan.cut is not None and path is not None else None
+            self._from_file = _read(plan, part)
+            return True
+        if self.kept is None or not self.kept.is_file():
+            return False
+        try:
+            plan = read_plan(self.kept)
+            plan.check(facts, model, here)
+            self._from_file = _read(plan, read_parts(plan, self.kept) if plan.cut is not None else None)
+        except PlanError as error:
+            self.on_note(f"planned anew: {error}")
+            return False
+        return True
+
+    def _not_foreseen(self, error: Exception) -> None:
+        if self.request.shares_by == "auto":
+            raise TraceError(
+                f"shares auto need a model whose step can be foreseen: {error}. Give numbers, or even, flops or "
+                "bandwidth"
+            ) from error
+        self.on_note(f"no prediction: {error}")
+
+    def _plain_shares(self, precision: str) -> tuple[float, ...]:
+        assert self.cluster is not None
+        if self.request.shares is not None:
+            return self.request.shares
+        return baseline_shares(self.request.shares_by, self.cluster.profiles, precision)
+
+    def _key(self, partitioner: str) -> str:
+        """Over all that the cut depends on."""
+        assert self.cluster is not None and self._subject is not None and self._facts is not None
+        links = self.cluster.links
+        on = {
+            "data": self._facts.model_dump(),
+            "traces": {kind: trace.to_json() for kind, trace in self._subject.traces.items()},
+            "subject": [self._subject.settings, self._subject.precision, self._subject.overlap],
+            "devices": [device.profile.model_dump_json() for device in self.cluster.devices],
+            "links": [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.hosts, links.is_nccl],
+            "shares": [self.request.shares_by, self.request.shares],
+            "versions": tool_versions("kaminpar" if partitioner == "kaminpar" else "metis"),
+            "partitioner": partitioner,
+        }
+        return hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()
+
+
+class _Device:
+    """A device of this machine as plans know it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.kind, self.name, self.uuid = (
+            device.type,
+            device_facts.device_name(device),
+            device_facts.device_uuid(device),
+        )
+
+
+def graph_data_facts(data: GraphData) -> DataFacts:
+    """What a plan knows of a graph."""
+    return DataFacts(
+        name=data.name,
+        content=data.content_hash(),
+        nodes=data.num_nodes,
+        edges=data.num_edges,
+        train=len(data.train_nodes),
+        features=data.num_features,
+        classes=data.num_classes,
+    )
+
+
+def looked_at_samples(
+    part: SamplePart, options: SampleOptions, name: str, num_classes: int
+) -> tuple[list[torch.Tensor], DataFacts]:
+    """What a model is called with for the first sample, and what a plan knows of the samples."""
+    collate = options.collate_fn or default_collate
+    x, label = collate([part.train[0]])
+    columns = [column[0] for column in (x if isinstance(x, (tuple, list)) else (x,))]
+    if not num_classes and label.dim() == 1 and not label.is_floating_point():
+        num_classes = int(label.max()) + 1
+    facts = DataFacts(
+        name=name, samples=num_samples(part.train), input_shape=tuple(columns[0].shape), classes=num_classes
+    )
+    return columns, facts
+
+
+def _read(plan: Plan, part: Parts | None) -> Planned:
+    """A plan that was made before, as if made now."""
+    seconds = tuple(dict(device.seconds) for device in plan.devices)
+    return Planned(plan=plan, part=part, forecast=Forecast(step_seconds=plan.step_seconds, seconds=seconds))
+
+
+def _kept(path: Path) -> Planned | None:
+    """A plan in the cache, if it is whole."""
+    try:
+        plan = read_plan(path)
+        return _read(plan, read_parts(plan, path) if plan.cut is not None else None)
+    except PlanError:
+        return None

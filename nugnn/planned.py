@@ -1,0 +1,197 @@
+"""Plans made: a subject and a cluster to a `nugnn.planning.plan.Plan`, its parts and the forecast behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nugnn import __version__
+from nugnn.datasets.whole_file import write_whole
+from nugnn.plan_subject import PlanSubject
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
+from nugnn.planning.forecast import Forecast
+from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.plan import (
+    SCHEMA,
+    CutFacts,
+    Plan,
+    PlannedDevice,
+    PlannedSizes,
+    digest,
+    parts_bytes,
+    parts_path,
+)
+from nugnn.planning.planner import Draft, SharesBy, draft_from_counts, draft_of_batch, draft_with_cut, usable_bytes
+from nugnn.planning.predictor import ReplayedSteps, predictor_for
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Planned:
+    """A plan, and what of it is no JSON.
+
+    Args:
+        plan: The plan.
+        part: ``(N,)`` int32 part of each node, where the graph was cut.
+        forecast: Of a step.
+    """
+
+    plan: Plan
+    part: npt.NDArray[np.int32] | None
+    forecast: Forecast
+
+
+def step_model(subject: PlanSubject, cluster: Cluster) -> ReplayedSteps:
+    """What predicts the subject's steps on a cluster."""
+    return predictor_for(
+        subject.traces,
+        cluster,
+        overlap=subject.overlap,
+        sums_in_backward=subject.family == "samples",
+        tf32=subject.precision == "tf32",
+        is_captured=subject.is_captured,
+    )
+
+
+def plan_by_counts(
+    subject: PlanSubject,
+    cluster: Cluster,
+    *,
+    shares_by: SharesBy = "auto",
+    shares: Sequence[float] | None = None,
+    halo: float = USUAL_HALO,
+) -> Planned:
+    """A plan of samples, or of a graph of which only counts are known.
+
+    Args:
+        subject: What is planned.
+        cluster: For what.
+        shares_by: ``auto``, a baseline, or ``given``.
+        shares: For ``given``.
+        halo: Halo rows expected for each node of two parts.
+
+    Raises:
+        DoesNotFitError: The memories do not hold it; says what would do.
+        ValueError: There are more devices than nodes or samples.
+    """
+    model = step_model(subject, cluster)
+    how: dict[str, Any] = {"shares_by": shares_by, "shares": shares, "precision": subject.precision}
+    if subject.family == "samples":
+        draft = draft_of_batch(model, subject.whole.batch, cluster, **how)
+    else:
+        draft = draft_from_counts(model, subject.whole, cluster, halo=ExpectedHalo(halo), **how)
+        assumed = f"halo rows are assumed, {halo:g} for each node of two equal parts: say halo=X where you know better"
+        draft = replace(draft, notes=(*draft.notes, *([assumed] if len(cluster.devices) > 1 else [])))
+    return _planned(subject, cluster, draft, None)
+
+
+def plan_with_cut(
+    subject: PlanSubject,
+    cluster: Cluster,
+    graph: Any,
+    *,
+    shares_by: SharesBy = "auto",
+    shares: Sequence[float] | None = None,
+    partitioner: LoopMethod = "metis",
+    seed: int = 0,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Planned:
+    """A plan of a graph at hand, with its cut.
+
+    Args:
+        subject: What is planned.
+        cluster: For what.
+        graph: `nugnn.datasets.graph_data.GraphData`.
+        shares_by: ``auto``, a baseline, or ``given``.
+        shares: For ``given``.
+        partitioner: What cuts.
+        seed: Of it.
+        on_stage: Called with what is done next.
+
+    Raises:
+        DoesNotFitError: The memories do not hold it; says what would do.
+        ValueError: There are more devices than nodes.
+    """
+    model = step_model(subject, cluster)
+    draft = draft_with_cut(
+        model,
+        graph.num_nodes,
+        graph.src,
+        graph.dst,
+        graph.train_nodes,
+        cluster,
+        shares_by=shares_by,
+        shares=shares,
+        partitioner=partitioner,
+        precision=subject.precision,
+        seed=seed,
+        halo=ExpectedHalo(),
+        row_bytes=subject.row_bytes,
+        on_stage=on_stage,
+    )
+    assert draft.part is not None
+    cut = CutFacts(partitioner=partitioner, seed=seed, sha256=digest(parts_bytes(draft.part)))
+    return _planned(subject, cluster, draft, cut)
+
+
+def write_plan(path: Path, planned: Planned) -> None:
+    """The plan's file and, where the graph was cut, its parts beside it.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if planned.part is not None:
+        content = parts_bytes(planned.part)
+        write_whole(parts_path(path), lambda file: file.write(content))
+    write_whole(path, lambda file: file.write(planned.plan.to_json().encode()))
+
+
+def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts | None) -> Planned:
+    forecast = draft.forecast
+    total = subject.whole.batch if subject.family == "samples" else subject.whole.inner
+    devices = []
+    for rank, (device, size) in enumerate(zip(cluster.devices, draft.sizes, strict=True)):
+        profile, limits = device.profile, device.limits
+        devices.append(
+            PlannedDevice(
+                host=device.host,
+                name=profile.name,
+                kind=profile.kind,
+                uuid=profile.uuid,
+                multiprocessors=profile.multiprocessors,
+                source=profile.source,
+                sms=limits.sms,
+                memory_fraction=limits.memory_fraction,
+                threads=limits.threads,
+                share=(size.batch if subject.family == "samples" else size.inner) / total,
+                sizes=PlannedSizes.of(size),
+                seconds=forecast.seconds[rank],
+                memory_bytes=draft.bytes[rank],
+                memory_limit_bytes=int(usable_bytes(cluster)[rank]),
+            )
+        )
+    plan = Plan(
+        schema=SCHEMA,
+        family=subject.family,
+        shares_by=draft.shares_by,
+        devices=tuple(devices),
+        step_seconds=forecast.step_seconds,
+        steps_per_epoch=subject.steps_per_epoch,
+        baselines=draft.baselines,
+        halo=draft.halo,
+        data=subject.data,
+        model=subject.model,
+        settings=subject.settings,
+        cut=cut,
+        notes=tuple(dict.fromkeys([*cluster.notes, *subject.notes, *draft.notes])),
+        versions={"nugnn": __version__, "torch": str(torch.__version__)},
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    return Planned(plan=plan, part=draft.part, forecast=forecast)

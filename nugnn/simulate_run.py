@@ -1,0 +1,64 @@
+"""What ``nugnn simulate`` does: plans for clusters on paper of growing size, by counts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nugnn.config import TrainConfig
+from nugnn.plan_run import subject_by_counts
+from nugnn.plan_subject import PlanSubject
+from nugnn.planned import plan_by_counts
+from nugnn.planning.cluster import cluster_on_paper
+from nugnn.planning.cluster_file import LinkFields
+from nugnn.planning.graph_statistics import parse_statistics
+from nugnn.planning.growth import Growth
+from nugnn.planning.shares import DoesNotFitError
+
+
+def simulate(
+    config: TrainConfig,
+    statistics: str,
+    sheets: Sequence[str],
+    counts: Sequence[int],
+    *,
+    per_host: int,
+    between: LinkFields,
+    inside: LinkFields | None = None,
+    on_stage: Callable[[str], Any] = lambda _: None,
+) -> tuple[list[Growth], tuple[str, ...]]:
+    """How a predicted epoch grows with devices.
+
+    Args:
+        config: Model and options.
+        statistics: Of the graph, see `nugnn.planning.graph_statistics.parse_statistics`.
+        sheets: Names of cards.
+        counts: Numbers of devices.
+        per_host: Devices of a host.
+        between: A host's way to the others.
+        inside: Between two devices of a host; by data sheets when None.
+        on_stage: Called with what is done next.
+
+    Returns:
+        A row for each count, and what had to be assumed.
+
+    Raises:
+        ValueError: Settings, counts or names do not fit.
+    """
+    graph = parse_statistics(statistics)
+    subjects: dict[bool, PlanSubject] = {}
+    rows: list[Growth] = []
+    notes: dict[str, None] = {}
+    for count in counts:
+        on_stage(f"planning for {count} devices")
+        cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between, inside=inside)
+        if (is_split := count > 1) not in subjects:
+            subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2))
+        try:
+            planned = plan_by_counts(subjects[is_split], cluster, halo=graph.halo)
+        except DoesNotFitError as error:
+            rows.append(Growth(devices=count, hosts=-(-count // per_host), why_not=str(error).splitlines()[0]))
+            continue
+        rows.append(Growth.of(planned.plan))
+        notes |= dict.fromkeys(planned.plan.notes)
+    return rows, tuple(notes)

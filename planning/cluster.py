@@ -1,0 +1,419 @@
+"""A cluster described in ``cluster.yaml``: the devices that a plan is made for, one for each worker, and their links.
+
+    schema: nugnn.cluster/1
+    hosts:
+      - name: node-a
+        devices:
+          - {device: A100-SXM4-80GB, count: 4}
+      - name: node-b
+        devices:
+          - {device: node-b.json}
+    links:
+      between: {gbit_per_second: 100, latency_us: 20}
+
+``docs/plan.md`` explains the fields; `nugnn.planning.cluster_file` checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from nugnn.planning.cluster_file import (
+    SCHEMA,
+    THIS_MACHINE,
+    ClusterError,
+    ClusterFields,
+    DeviceFields,
+    HostFields,
+    LinkFields,
+    check_names,
+    line_of,
+    read_cluster_fields,
+)
+from nugnn.planning.datasheet import SheetError, sheet_of
+from nugnn.planning.limited_profile import limited, shared
+from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.links import LOOPBACK, Links
+from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
+
+ThisMachine = Callable[[frozenset[Literal["cuda", "cpu"] | None]], MachineProfile]
+"""Gives the profile of this machine, of devices of some kinds; None is for GPUs where there are some, else the CPU."""
+
+_LATENCY_INSIDE, _LATENCY_BETWEEN = 10e-6, 30e-6
+"""Seconds, where nothing says more."""
+_UNKNOWN_BUS_BYTES = 1e10
+"""Of a GPU that has no sheet, to others and to its host, where nothing was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDevice:
+    """What one worker computes on.
+
+    Args:
+        host: Name of its host.
+        profile: What it can do; overrides, factors and limits are in it.
+        limits: What the worker may use of it.
+        is_here: Whether the file says that it is this machine's.
+    """
+
+    host: str
+    profile: DeviceProfile
+    limits: DeviceLimits = field(default_factory=DeviceLimits)
+    is_here: bool = False
+
+    @cached_property
+    def kind(self) -> str:
+        """Equal for devices that are alike, wherever they are."""
+        return self.profile.model_dump_json(exclude={"uuid", "spread"})
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cluster:
+    """Devices in the order of ranks, and links.
+
+    Args:
+        devices: P of them.
+        links: Between them.
+        notes: What had to be assumed, for people.
+    """
+
+    devices: tuple[ClusterDevice, ...]
+    links: Links
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def profiles(self) -> tuple[DeviceProfile, ...]:
+        return tuple(device.profile for device in self.devices)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Of each device, equal where devices are alike and have as fast a way to their peers."""
+        ways = [self.links.of_rank(rank) for rank in range(len(self.devices))]
+        return tuple(f"{device.kind} {way}" for device, way in zip(self.devices, ways, strict=True))
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        return tuple(device.profile.memory_bytes for device in self.devices)
+
+
+def read_cluster(path: Path | str, this_machine: ThisMachine | None = None, *, host: str | None = None) -> Cluster:
+    """The cluster that a file describes.
+
+    Args:
+        path: Of the file. Profiles that it names are seen from its folder.
+        this_machine: Asked when the file names this machine.
+        host: The name of this host, where its devices alone are wanted: those that the file calls this machine, else
+            those of the host of that name, else those of the only host.
+
+    Raises:
+        ClusterError: The file cannot be read; a field is wrong, which the text names by its line; a card has no data
+            sheet, or a profile cannot be read or has too few devices.
+    """
+    path = Path(path)
+    fields, root = read_cluster_fields(path)
+    try:
+        check_names(fields)
+        return _Builder(fields, path.parent, this_machine).cluster(host)
+    except ClusterError as error:
+        raise ClusterError(_placed(str(error), path, root)) from error
+
+
+def cluster_on_paper(
+    sheets: Sequence[str],
+    count: int,
+    *,
+    per_host: int,
+    between: LinkFields,
+    inside: LinkFields | None = None,
+) -> Cluster:
+    """So many devices of data sheets, filling one host after the other.
+
+    Args:
+        sheets: Names of cards; of several, equal numbers as far as that goes, one kind after the other.
+        count: P.
+        per_host: Devices of a host.
+        between: A host's way to the others, which its devices share.
+        inside: Between two devices of a host; by data sheets when None.
+
+    Raises:
+        ClusterError: A card has no data sheet, or there are more devices than can be planned.
+    """
+    names = [sheets[number * len(sheets) // count] for number in range(count)]
+    hosts = [
+        {"name": f"host-{first // per_host}", "devices": [{"device": name} for name in names[first : first + per_host]]}
+        for first in range(0, count, per_host)
+    ]
+    fields = ClusterFields.model_validate(
+        {"schema": SCHEMA, "hosts": hosts, "links": {"between": between.model_dump(), "inside": inside}}, by_alias=True
+    )
+    check_names(fields)
+    return _Builder(fields, Path(), None).cluster(None)
+
+
+def cluster_of_machine(
+    machine: MachineProfile, chosen: Sequence[DeviceProfile], limits: Sequence[DeviceLimits] | None = None
+) -> Cluster:
+    """The workers of one host, each on a device of its profile; a device that is chosen more than once is shared.
+
+    Args:
+        machine: The profile.
+        chosen: The device of each worker, whole.
+        limits: What each may use of it.
+    """
+    each = [DeviceLimits()] * len(chosen) if limits is None else list(limits)
+    profiles = _after_limits(chosen, each)
+    devices = tuple(
+        ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
+        for profile, limit in zip(profiles, each, strict=True)
+    )
+    is_nccl = _is_nccl(devices)
+    return Cluster(
+        devices=devices,
+        links=_linked(
+            devices,
+            lambda a, b: _link_inside(devices[a].profile, devices[b].profile, machine.links, is_nccl=is_nccl),
+            {0: machine.links},
+        ),
+    )
+
+
+def _placed(text: str, path: Path, root: yaml.Node) -> str:
+    """``hosts.0.devices.1: ...`` with the line of that field."""
+    place, colon, _ = text.partition(":")
+    steps = tuple(int(step) if step.isdigit() else step for step in place.split("."))
+    is_place = bool(colon) and " " not in place
+    return f"{path}, line {line_of(root, steps)}: {text}" if is_place else f"{path}: {text}"
+
+
+class _Builder:
+    """From the fields of a file to a cluster."""
+
+    def __init__(self, fields: ClusterFields, folder: Path, this_machine: ThisMachine | None) -> None:
+        self._fields, self._folder, self._this_machine = fields, folder, this_machine
+        self._machines: dict[str, MachineProfile] = {}
+        self._notes: dict[str, None] = {}
+        self._links_of: dict[str, tuple[LinkProfile, ...]] = {}
+
+    def cluster(self, here: str | None) -> Cluster:
+        devices: list[ClusterDevice] = []
+        for number, host in enumerate(self._fields.hosts):
+            found = self._devices_of(host, f"hosts.{number}")
+            for name in host.names:
+                devices += [ClusterDevice(host=name, profile=p, limits=x, is_here=here) for p, x, here in found]
+                used = [each.device for each in host.devices if each.device in self._machines]
+                self._links_of[name] = tuple(link for one in dict.fromkeys(used) for link in self._machines[one].links)
+        if here is not None:
+            own = self._own_host(devices, here)
+            devices = [device for device in devices if device.host == own]
+            self._links_of = {own: self._links_of[own]}
+        groups = {host.name: set(host.names) for host in self._fields.hosts} | {
+            name: {name} for each in self._fields.hosts for name in each.names
+        }
+        pairs = {
+            frozenset((one, other)): pair
+            for pair in self._fields.links.pairs
+            for one in groups[pair.ends[0]]
+            for other in groups[pair.ends[1]]
+        }
+        is_nccl = _is_nccl(devices)
+
+        def link(a: int, b: int) -> tuple[float, float]:
+            one, other = devices[a], devices[b]
+            fields = pairs.get(frozenset((one.host, other.host)))
+            if one.host != other.host:
+                return _rates(fields or self._fields.links.between, _LATENCY_BETWEEN)
+            if fields is None and self._fields.links.inside is None:
+                return _link_inside(one.profile, other.profile, self._links_of[one.host], is_nccl=is_nccl)
+            return _rates(fields or self._fields.links.inside, _LATENCY_INSIDE)
+
+        measured = dict(enumerate(self._links_of.values()))
+        return Cluster(devices=tuple(devices), links=_linked(devices, link, measured), notes=tuple(self._notes))
+
+    def _own_host(self, devices: Sequence[ClusterDevice], name: str) -> str:
+        named = list(self._links_of)
+        here = next((device.host for device in devices if device.is_here), named[0] if len(named) == 1 else name)
+        if here not in named:
+            raise ClusterError(
+                f"hosts: this host is {name}, and the file has {', '.join(named[:8])}; name it so in the file, or "
+                f"write 'device: {THIS_MACHINE}'; or start the processes of all hosts with torchrun"
+            )
+        return here
+
+    def _devices_of(self, host: HostFields, place: str) -> list[tuple[DeviceProfile, DeviceLimits, bool]]:
+        whole: list[DeviceProfile] = []
+        limits: list[DeviceLimits] = []
+        here: list[bool] = []
+        taken: dict[tuple[str, str], int] = {}
+        for number, entry in enumerate(host.devices):
+            at = f"{place}.devices.{number}"
+            for profile in self._profiles_of(entry, at, taken):
+                whole.append(_changed(profile, entry))
+                limits.append(entry.limits.limits())
+                here.append(entry.device == THIS_MACHINE)
+        try:
+            return list(zip(_after_limits(whole, limits), limits, here, strict=True))
+        except ValueError as error:
+            raise ClusterError(f"{place}.devices: {error}") from error
+
+    def _profiles_of(self, entry: DeviceFields, at: str, taken: dict[tuple[str, str], int]) -> list[DeviceProfile]:
+        if entry.device != THIS_MACHINE and not entry.is_file:
+            if entry.kind is not None:
+                raise ClusterError(f"{at}.kind: is for a profile or {THIS_MACHINE!r}; leave it out")
+            try:
+                sheet = sheet_of(entry.device)
+            except SheetError as error:
+                raise ClusterError(f"{at}.device: {error}") from error
+            self._notes.setdefault(f"{sheet.name}: by its data sheet, which may be off by tens of percent")
+            return [sheet.as_profile()] * entry.count
+        machine = self._machine(entry, at)
+        kinds = {device.kind for device in machine.devices}
+        kind = entry.kind or ("cuda" if "cuda" in kinds else "cpu")
+        found = [device for device in machine.devices if device.kind == kind]
+        if not found:
+            raise ClusterError(f"{at}.kind: {entry.device} has no device of kind {kind}")
+        if kind == "cpu":  # workers on it share it
+            return [found[0]] * entry.count
+        first = taken.get((entry.device, kind), 0)
+        taken[entry.device, kind] = first + entry.count
+        if len(found) == 1 and entry.is_file:  # a profile of one card stands for others like it
+            is_alone = first + entry.count == 1
+            return [found[0] if is_alone else found[0].model_copy(update={"uuid": None})] * entry.count
+        if first + entry.count > len(found):
+            raise ClusterError(
+                f"{at}.count: {entry.device} has {len(found)} GPUs, and {first + entry.count} are asked for"
+            )
+        return found[first : first + entry.count]
+
+    def _machine(self, entry: DeviceFields, at: str) -> MachineProfile:
+        if entry.device not in self._machines:
+            try:
+                if entry.is_file:
+                    self._machines[entry.device] = read_profile(self._folder / entry.device)
+                elif self._this_machine is None:
+                    raise ClusterError(f"{at}.device: {THIS_MACHINE!r} cannot be looked at here; name a profile's file")
+                else:
+                    entries = [each for host in self._fields.hosts for each in host.devices]
+                    kinds = frozenset(each.kind for each in entries if each.device == THIS_MACHINE)
+                    self._machines[entry.device] = self._this_machine(kinds)
+            except ProfileError as error:
+                raise ClusterError(f"{at}.device: {error}") from error
+        return self._machines[entry.device]
+
+
+def _changed(profile: DeviceProfile, entry: DeviceFields) -> DeviceProfile:
+    """With overrides, then factors."""
+    values: dict[str, Any] = entry.overrides.model_dump(exclude_none=True)
+    if "gemm_flops" in values:
+        values["gemm_flops"] = profile.gemm_flops | values["gemm_flops"]
+    changed = profile.model_copy(update=values)
+    factors = {name: factor for name, factor in entry.factors.model_dump().items() if factor != 1.0}
+    scaled: dict[str, Any] = {}
+    for name, factor in factors.items():
+        value = getattr(changed, name)
+        scaled[name] = {form: x * factor for form, x in value.items()} if isinstance(value, dict) else value * factor
+    return changed.model_copy(update=scaled) if scaled else changed
+
+
+def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]) -> list[DeviceProfile]:
+    """What each worker of a host has; workers on its CPU, or on the very same GPU, share it."""
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for worker, profile in enumerate(whole):
+        alone = None if profile.kind == "cpu" else profile.uuid or f"worker {worker}"
+        groups.setdefault((profile.kind, alone), []).append(worker)
+    found = list(whole)
+    for workers in groups.values():
+        if len(workers) == 1:
+            found[workers[0]] = limited(whole[workers[0]], limits[workers[0]])
+            continue
+        together = [limits[worker] for worker in workers]
+        for place, worker in enumerate(workers):
+            found[worker] = shared(whole[worker], together)[place]
+    return found
+
+
+def _rates(fields: LinkFields | None, latency_seconds: float) -> tuple[float, float]:
+    assert fields is not None, "checked before: every pair has a link"
+    return fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6
+
+
+def _is_nccl(devices: Sequence[ClusterDevice]) -> bool:
+    """Whether GPUs exchange directly: each rank has one of its own."""
+    own = [(device.host, device.profile.uuid) for device in devices if device.profile.uuid is not None]
+    return all(device.profile.kind == "cuda" for device in devices) and len(set(own)) == len(own)
+
+
+def _link_inside(
+    one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool
+) -> tuple[float, float]:
+    """Between two devices of a host: as it was measured, else as data sheets say."""
+    via = "nccl" if is_nccl else "gloo"
+    measured = [link for link in links if link.between == "devices" and link.via == via]
+    exact = [link for link in measured if link.ends and set(link.ends) == {one.uuid, other.uuid}]
+    for link in exact or [link for link in measured if not link.ends]:
+        return link.bytes_per_second, link.latency_seconds
+    if not is_nccl:
+        return LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds
+    return min(_reach(one), _reach(other)), _LATENCY_INSIDE
+
+
+def _reach(profile: DeviceProfile) -> float:
+    """Bytes a second that get out of a GPU to others of its host, by its sheet."""
+    try:
+        sheet = sheet_of(profile.name)
+    except SheetError:
+        return _UNKNOWN_BUS_BYTES
+    host = sheet.host_link().bytes_per_second
+    return host if sheet.fabric_gb_per_s is None else max(0.8 * sheet.fabric_gb_per_s * 1e9, host)
+
+
+def _copy_seconds(profile: DeviceProfile, links: Sequence[LinkProfile]) -> float:
+    """Seconds of a byte between a device and its host's memory; 0 for a CPU."""
+    if profile.kind == "cpu":
+        return 0.0
+    copies = [link for link in links if link.between == "host" and (not link.ends or profile.uuid in link.ends)]
+    if copies:
+        return 1 / copies[0].bytes_per_second
+    try:
+        return 1 / sheet_of(profile.name).host_link().bytes_per_second
+    except SheetError:
+        return 1 / _UNKNOWN_BUS_BYTES
+
+
+def _linked(
+    devices: Sequence[ClusterDevice],
+    link: Callable[[int, int], tuple[float, float]],
+    measured: Mapping[int, Sequence[LinkProfile]],
+) -> Links:
+    """Links of all pairs, each pair of alike devices asked for once; hosts are numbered as they come."""
+    count = len(devices)
+    rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(device.host for device in devices))}
+    hosts = tuple(number_of[device.host] for device in devices)
+    cards: dict[int, float] = {}
+    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+    keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
+    for a in range(count):
+        for b in range(a):
+            key = (keys[a], keys[b])
+            if key not in known:
+                known[key] = link(a, b)
+            rate, latency = known[key]
+            rates[a, b] = rates[b, a] = rate
+            latencies[a, b] = latencies[b, a] = latency
+            if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
+                for host in (hosts[a], hosts[b]):
+                    cards[host] = max(cards.get(host, 0.0), rate)
+    is_nccl = _is_nccl(devices)
+    staging = None
+    if not is_nccl:
+        staging = np.array(
+            [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
+        )
+    return Links(rates, latencies, hosts, cards, staging, is_nccl)

@@ -1,0 +1,394 @@
+"""A plan: who gets how much of a graph or batch, what is expected of it, and what it was made from; as JSON.
+
+A plan is made for a graph (or samples), a model and devices; `Plan.check` refuses it for others. Devices are known by
+their uuid, or by name and size, never by the number that a driver gives them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.profiles import Count, Positive, Seconds
+from nugnn.planning.validation import first_problem
+
+SCHEMA: Literal["nugnn.plan/1"] = "nugnn.plan/1"
+PARTS_SUFFIX = ".parts.npy"
+BASELINES = ("even", "flops", "bandwidth")
+
+Whole = Annotated[int, Field(ge=0)]
+Plain = str | int | float | bool | None
+SecondsKind = Literal["compute", "halo", "sync", "wait"]
+"""Of a step: at operators; at exchanges of rows, and at sums of gradients, as far as nothing runs beside them; and what
+is left until the slowest device is done."""
+
+
+class KnownDevice(Protocol):
+    """A device as far as it can be told from others, such as a `nugnn.planning.profiles.DeviceProfile`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def uuid(self) -> str | None: ...
+
+
+class PlanError(ValueError):
+    """A file is no plan, or the plan is of something else: says what."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class PlannedSizes(_Record):
+    """As `nugnn.planning.part_sizes.PartSizes`."""
+
+    inner: Whole = 0
+    edges: Whole = 0
+    halo: Whole = 0
+    sent: Whole = 0
+    train: Whole = 0
+    batch: Whole = 0
+
+    @classmethod
+    def of(cls, sizes: PartSizes) -> PlannedSizes:
+        return cls(**{name: getattr(sizes, name) for name in cls.model_fields})
+
+    @property
+    def sizes(self) -> PartSizes:
+        return PartSizes(**self.model_dump())
+
+
+class PlannedDevice(_Record):
+    """One rank's device, its part, and what is expected.
+
+    Args:
+        host: Where it is.
+        name: Of the product.
+        kind: How torch reaches it.
+        uuid: Who it is; None on paper and for a CPU.
+        multiprocessors: In use; threads of a CPU.
+        source: Where its rates come from.
+        sms, memory_fraction, threads: Limits, see `nugnn.planning.limits.DeviceLimits`.
+        share: Of the nodes, or of a batch.
+        sizes: Its part.
+        seconds: Expected of a step (of a graph, a step is an epoch).
+        memory_bytes: Expected at the peak.
+        memory_limit_bytes: What the device has.
+    """
+
+    host: str
+    name: str
+    kind: Literal["cuda", "cpu"]
+    uuid: str | None = None
+    multiprocessors: Count
+    source: Literal["measured", "sheet"]
+    sms: Count | None = None
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    threads: Count | None = None
+    share: Annotated[float, Field(ge=0, le=1)]
+    sizes: PlannedSizes
+    seconds: dict[SecondsKind, Seconds]
+    memory_bytes: Whole
+    memory_limit_bytes: Count
+
+    @property
+    def limits(self) -> DeviceLimits:
+        return DeviceLimits(sms=self.sms, memory_fraction=self.memory_fraction, threads=self.threads)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Of a step, without waiting for slower devices."""
+        return math.fsum(seconds for kind, seconds in self.seconds.items() if kind != "wait")
+
+
+class Baseline(_Record):
+    """Shares by one number of each device's specification, and what they would come to.
+
+    Args:
+        name: ``even``, ``flops`` or ``bandwidth``.
+        shares: Of each device, summing to 1.
+        step_seconds: Expected, of the slowest device.
+        fits: Whether every part fits its memory.
+    """
+
+    name: Literal["even", "flops", "bandwidth"]
+    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    step_seconds: Seconds
+    fits: bool
+
+
+class DataFacts(_Record):
+    """What a plan knows of its data.
+
+    Args:
+        name: For people.
+        content: Digest of a graph's structure, features and labels; None where only its counts were known.
+        nodes, edges, train: Counts of a graph; edges after self-loops were added or taken away.
+        samples: Training samples.
+        features: Width of a row of features; 0 without any.
+        input_shape: Of a sample.
+        classes: Of the labels.
+    """
+
+    name: str
+    content: str | None = None
+    nodes: Whole = 0
+    edges: Whole = 0
+    train: Whole = 0
+    samples: Whole = 0
+    features: Whole = 0
+    input_shape: tuple[Whole, ...] = ()
+    classes: Whole = 0
+
+
+class CutFacts(_Record):
+    """How a graph was cut.
+
+    Args:
+        partitioner: As ``--partitioner`` names it.
+        seed: Of it.
+        sha256: Of the parts' file, which lies beside the plan under its name with ``.parts.npy``.
+    """
+
+    partitioner: Literal["metis", "clusters", "kaminpar"]
+    seed: Whole
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Plan(_Record):
+    """Who does how much.
+
+    Args:
+        schema_name: What kind of file this is; ``schema`` in JSON.
+        family: Of the data.
+        shares_by: What asked for these shares: ``auto``, a baseline, or ``given``.
+        devices: In the order of ranks.
+        step_seconds: Expected of a step: of its slowest device, exchanges included.
+        steps_per_epoch: 1 for a graph.
+        error: Relative error that predictions by this model and device had where they were compared, if known.
+        baselines: Beside it.
+        halo: Whether halo rows were ``counted`` in a cut, or are ``expected``; ``none`` without any.
+        data: What it was made for.
+        model: Likewise: names and plain values.
+        settings: Of the run, as far as seconds depend on them.
+        cut: How the graph was cut; None where it was not.
+        notes: What had to be assumed.
+        versions: Of nugnn and torch.
+        made: ISO 8601 date and time, UTC.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    schema_name: Literal["nugnn.plan/1"] = Field(SCHEMA, alias="schema")
+    family: Literal["graph", "samples"]
+    shares_by: Literal["auto", "even", "flops", "bandwidth", "given"]
+    devices: tuple[PlannedDevice, ...] = Field(min_length=1)
+    step_seconds: Seconds
+    steps_per_epoch: Count = 1
+    error: Positive | None = None
+    baselines: tuple[Baseline, ...] = ()
+    halo: Literal["counted", "expected", "none"]
+    data: DataFacts
+    model: dict[str, Plain] = {}
+    settings: dict[str, Plain] = {}
+    cut: CutFacts | None = None
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    made: str | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Plan:
+        """Numbers that say the same have to be the same."""
+        total = math.fsum(device.share for device in self.devices)
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"shares of devices add up to {total:g}, not 1")
+        for baseline in self.baselines:
+            if len(baseline.shares) != len(self.devices):
+                raise ValueError(f"baseline {baseline.name} has {len(baseline.shares)} shares")
+        for what, whole in (("inner", self.data.nodes), ("edges", self.data.edges), ("train", self.data.train)):
+            held = sum(getattr(device.sizes, what) for device in self.devices)
+            if self.family == "graph" and abs(held - whole) > (0 if self.halo == "counted" else len(self.devices)):
+                raise ValueError(f"devices hold {held} of {whole} ({what})")
+        return self
+
+    @property
+    def epoch_seconds(self) -> float:
+        return self.step_seconds * self.steps_per_epoch
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        return tuple(device.share for device in self.devices)
+
+    @property
+    def batch_split(self) -> tuple[int, ...]:
+        """Samples of each rank."""
+        return tuple(device.sizes.batch for device in self.devices)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether any device is on paper alone: predictions for it were never compared with a run."""
+        return any(device.source == "sheet" for device in self.devices)
+
+    def to_json(self) -> str:
+        """Indented, in the order of the fields, with a newline at its end."""
+        return self.model_dump_json(indent=2, by_alias=True) + "\n"
+
+    def check(
+        self,
+        data: DataFacts,
+        model: Mapping[str, Plain],
+        devices: Sequence[KnownDevice | None],
+    ) -> None:
+        """Refuse to use the plan for something else than it was made for.
+
+        Args:
+            data: What is trained on.
+            model: What is trained.
+            devices: Of each rank; None for one that cannot be looked at from here.
+
+        Raises:
+            PlanError: Says what differs.
+        """
+        self.check_workers(len(devices))
+        found = _differences(self.data, data) + [
+            f"the model's {name} is {now}, and was {self.model[name]}"
+            for name, now in model.items()
+            if name in self.model and self.model[name] != now
+        ]
+        for rank, (planned, device) in enumerate(zip(self.devices, devices, strict=True)):
+            if device is not None and (said := _other_device(planned, device)):
+                found.append(f"worker {rank} {said}")
+        if found:
+            shown = "; ".join(found[:4]) + ("" if len(found) <= 4 else f"; and {len(found) - 4} more")
+            raise PlanError(f"the plan is of something else: {shown}. Make one for this run with nugnn plan")
+
+    def check_workers(self, workers: int) -> None:
+        """Refuse another number of workers.
+
+        Raises:
+            PlanError: It is another one.
+        """
+        if workers != len(self.devices):
+            raise PlanError(
+                f"the plan is for {len(self.devices)} workers, and there are {workers}; give --workers "
+                f"{len(self.devices)}"
+            )
+
+
+def _differences(planned: DataFacts, given: DataFacts) -> list[str]:
+    names = {"nodes": "nodes", "edges": "edges", "train": "training nodes", "samples": "samples"}
+    names |= {"features": "features", "classes": "classes"}
+    found = [
+        f"the data have {getattr(given, field)} {what}, and had {getattr(planned, field)}"
+        for field, what in names.items()
+        if getattr(planned, field) != getattr(given, field)
+    ]
+    if planned.input_shape != given.input_shape:
+        found.append(f"a sample has the shape {given.input_shape}, and had {planned.input_shape}")
+    if not found and None not in (planned.content, given.content) and planned.content != given.content:
+        found.append(f"{given.name} has as many nodes and edges as {planned.name} had, but not the same")
+    return found
+
+
+def _other_device(planned: PlannedDevice, device: KnownDevice) -> str:
+    """How ``device`` is another one; empty where it is not."""
+    if planned.uuid is not None and device.uuid is not None:
+        return "" if planned.uuid == device.uuid else f"has {device.uuid}, and was planned for {planned.uuid}"
+    if (planned.kind, planned.name) != (device.kind, device.name):
+        return f"has {device.name}, and was planned for {planned.name}"
+    return ""
+
+
+def read_plan(path: Path | str) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        PlanError: It cannot be read, is no JSON, is of another version, or has a field that is missing, unknown or out
+            of range.
+    """
+    path = Path(path)
+    try:
+        return Plan.model_validate_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), strict=True)
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        place, problem = first_problem(error)
+        hint = "; make it with: nugnn plan --plan-out FILE" if len(place) < 2 else ""
+        raise PlanError(f"{path}: {problem}{hint}") from error
+
+
+def parts_path(plan: Path) -> Path:
+    """Where the parts of a plan's cut lie.
+
+    >>> str(parts_path(Path("runs/plan.json")))
+    'runs/plan.parts.npy'
+    """
+    return plan.with_name(plan.stem + PARTS_SUFFIX)
+
+
+def parts_bytes(part: Any) -> bytes:
+    """A part for each node as a ``.npy`` file, in as few bits as do; equal parts give equal bytes.
+
+    Args:
+        part: ``(N,)`` integers from 0 up, a tensor or array.
+    """
+    array = np.asarray(part)
+    width = np.min_scalar_type(int(array.max(initial=0)))
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array, width), version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_parts(plan: Plan, path: Path) -> npt.NDArray[np.int32]:
+    """The part of each node of a plan that has a cut.
+
+    Args:
+        plan: Read from ``path``.
+        path: Of the plan.
+
+    Raises:
+        PlanError: The file beside it is missing, was changed, or does not hold a part for each node.
+    """
+    assert plan.cut is not None, "a plan without a cut has no parts"
+    file = parts_path(path)
+    try:
+        if os.path.getsize(file) > 8 * plan.data.nodes + 4096:
+            raise PlanError(f"{file} is larger than the parts of {plan.data.nodes} nodes")
+        content = file.read_bytes()
+    except OSError as error:
+        raise PlanError(
+            f"{file} cannot be read: {error.strerror}; it belongs to {path.name}, keep both in one folder"
+        ) from error
+    if digest(content) != plan.cut.sha256:
+        raise PlanError(f"{file} is not what {path.name} was made with; make both again with nugnn plan")
+    try:
+        part = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise PlanError(f"{file} is no file of parts: {error}") from error
+    counts = [device.sizes.inner for device in plan.devices]
+    if part.shape != (plan.data.nodes,) or part.dtype.kind != "u":
+        raise PlanError(f"{file} has shape {part.shape} of {part.dtype}, and the plan {plan.data.nodes} nodes")
+    if np.bincount(part, minlength=len(counts)).tolist() != counts:
+        raise PlanError(f"{file} does not give the devices as many nodes as {path.name} does")
+    return part.astype(np.int32)

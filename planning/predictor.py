@@ -1,0 +1,145 @@
+"""From traces and a cluster to what a step takes: the one place where a plan meets its predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.forecast import Forecast
+from nugnn.planning.links import Links
+from nugnn.planning.operator_times import OperatorTimes, ProfileTimes
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.plan import SecondsKind
+from nugnn.planning.predicted_work import RUNTIME_BYTES, DeviceWork, PredictedWork
+from nugnn.planning.profiles import DeviceProfile
+from nugnn.planning.replay import replay
+from nugnn.planning.step_program import Passes
+from nugnn.planning.trace import StepTrace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReplayedSteps:
+    """A step on every rank at once, replayed: who waits for whom.
+
+    Args:
+        work: Of single parts, for a search.
+        devices: As ``work`` has them.
+        links: Between them.
+        names: Of the devices.
+        overlap: Passes in which sums run beside exchanges.
+        sums_in_backward: Whether sums of gradients travel beside backward.
+    """
+
+    work: PredictedWork
+    devices: tuple[DeviceWork, ...]
+    links: Links
+    names: tuple[str, ...]
+    overlap: Passes
+    sums_in_backward: bool
+
+    def forecast(self, sizes: Sequence[PartSizes], sent_rows: npt.NDArray | None = None) -> Forecast:
+        """See `nugnn.planning.forecast.StepModel.forecast`."""
+        steps: dict[tuple[int, PartSizes], StepTrace] = {}
+        for device, size in zip(self.devices, sizes, strict=True):
+            key = id(device.trace), size
+            if key not in steps:
+                steps[key] = device.trace.at(size)
+        timeline = replay(
+            [steps[id(device.trace), size] for device, size in zip(self.devices, sizes, strict=True)],
+            [device.times for device in self.devices],
+            self.links,
+            overlap=self.overlap,
+            sums_in_backward=self.sums_in_backward,
+            captured=[device.is_captured for device in self.devices],
+            rows_between=None if sent_rows is None else sent_rows.astype(np.float64),
+            names=self.names,
+        )
+        makespan = timeline.makespan
+        seconds = []
+        for rank in range(len(sizes)):
+            found = timeline.seconds(rank)
+            kinds: dict[SecondsKind, float] = {"compute": found["compute"], "halo": found["halo"]}
+            kinds["sync"] = found["sync"]
+            kinds["wait"] = makespan - found["epoch"]
+            seconds.append(_waiting_apart(kinds, found["wait"]))
+        return Forecast(step_seconds=makespan, seconds=tuple(seconds), timeline=timeline)
+
+
+def _waiting_apart(kinds: dict[SecondsKind, float], waiting: float) -> dict[SecondsKind, float]:
+    """With what is waited for others taken out of exchanges, of which the trainer's clock cannot tell it."""
+    for kind in ("sync", "halo"):
+        part = min(kinds[kind], waiting)
+        kinds[kind] -= part
+        kinds["wait"] += part
+        waiting -= part
+    kinds["compute"] -= min(kinds["compute"], waiting)
+    kinds["wait"] += waiting
+    return {kind: max(value, 0.0) for kind, value in kinds.items()}
+
+
+def overlap_of(choice: str, cluster: Cluster) -> Passes:
+    """Passes in which sums run beside exchanges on these devices; as `nugnn.comm.overlap.overlapping_passes` has it.
+
+    GPUs of one host are taken to read each other's memory.
+    """
+    links = cluster.links
+    if choice == "auto":
+        choice = "off" if not links.is_nccl else "backward" if len(set(links.hosts)) == 1 else "on"
+    if choice == "off" or links.num_ranks == 1:
+        return "none"
+    return "both" if choice == "on" else "backward"
+
+
+def predictor_for(
+    traces: Mapping[str, StepTrace],
+    cluster: Cluster,
+    *,
+    overlap: str = "auto",
+    sums_in_backward: bool = False,
+    tf32: bool = False,
+    is_captured: bool = False,
+    times: Mapping[str, OperatorTimes] | None = None,
+) -> ReplayedSteps:
+    """What predicts a step of the traced model on a cluster.
+
+    Args:
+        traces: By kind of device, ``cuda`` and ``cpu``; one for both where there is no other.
+        cluster: The devices and links.
+        overlap: As ``--overlap``.
+        sums_in_backward: Whether sums of gradients travel beside backward.
+        tf32: Whether products of float32 are rounded to TF32.
+        is_captured: Whether steps of GPUs run as CUDA graphs.
+        times: Measured ones, by `ClusterDevice.kind`; from the device's profile where there are none.
+
+    Raises:
+        TraceError: A trace cannot be scaled.
+    """
+    known: dict[str, OperatorTimes] = dict(times or {})
+    devices = []
+    for device in cluster.devices:
+        if device.kind not in known:
+            known[device.kind] = ProfileTimes(device.profile, tf32=tf32)
+        devices.append(_device_work(traces, device.profile, known[device.kind], is_captured=is_captured))
+    passes = overlap_of(overlap, cluster)
+    return ReplayedSteps(
+        work=PredictedWork(devices, cluster.links, overlap=passes, sums_in_backward=sums_in_backward),
+        devices=tuple(devices),
+        links=cluster.links,
+        names=tuple(profile.name for profile in cluster.profiles),
+        overlap=passes,
+        sums_in_backward=sums_in_backward,
+    )
+
+
+def _device_work(
+    traces: Mapping[str, StepTrace], profile: DeviceProfile, times: OperatorTimes, *, is_captured: bool
+) -> DeviceWork:
+    trace = traces.get(profile.kind) or next(iter(traces.values()))
+    is_gpu = profile.kind == "cuda"
+    return DeviceWork(
+        trace=trace, times=times, runtime_bytes=RUNTIME_BYTES[profile.kind], is_captured=is_gpu and is_captured
+    )

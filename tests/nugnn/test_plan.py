@@ -1,0 +1,315 @@
+"""nugnn plan and planned training: what is planned is trained on, results stay the same, misuse is one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nugnn
+from nugnn import cli, machine_profiles, plan_run
+from nugnn.config import TrainConfig
+from nugnn.datasets import load
+from nugnn.models import GNN
+from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.device_facts import processor_name
+from nugnn.planning.plan import parts_path, read_plan
+from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
+from nugnn.profile_run import Measured
+from nugnn.run import run_from_config
+
+CPU = DeviceProfile(
+    name=processor_name(),
+    kind="cpu",
+    source="measured",
+    memory_bytes=1 << 34,
+    cache_bytes=1 << 25,
+    gemm_flops={"fp32": 8e11},
+    stream_bytes=1e10,
+    gather_bytes=8e9,
+    cached_gather_bytes=2e10,
+    pack_bytes=5e9,
+    launch_seconds=4e-6,
+    multiprocessors=2,
+)
+LINK = LinkProfile(between="devices", via="gloo", bytes_per_second=2e9, latency_seconds=5e-5)
+MACHINE = MachineProfile(schema=SCHEMA, devices=(CPU,), links=(LINK,))
+MIXED = """
+schema: nugnn.cluster/1
+hosts:
+  - {name: new, devices: [{device: A100, count: 2}]}
+  - {name: old, devices: [{device: T4, count: 2, limits: {sms: 20}}]}
+links:
+  between: {gbit_per_second: 100, latency_us: 10}
+"""
+UNEVEN = """
+schema: nugnn.cluster/1
+hosts:
+  - name: here
+    devices:
+      - {device: this machine, kind: cpu, limits: {threads: 1}}
+      - {device: this machine, kind: cpu, factors: {gemm_flops: 4, stream_bytes: 4, gather_bytes: 4,
+                                                    cached_gather_bytes: 4, pack_bytes: 4}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that need not be measured."""
+    monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(machine_profiles, "profile_machine", lambda *_, **__: Measured(MACHINE, ()))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([*arguments])
+    captured = capsys.readouterr()
+    return int(exit_.value.code or 0), captured.out, captured.err
+
+
+# nugnn plan
+
+
+def test_a_cluster_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    files = {name: tmp_path / name for name in ("plan.json", "step.json")}
+    code, out, err = call(
+        capsys, "plan", "--graph-stats", "ogbn-products", "--model", "sage", "--hidden", "32", "--cluster",
+        str(tmp_path / "c.yaml"), "--plan-out", str(files["plan.json"]), "--chrome", str(files["step.json"]),
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80 or "written to" in out
+    assert "simulated: by data sheets" in out and "by bandwidth" in out and "wait" in out and "forward" in out
+    plan = read_plan(files["plan.json"])
+    assert [device.name for device in plan.devices] == [sheet_of(name).name for name in ("A100", "A100", "T4", "T4")]
+    assert plan.devices[2].sms == 20 and plan.shares[0] > plan.shares[2]
+    assert plan.step_seconds <= min(baseline.step_seconds for baseline in plan.baselines)
+    assert sum(device.sizes.inner for device in plan.devices) == 2_449_029 and plan.is_simulated
+    assert all(sum(d.seconds.values()) == pytest.approx(plan.step_seconds) for d in plan.devices)
+    shown = json.loads(files["step.json"].read_text())["traceEvents"]
+    assert {event["pid"] for event in shown} == {0, 1, 2, 3}
+
+
+def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    counts = "nodes=1e5,edges=2e6,features=50,classes=7,train=1e4"
+    code, out, _ = call(capsys, "plan", "--graph-stats", counts, "--cluster", str(tmp_path / "c.yaml"), "--json")
+    (tmp_path / "plan.json").write_text(out)
+    plan = read_plan(tmp_path / "plan.json")
+    assert code == 0 and plan.data.edges == 2_100_000 and plan.halo == "expected"
+
+
+def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    code, _, err = call(
+        capsys, "plan", "--graph-stats", "ogbn-papers100M", "--hidden", "512", "--cluster", str(tmp_path / "c.yaml")
+    )
+    assert code == 2 and "the devices together hold" in err and "It would fit with" in err and "Traceback" not in err
+
+
+def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(
+        capsys, "plan", "--dataset", "digits-images", "--workers", "2", "--device", "cpu", "--shares", "0.75,0.25",
+        "--batch-size", "32", "--json",
+    )  # fmt: skip
+    plan = json.loads(out)
+    assert code == 0 and [device["sizes"]["batch"] for device in plan["devices"]] == [24, 8]
+    assert plan["family"] == "samples" and plan["steps_per_epoch"] > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--graph-stats", "ogbn-product"], "did you mean ogbn-products"),
+        (["--graph-stats", "ogbn-arxiv", "--dataset", "digits"], "both say which graph"),
+        (["--graph-stats", "ogbn-arxiv", "--undirected"], "write undirected=true into --graph-stats"),
+        (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml cannot be read: No such file"),
+        (["--dataset", "digits", "--plan-out", "no/such/plan.json"], "there is no folder no/such"),
+        (["--dataset", "digits", "--epochs", "3"], "--epochs"),
+        (["--dataset", "digits", "--workers", "2", "--device", "cpu", "--shares", "auto", "--partitioner", "random"],
+         "--partitioner random makes none to fit"),
+    ],
+)  # fmt: skip
+def test_misuse_of_plan_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "plan", *arguments)
+    assert code == 2 and words in err and "Traceback" not in err
+
+
+def test_a_cluster_decides_the_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    code, _, err = call(
+        capsys, "plan", "--graph-stats", "ogbn-arxiv", "--cluster", str(tmp_path / "c.yaml"), "--workers", "3"
+    )
+    assert code == 2 and "has 4 devices, and --workers is 3; leave --workers out" in err
+
+
+def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def measure(*_: Any, **__: Any) -> Measured:
+        calls.append("measured")
+        return Measured(MACHINE, ())
+
+    monkeypatch.setattr(machine_profiles, "profile_machine", measure)
+    config = TrainConfig(dataset="digits", workers=2, device="cpu", shares="auto")
+    how: dict[str, Any] = {"on_stage": lambda _: None, "on_note": calls.append}
+    first = plan_run.cluster_from_config(config, remeasures=False, **how)
+    again = plan_run.cluster_from_config(config, remeasures=False, **how)
+    assert first.profiles == again.profiles and first.profiles[0].gather_bytes == CPU.gather_bytes / 2
+    assert calls[0] == "measured" and "kept in" in calls[1] and len(calls) == 2
+    plan_run.cluster_from_config(config, remeasures=True, **how)
+    assert calls.count("measured") == 2
+
+
+def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
+    """More devices shorten an epoch until exchanges take it all; what does not fit says so; all is called simulated."""
+    given = ("--devices", "A100", "--hidden", "16", "--per-host", "2", "--gbit-per-second", "10", "--most", "16")
+    code, out, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    assert "simulated: ogbn-products on A100" in out and "simulated: more than 2 devices bring little" in out
+    code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given, "--json")
+    shown = json.loads(out)
+    assert shown["simulated"] is True and [row["devices"] for row in shown["rows"]] == [1, 2, 4, 8, 16]
+    assert all(sum(row["parts"].values()) == pytest.approx(1) for row in shown["rows"])
+    assert shown["rows"][1]["epoch_seconds"] < shown["rows"][0]["epoch_seconds"]
+    code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-papers100M", "--devices", "T4", "--most", "2")
+    assert code == 0 and out.count("no room") == 2 and "no cluster of these sizes holds the data" in out
+
+
+def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T44")
+    assert code == 2 and "no data sheet of 'T44'" in err
+    code, _, err = call(
+        capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T4", "--gbit-per-second", "0"
+    )
+    assert code == 2 and "--gbit-per-second 0.0 is not allowed" in err
+
+
+# training
+
+
+def settings(tmp_path: Path, out: str, **changes: Any) -> TrainConfig:
+    values = {"dataset": "digits", "workers": 2, "epochs": 1, "hidden": 8, "out": str(tmp_path / out), "dropout": 0.0}
+    return TrainConfig(**{**values, **changes})
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_planned_run_is_any_run_and_its_plan_runs_again(tmp_path: Path) -> None:
+    """Planned unevenly: losses are those of one worker; the plan's file gives the same parts, bit for bit."""
+    (tmp_path / "c.yaml").write_text(UNEVEN)
+    run_from_config(settings(tmp_path, "one", workers=1))
+    result = run_from_config(settings(tmp_path, "auto", shares="auto", cluster=str(tmp_path / "c.yaml")))
+    plan = read_plan(tmp_path / "auto" / "plan.json")
+    assert plan.shares_by == "auto" and plan.halo == "counted" and plan.shares[1] > plan.shares[0]
+    assert result["predicted_epoch_seconds"] == plan.epoch_seconds > 0
+    assert result["shares"] == pytest.approx(plan.shares)
+    assert [report["nodes"] for report in result["ranks"]] == [device.sizes.inner for device in plan.devices]
+    assert [report["halo_rows"] for report in result["ranks"]] == [device.sizes.halo for device in plan.devices]
+    assert result["ranks"][0]["limits"]["asked"] == "threads=1"
+    assert losses(tmp_path / "auto") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+    again = run_from_config(settings(tmp_path, "again", plan=str(tmp_path / "auto" / "plan.json")))
+    assert losses(tmp_path / "again") == losses(tmp_path / "auto")
+    assert parts_path(tmp_path / "again" / "plan.json").read_bytes() == (
+        parts_path(tmp_path / "auto" / "plan.json").read_bytes()
+    )
+    assert again["predicted_epoch_seconds"] == result["predicted_epoch_seconds"]
+
+    with pytest.raises(ValueError, match="the model's parameters is"):
+        run_from_config(settings(tmp_path, "other", hidden=9, plan=str(tmp_path / "auto" / "plan.json")))
+    with pytest.raises(ValueError, match="edges, and had"):
+        plan_file = str(tmp_path / "auto" / "plan.json")
+        run_from_config(settings(tmp_path, "other", self_loops="remove", plan=plan_file))
+    with pytest.raises(ValueError, match="is for 2 workers, and there are 3; give --workers 2"):
+        run_from_config(settings(tmp_path, "other", workers=3, plan=str(tmp_path / "auto" / "plan.json")))
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_profiles, "profile_machine", None)
+    cache = str(tmp_path / "parts")
+    first = run_from_config(settings(tmp_path, "a", shares="auto", device="cpu", partition_cache=cache))
+    second = run_from_config(settings(tmp_path, "b", shares="auto", device="cpu", partition_cache=cache))
+    assert first["shares"] == second["shares"] and abs(first["shares"][0] - 0.5) < 0.05
+    assert "The plan was made before." in second["notes"]
+    assert (tmp_path / "a" / "plan.json").read_text() == (tmp_path / "b" / "plan.json").read_text()
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("shares", ["flops", "bandwidth"])
+def test_shares_by_one_number(shares: str) -> None:
+    data = load("digits")
+    torch.manual_seed(0)
+    result = nugnn.fit(
+        GNN("gcn", data.num_features, data.num_classes, hidden=8),
+        data,
+        workers=2,
+        shares=shares,
+        epochs=1,
+        device="cpu",
+    )
+    assert result.plan is not None and result.plan.shares_by == shares
+    assert result.plan.shares == pytest.approx((0.5, 0.5), abs=0.02)
+
+
+def test_one_worker_has_a_prediction_too(tmp_path: Path) -> None:
+    result = run_from_config(settings(tmp_path, "one", workers=1, shares="auto", device="cpu"))
+    assert result["predicted_epoch_seconds"] > 0 and result["shares"] == [1.0]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(UNEVEN)
+    data = torch.utils.data.TensorDataset(torch.randn(200, 30), torch.randint(3, (200,)))
+    model = torch.nn.Sequential(torch.nn.Linear(30, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+    how: dict[str, Any] = {"epochs": 1, "batch_size": 64, "workers": 2, "on_note": lambda _: None}
+    notes: list[str] = []
+    planned = nugnn.fit(model, data, shares="auto", cluster=tmp_path / "c.yaml", **how | {"on_note": notes.append})
+    assert planned.plan is not None and planned.batch_split == planned.plan.batch_split
+    assert sum(planned.batch_split) == 64 and planned.batch_split[1] > planned.batch_split[0]
+    assert any("batches of 64 samples are divided as the plan says" in note for note in notes)
+    again = nugnn.fit(model, data, plan=planned.plan, **how)
+    assert again.batch_split == planned.batch_split
+    assert [epoch.loss for epoch in again.history] == [epoch.loss for epoch in planned.history]
+    with pytest.raises(ValueError, match="divides batches of 64 samples, and batch_size is 32"):
+        nugnn.fit(model, data, plan=planned.plan, **how | {"batch_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"shares": "fair"}, "shares 'fair' is not known; give auto, even, flops, bandwidth"),
+        ({"plan": "none.json"}, r"none\.json cannot be read"),
+        ({"cluster": "none.yaml"}, r"none\.yaml cannot be read"),
+        ({"cluster": "c.yaml", "device": "cpu"}, "says which devices there are, and within what limits; leave device"),
+        ({"cluster": "c.yaml", "workers": 3}, "has 2 devices, and there are 3 workers; give --workers 2"),
+        ({"shares": "auto", "partitioner": "random"}, "unknown partition method 'random'"),
+    ],
+)
+def test_misuse_in_python_is_one_sentence(
+    arguments: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(UNEVEN)
+    data = load("digits")
+    with pytest.raises(ValueError, match=words):
+        nugnn.fit(GNN("gcn", data.num_features, data.num_classes), data, **{"workers": 2, "epochs": 1, **arguments})
+
+
+def test_a_model_that_cannot_be_foreseen_is_refused_under_auto_alone(tmp_path: Path) -> None:
+    data = load("digits")
+    model = GNN("sage", data.num_features, data.num_classes, hidden=8, aggregator="lstm")
+    with pytest.raises(ValueError, match=r"shares auto need a model whose step can be foreseen: .*Give numbers"):
+        nugnn.fit(model, data, workers=2, shares="auto", epochs=1, device="cpu")
+    parts = np.unique(load("digits").labels)  # the graph is as it was
+    assert len(parts) == 10

@@ -1,0 +1,25 @@
+"""Where a growing cluster stops helping is said in numbers that are those of its rows."""
+
+from __future__ import annotations
+
+from nugnn.planning.growth import Growth, speed_ups, where_it_stops
+
+
+def row(devices: int, seconds: float | None, halo: float = 0.1) -> Growth:
+    parts = {"compute": 1 - halo, "halo": halo, "sync": 0.0, "wait": 0.0}
+    return Growth(devices=devices, hosts=1, epoch_seconds=seconds, parts=None if seconds is None else parts)  # type: ignore[arg-type]
+
+
+def test_speed_ups_are_over_the_first_that_fits() -> None:
+    rows = [row(1, None), row(2, 8.0), row(4, 4.0)]
+    assert speed_ups(rows) == [None, 1.0, 2.0]
+    assert where_it_stops(rows) == "an epoch gets shorter up to 4 devices, the most that were asked for"
+
+
+def test_where_exchanges_take_over_is_said() -> None:
+    rows = [row(1, 8.0), row(2, 5.0, 0.6), row(4, 4.9, 0.9)]
+    assert where_it_stops(rows) == (
+        "more than 2 devices bring little: with 4, exchanges take 90% of the epoch and waiting 0%; exchanges take more "
+        "than half of it from 2 devices on"
+    )
+    assert where_it_stops([row(1, None)]) == "no cluster of these sizes holds the data"

@@ -1,0 +1,176 @@
+"""Drafts lose nothing, are never slower by the model than shares by one number, and keep to memories or refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nugnn.planning.baselines import baseline_shares
+from nugnn.planning.cluster import Cluster, ClusterDevice
+from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.expected_halo import ExpectedHalo
+from nugnn.planning.forecast import WorkAlone
+from nugnn.planning.links import Links
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.planner import (
+    Draft,
+    draft_from_counts,
+    draft_of_batch,
+    draft_with_cut,
+    usable_bytes,
+)
+from nugnn.planning.shares import DoesNotFitError
+from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
+
+WHOLE = PartSizes(inner=40_000, edges=900_000, train=4_000)
+COST = LinearCost(fixed=1e-3, inner=2e-6, edges=2e-8, halo=1e-6, sent=5e-7)
+BYTES = LinearCost(fixed=1e6, inner=1000, edges=12, halo=500)
+
+
+def cluster(*names: str, hosts: tuple[int, ...] | None = None) -> Cluster:
+    hosts = hosts or (0,) * len(names)
+    devices = tuple(
+        ClusterDevice(host=f"host-{host}", profile=sheet_of(name).as_profile())
+        for name, host in zip(names, hosts, strict=True)
+    )
+    same = np.equal.outer(hosts, hosts)
+    links = Links(np.where(same, 1e11, 1e9), np.where(same, 1e-5, 3e-5), hosts, {}, is_nccl=True)
+    return Cluster(devices=devices, links=links)
+
+
+def work_on(devices: Cluster, bytes_of: LinearCost = BYTES) -> LinearWork:
+    """Seconds of nodes by FLOP/s, of edges by bandwidth: neither alone says how fast a device is."""
+    fastest = sheet_of("H100").as_profile()
+    costs = []
+    for profile in devices.profiles:
+        products = fastest.gemm_flops["fp32"] / profile.gemm_flops["fp32"]
+        sums = fastest.gather_bytes / profile.gather_bytes
+        costs.append(LinearCost(fixed=1e-3, inner=2e-6 * products, edges=1e-7 * sums, halo=1e-7 * sums))
+    return LinearWork(tuple(costs), (bytes_of,) * len(costs))
+
+
+def check(draft: Draft, work: LinearWork, devices: Cluster) -> None:
+    slowest = max(work.seconds(rank, size) for rank, size in enumerate(draft.sizes))
+    assert draft.forecast.step_seconds == pytest.approx(slowest, rel=1e-3)
+    assert all(sum(each.values()) == pytest.approx(draft.forecast.step_seconds) for each in draft.forecast.seconds)
+    assert draft.bytes == tuple(work.bytes(rank, size) for rank, size in enumerate(draft.sizes))
+    assert all(held <= limit for held, limit in zip(draft.bytes, usable_bytes(devices), strict=True))
+    assert [each.name for each in draft.baselines] == ["even", "flops", "bandwidth"]
+
+
+MIXED = st.lists(st.sampled_from(["V100", "T4", "A100", "H100"]), min_size=1, max_size=6)
+
+
+@given(MIXED, st.floats(0, 3))
+def test_shares_from_counts_add_up_and_beat_baselines(names: list[str], halo: float) -> None:
+    devices = cluster(*names)
+    work = work_on(devices)
+    draft = draft_from_counts(WorkAlone(work), WHOLE, devices, halo=ExpectedHalo(halo))
+    check(draft, work, devices)
+    for name in ("inner", "edges", "train"):
+        assert sum(getattr(size, name) for size in draft.sizes) == getattr(WHOLE, name)
+    assert draft.forecast.step_seconds <= min(each.step_seconds for each in draft.baselines)
+    if len(set(names)) == 1:
+        assert max(s.inner for s in draft.sizes) - min(s.inner for s in draft.sizes) <= 1
+    alike = {name: draft.sizes[names.index(name)] for name in names}
+    assert all(abs(size.inner - alike[name].inner) <= 1 for name, size in zip(names, draft.sizes, strict=True))
+
+
+@pytest.mark.parametrize("name", ["even", "flops", "bandwidth"])
+def test_shares_by_one_number_are_that_numbers(name: str) -> None:
+    devices = cluster("H100", "T4", "A100")
+    asked = baseline_shares(name, devices.profiles)
+    assert sum(asked) == pytest.approx(1)
+    draft = draft_from_counts(WorkAlone(work_on(devices)), WHOLE, devices, halo=0.5, shares_by=name)  # type: ignore[arg-type]
+    assert [size.inner / WHOLE.inner for size in draft.sizes] == pytest.approx(asked, abs=1e-4)
+    kept = next(each for each in draft.baselines if each.name == name)
+    assert draft.forecast.step_seconds == pytest.approx(kept.step_seconds, rel=1e-3)
+    split = draft_of_batch(WorkAlone(work_on(devices)), 64, devices, shares_by=name)  # type: ignore[arg-type]
+    assert sum(size.batch for size in split.sizes) == 64
+
+
+def test_given_shares_and_what_does_not_fit() -> None:
+    devices = cluster("H100", "T4")
+    draft = draft_from_counts(
+        WorkAlone(work_on(devices)), WHOLE, devices, halo=0.5, shares_by="given", shares=[3.0, 1.0]
+    )
+    assert [size.inner for size in draft.sizes] == [30_000, 10_000]
+    large = work_on(devices, LinearCost(inner=6e5))  # 24 GB, of which a T4 holds 15
+    with pytest.raises(DoesNotFitError, match=r"device 1 needs 16\.76 GiB and has .*--shares auto keeps"):
+        draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0, 3.0])
+    fitted = draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5)
+    check(fitted, large, devices)
+    with pytest.raises(DoesNotFitError, match=r"the devices together hold .*\n.*Device 0: "):
+        draft_from_counts(WorkAlone(work_on(devices, LinearCost(inner=1e7))), WHOLE, devices, halo=0.5)
+    with pytest.raises(ValueError, match="1 shares for 2 devices"):
+        draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0])
+    with pytest.raises(ValueError, match="2 devices for 1 nodes"):
+        draft_from_counts(WorkAlone(large), PartSizes(inner=1), devices, halo=0.5, shares_by="even")
+
+
+def graph(seed: int, num_nodes: int = 600):
+    rng = np.random.default_rng(seed)
+    dst = rng.integers(0, num_nodes, 6000)
+    src = np.where(rng.random(6000) < 0.8, dst + rng.integers(-9, 10, 6000), rng.integers(0, num_nodes, 6000))
+    return num_nodes, src.clip(0, num_nodes - 1), dst, rng.permutation(num_nodes)[:60]
+
+
+@pytest.mark.parametrize("names", [("H100", "T4", "A100"), ("T4", "T4"), ("H100",), ("V100", "T4", "V100", "T4")])
+def test_cut_parts_are_counted_and_beat_baselines(names: tuple[str, ...]) -> None:
+    devices = cluster(*names, hosts=tuple(rank // 2 for rank in range(len(names))))
+    work = work_on(devices)
+    stages: list[str] = []
+    draft = draft_with_cut(WorkAlone(work), *graph(0), devices, on_stage=stages.append)
+    check(draft, work, devices)
+    assert draft.part is not None and draft.sent_rows is not None
+    _, src, dst, train = graph(0)
+    assert draft.sizes == count_sizes(src, dst, draft.part, len(names), train)
+    assert draft.sent_rows.sum(axis=1).tolist() == [size.sent for size in draft.sizes]
+    assert draft.sent_rows.sum(axis=0).tolist() == [size.halo for size in draft.sizes]
+    assert stages and all(stages)
+    if len(set(names)) > 1:
+        assert draft.forecast.step_seconds <= min(each.step_seconds for each in draft.baselines)
+        assert "cutting the graph: by FLOP/s" in stages
+    else:  # a moment's work: nothing but balance to find
+        assert not any("FLOP/s" in stage for stage in stages)
+    again = draft_with_cut(WorkAlone(work), *graph(0), devices)
+    assert (again.part == draft.part).all()
+
+
+def test_cut_by_one_number() -> None:
+    devices = cluster("H100", "T4")
+    work = work_on(devices)
+    draft = draft_with_cut(WorkAlone(work), *graph(1), devices, shares_by="flops")
+    asked = baseline_shares("flops", devices.profiles)
+    assert [size.inner / 600 for size in draft.sizes] == pytest.approx(asked, abs=0.02)
+    with pytest.raises(DoesNotFitError, match="shares by even do not fit: device 1 needs"):
+        draft_with_cut(WorkAlone(work_on(devices, LinearCost(inner=6e7))), *graph(1), devices, shares_by="even")
+
+
+@given(MIXED, st.integers(6, 300))
+def test_batches_add_up_and_beat_baselines(names: list[str], batch: int) -> None:
+    devices = cluster(*names)
+    costs = tuple(
+        LinearCost(fixed=1e-3 / profile.gemm_flops["fp32"] * 1e13, train=1e10 / profile.gemm_flops["fp32"])
+        for profile in devices.profiles
+    )
+
+    class OfBatches(LinearWork):
+        def seconds(self, part: int, sizes: PartSizes) -> float:
+            return self.seconds_of[part].fixed + self.seconds_of[part].train * sizes.batch
+
+        def bytes(self, part: int, sizes: PartSizes) -> int:
+            return 10**8 * sizes.batch
+
+    work = OfBatches(costs)
+    try:
+        draft = draft_of_batch(WorkAlone(work), batch, devices)
+    except DoesNotFitError as error:
+        assert 10**8 * batch > sum(usable_bytes(devices)) - 10**8 * len(names), str(error)
+        return
+    check(draft, work, devices)
+    assert sum(size.batch for size in draft.sizes) == batch
+    fitting = [each.step_seconds for each in draft.baselines if each.fits]
+    assert draft.forecast.step_seconds <= min(fitting, default=np.inf)
