@@ -20,7 +20,7 @@ from nugnn.planning.datasheet import SheetError, cpu_sheet, sheet_of
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, MachineProfile, ProfileError, read_profile
 from nugnn.process_state import host_memory
-from nugnn.profile_run import profile_machine, threads_of_cpu, versions
+from nugnn.profile_run import profile_machine, threads_of_cpu
 
 Kind = Literal["cpu", "cuda"]
 Need = Literal["anew", "measured", "any"]
@@ -89,7 +89,7 @@ def kept_profile(wanted: Literal["auto", "cpu", "cuda"]) -> Path:
         ]
         for device in devices
     )
-    key = {"schema": SCHEMA, "wanted": wanted, "devices": who, "versions": versions(has_gpu=has_gpu)}
+    key = {"schema": SCHEMA, "wanted": wanted, "devices": who, "versions": device_facts.versions(has_gpu=has_gpu)}
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder()
     base = folder if os.environ.get("NUGNN_CACHE") else folder.parent
