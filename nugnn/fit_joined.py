@@ -87,7 +87,8 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
     if request is not None:
         world = [local[here.index(rank)] if rank in here else None for rank in range(ranks.world_size)]
         resumed = checkpointing["checkpoint_folder"] if checkpointing["resume"] else None
-        _plan_together(task, ranks, lambda: use_plan(task, request, world, limited, stage, on_note, resumed))
+        how = (world, limited, stage, on_note, resumed)
+        _plan_together(task, ranks, lambda: use_plan(task, request, *how, times_operators=False))
         if ranks.rank != 0:
             expect_plan(task, request)
     if ranks.rank == 0 and checkpointing["on_note"] is not None:

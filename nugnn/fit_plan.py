@@ -57,6 +57,8 @@ def use_plan(
     stage: Say,
     note: Say,
     resumed: Path | None = None,
+    *,
+    times_operators: bool = True,
 ) -> None:
     """Let ``task`` prepare what was asked for.
 
@@ -68,6 +70,7 @@ def use_plan(
         stage: Called with what is done next.
         note: Gets sentences for the user.
         resumed: Folder of the checkpoints of a run that goes on, where its plan was kept.
+        times_operators: Whether processes may be started that time the model's operators on the devices.
 
     Raises:
         ValueError: The plan is of something else, or the model cannot be foreseen.
@@ -80,6 +83,9 @@ def use_plan(
             request=request,
             devices=devices,
             cluster=None if request.plan is not None else request.cluster_for(devices, limits, stage, note),
+            limits=limits,
+            times_operators=times_operators and request.cluster is None,
+            on_stage=stage,
             kept=None if resumed is None else Path(resumed) / PLAN,
             on_note=note,
         )

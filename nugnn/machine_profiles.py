@@ -91,9 +91,13 @@ def kept_profile(wanted: Literal["auto", "cpu", "cuda"]) -> Path:
     )
     key = {"schema": SCHEMA, "wanted": wanted, "devices": who, "versions": device_facts.versions(has_gpu=has_gpu)}
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_base() / "machine-profiles" / f"{name}.json"
+
+
+def cache_base() -> Path:
+    """The folder beside that of data sets, or ``$NUGNN_CACHE`` itself."""
     folder = cache_folder()
-    base = folder if os.environ.get("NUGNN_CACHE") else folder.parent
-    return base / "machine-profiles" / f"{name}.json"
+    return folder if os.environ.get("NUGNN_CACHE") else folder.parent
 
 
 def cluster_here(

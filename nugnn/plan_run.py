@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_run import build_model, fit_arguments, prepare
 from nugnn.inductive import visible_in_training
 from nugnn.machine_profiles import Kind, Need, cluster_here, profile_of_this_machine
+from nugnn.own_times import times_for
 from nugnn.plan_request import this_machine_for
 from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
 from nugnn.plan_training import graph_data_facts, looked_at_samples
@@ -22,6 +23,7 @@ from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
 from nugnn.planning.limits import parse_limits
+from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_loop import LoopMethod
 from nugnn.planning.planner import SharesBy
 from nugnn.sample_config import RunConfig, SampleConfig
@@ -115,7 +117,8 @@ def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, o
     subject = subject_by_counts(config, counts, _kinds(cluster), len(cluster.devices))
     on_stage("weighing shares")
     shares_by, shares = _how(config)
-    return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.halo)
+    times = _own_times(config, subject, cluster, on_stage)
+    return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.halo, times=times)
 
 
 def _of_graph(
@@ -146,6 +149,7 @@ def _of_graph(
         shares_by=shares_by,
         shares=shares,
         partitioner=cast(LoopMethod, config.partitioner),
+        times=_own_times(config, subject, cluster, on_stage),
         on_stage=on_stage,
     )
 
@@ -179,4 +183,15 @@ def _of_samples(
     )
     on_stage("weighing shares")
     shares_by, shares = _how(config)
-    return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares)
+    times = _own_times(config, subject, cluster, on_stage)
+    return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, times=times)
+
+
+def _own_times(
+    config: RunConfig, subject: PlanSubject, cluster: Cluster, on_stage: Say
+) -> Mapping[str, MeasuredTimes] | None:
+    """Of the model's operators on this machine; None for one that is described."""
+    if config.cluster is not None:
+        return None
+    limits = None if config.limits is None else parse_limits(config.limits)
+    return times_for(subject, cluster, devices_of(config.device, config.workers)[0], limits, on_stage)

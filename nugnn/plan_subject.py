@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from nugnn.fit_options import FitOptions
 from nugnn.known_models import is_known
+from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import WithNodeEmbedding
+from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plain
 from nugnn.planning.trace import StepTrace, TraceError
@@ -37,6 +39,8 @@ class PlanSubject:
     Args:
         family: Of the data.
         traces: A step by kind of device.
+        measures: By kind of device, what times the operators of such a step: ``measure(trace, parts, seconds=...,
+            device=..., limits=...)``, see `nugnn.measured_step`.
         whole: Of the graph; of samples the batch.
         data: Facts of the data.
         model: Facts of the model.
@@ -51,6 +55,7 @@ class PlanSubject:
 
     family: Literal["graph", "samples"]
     traces: Mapping[str, StepTrace]
+    measures: Mapping[str, Callable[..., MeasuredTimes]]
     whole: PartSizes
     data: DataFacts
     model: dict[str, Plain]
@@ -114,6 +119,7 @@ def graph_subject(
     def tracing(kind: Kind, precision: str) -> Tracing:
         return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
 
+    measure = functools.partial(measure_graph_step, maker, precision=options.precision, **how)
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     settings: dict[str, Plain] = {
         name: getattr(options, name)
@@ -122,6 +128,7 @@ def graph_subject(
     return PlanSubject(
         family="graph",
         traces=traces,
+        measures=dict.fromkeys(traces, measure),
         whole=PartSizes(inner=data.nodes, edges=data.edges, train=data.train),
         data=data,
         model=model_facts(model),
@@ -178,12 +185,16 @@ def sample_subject(
     def tracing(kind: Kind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
+    def measure(trace: StepTrace, sizes: Sequence[PartSizes], **more: Any) -> MeasuredTimes:
+        return measure_sample_step(model, trace, sample, sizes, precision=options.precision, **how, **more)
+
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     steps = data.samples // batch if options.drop_last else -(-data.samples // batch)
     captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and is_known(model))
     return PlanSubject(
         family="samples",
         traces=traces,
+        measures=dict.fromkeys(traces, measure),
         whole=PartSizes(batch=batch),
         data=data,
         model=model_facts(model),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,8 @@ from torch.utils.data import default_collate
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import num_samples
 from nugnn.fit_options import FitOptions
+from nugnn.machine_profiles import are_devices_alike
+from nugnn.own_times import times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import Kind, PlanSubject, graph_subject, model_facts, sample_subject
@@ -27,6 +29,8 @@ from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import split_by_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
+from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_loop import LoopMethod
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_parts, read_plan
 from nugnn.planning.trace_records import TraceError
@@ -54,6 +58,9 @@ class TrainingPlan:
         request: What was asked for.
         devices: Of the workers; None for those of other hosts.
         cluster: The same for predictions; None where the plan comes from a file.
+        limits: What each may use.
+        times_operators: Whether the model's operators may be timed on the devices, which takes seconds.
+        on_stage: Called with what is done next.
         kept: A plan that an interrupted run left, used if it still fits.
         on_note: Gets sentences for the user.
     """
@@ -61,10 +68,14 @@ class TrainingPlan:
     request: PlanRequest
     devices: Sequence[torch.device | None]
     cluster: Cluster | None
+    limits: Sequence[DeviceLimits] | None = None
+    times_operators: bool = False
+    on_stage: Callable[[str], Any] = lambda _: None
     kept: Path | None = None
     on_note: Callable[[str], Any] = lambda _: None
     planned: Planned | None = None
     _subject: PlanSubject | None = None
+    _times: Mapping[str, MeasuredTimes] | None = None
     _from_file: Planned | None = None
     _facts: DataFacts | None = None
 
@@ -93,6 +104,8 @@ class TrainingPlan:
             )
         except Exception as error:  # whatever a model says to random data
             self._not_foreseen(error)
+            return
+        self._times = self._own_times(self._subject)
 
     def prepare_samples(
         self, model: nn.Module, options: SampleOptions, part: SamplePart, name: str, num_classes: int
@@ -131,7 +144,10 @@ class TrainingPlan:
             self._not_foreseen(error)
             return split_by_shares(batch, self._plain_shares(options.precision))
         request = self.request
-        self.planned = plan_by_counts(subject, self.cluster, shares_by=request.shares_by, shares=request.shares)
+        times = self._own_times(subject)
+        self.planned = plan_by_counts(
+            subject, self.cluster, shares_by=request.shares_by, shares=request.shares, times=times
+        )
         return self.planned.plan.batch_split
 
     # With the graph
@@ -176,6 +192,7 @@ class TrainingPlan:
             shares_by=request.shares_by,
             shares=request.shares,
             partitioner=cast(LoopMethod, partitioner),
+            times=self._times,
             on_stage=on_stage,
         )
         if kept is not None:
@@ -194,6 +211,14 @@ class TrainingPlan:
     def _kinds(self) -> list[Kind]:
         assert self.cluster is not None
         return list(dict.fromkeys(profile.kind for profile in self.cluster.profiles))
+
+    def _own_times(self, subject: PlanSubject) -> Mapping[str, MeasuredTimes] | None:
+        """Of the model's operators, where devices differ and are this host's own."""
+        assert self.cluster is not None
+        devices = [device for device in self.devices if device is not None]
+        if not self.times_operators or self.request.shares_by != "auto" or are_devices_alike(devices, self.limits):
+            return None
+        return times_for(subject, self.cluster, devices, self.limits, self.on_stage)
 
     def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:
         """Whether there is a plan already, of a file or of the run that is resumed."""
@@ -240,6 +265,7 @@ class TrainingPlan:
             "devices": [device.profile.model_dump_json() for device in self.cluster.devices],
             "links": [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.hosts, links.is_nccl],
             "shares": [self.request.shares_by, self.request.shares],
+            "times": None if self._times is None else {kind: x.to_json() for kind, x in self._times.items()},
             "versions": tool_versions("kaminpar" if partitioner == "kaminpar" else "metis"),
             "partitioner": partitioner,
         }

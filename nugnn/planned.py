@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from nugnn.plan_subject import PlanSubject
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.forecast import Forecast
+from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.partition_loop import LoopMethod
 from nugnn.planning.plan import (
     SCHEMA,
@@ -48,8 +49,12 @@ class Planned:
     forecast: Forecast
 
 
-def step_model(subject: PlanSubject, cluster: Cluster) -> ReplayedSteps:
-    """What predicts the subject's steps on a cluster."""
+Times = Mapping[str, OperatorTimes]
+"""Measured times of operators by `nugnn.planning.cluster.ClusterDevice.kind`."""
+
+
+def step_model(subject: PlanSubject, cluster: Cluster, times: Times | None = None) -> ReplayedSteps:
+    """What predicts the subject's steps on a cluster, by ``times`` or from rates alone."""
     return predictor_for(
         subject.traces,
         cluster,
@@ -57,6 +62,7 @@ def step_model(subject: PlanSubject, cluster: Cluster) -> ReplayedSteps:
         sums_in_backward=subject.family == "samples",
         tf32=subject.precision == "tf32",
         is_captured=subject.is_captured,
+        times=times,
     )
 
 
@@ -67,6 +73,7 @@ def plan_by_counts(
     shares_by: SharesBy = "auto",
     shares: Sequence[float] | None = None,
     halo: float = USUAL_HALO,
+    times: Times | None = None,
 ) -> Planned:
     """A plan of samples, or of a graph of which only counts are known.
 
@@ -76,12 +83,13 @@ def plan_by_counts(
         shares_by: ``auto``, a baseline, or ``given``.
         shares: For ``given``.
         halo: Halo rows expected for each node of two parts.
+        times: Of the model's own operators, where they were measured.
 
     Raises:
         DoesNotFitError: The memories do not hold it; says what would do.
         ValueError: There are more devices than nodes or samples.
     """
-    model = step_model(subject, cluster)
+    model = step_model(subject, cluster, times)
     how: dict[str, Any] = {"shares_by": shares_by, "shares": shares, "precision": subject.precision}
     if subject.family == "samples":
         draft = draft_of_batch(model, subject.whole.batch, cluster, **how)
@@ -101,6 +109,7 @@ def plan_with_cut(
     shares: Sequence[float] | None = None,
     partitioner: LoopMethod = "metis",
     seed: int = 0,
+    times: Times | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Planned:
     """A plan of a graph at hand, with its cut.
@@ -113,13 +122,14 @@ def plan_with_cut(
         shares: For ``given``.
         partitioner: What cuts.
         seed: Of it.
+        times: Of the model's own operators, where they were measured.
         on_stage: Called with what is done next.
 
     Raises:
         DoesNotFitError: The memories do not hold it; says what would do.
         ValueError: There are more devices than nodes.
     """
-    model = step_model(subject, cluster)
+    model = step_model(subject, cluster, times)
     draft = draft_with_cut(
         model,
         graph.num_nodes,

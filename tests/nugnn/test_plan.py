@@ -17,6 +17,7 @@ from nugnn.datasets import load
 from nugnn.models import GNN
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
+from nugnn.planning.measured_times import read_times
 from nugnn.planning.plan import parts_path, read_plan
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.profile_run import Measured
@@ -111,6 +112,7 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, capsys: pytes
     assert code == 2 and "the devices together hold" in err and "It would fit with" in err and "Traceback" not in err
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "plan", "--dataset", "digits-images", "--workers", "2", "--device", "cpu", "--shares", "0.75,0.25",
@@ -118,7 +120,7 @@ def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
     plan = json.loads(out)
     assert code == 0 and [device["sizes"]["batch"] for device in plan["devices"]] == [24, 8]
-    assert plan["family"] == "samples" and plan["steps_per_epoch"] > 1
+    assert plan["family"] == "samples" and plan["steps_per_epoch"] > 1 and plan["step_seconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,23 @@ def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
     assert first["shares"] == second["shares"] and abs(first["shares"][0] - 0.5) < 0.05
     assert "The plan was made before." in second["notes"]
     assert (tmp_path / "a" / "plan.json").read_text() == (tmp_path / "b" / "plan.json").read_text()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"shares": "auto", "device": "cpu", "limits": "none;memory_fraction=0.4"}
+    config = settings(tmp_path, "a", **how)
+    stages: list[str] = []
+    result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
+    assert "timing the model's operators on each device" in stages
+    kept = sorted((tmp_path / "cache" / "operator-times").glob("*.json"))
+    assert len(kept) == 2 and {read_times(path).limits for path in kept} == {"none", "memory_fraction=0.4"}
+    stages.clear()
+    again = run_from_config(settings(tmp_path, "b", **how), lambda event: stages.append(str(event.get("text"))))
+    assert "timing the model's operators on each device" not in stages
+    assert again["predicted_epoch_seconds"] == result["predicted_epoch_seconds"]
+    memory = read_plan(tmp_path / "b" / "plan.json").devices
+    assert memory[1].memory_limit_bytes < memory[0].memory_limit_bytes
 
 
 @pytest.mark.usefixtures("forked_workers")
