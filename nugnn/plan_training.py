@@ -32,7 +32,8 @@ from nugnn.planning.forecast import Forecast
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_loop import LoopMethod
-from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_parts, read_plan
+from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
+from nugnn.planning.plan_parts import read_parts
 from nugnn.planning.trace_records import TraceError
 from nugnn.sample_options import SampleOptions
 from nugnn.sample_part import SamplePart

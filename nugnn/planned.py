@@ -16,21 +16,16 @@ from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
 from nugnn.plan_subject import PlanSubject
 from nugnn.planning.cluster import Cluster
+from nugnn.planning.draft import Draft, SharesBy, usable_bytes
+from nugnn.planning.draft_batch import draft_of_batch
+from nugnn.planning.draft_counts import draft_from_counts
+from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.partition_loop import LoopMethod
-from nugnn.planning.plan import (
-    SCHEMA,
-    CutFacts,
-    Plan,
-    PlannedDevice,
-    PlannedSizes,
-    digest,
-    parts_bytes,
-    parts_path,
-)
-from nugnn.planning.planner import Draft, SharesBy, draft_from_counts, draft_of_batch, draft_with_cut, usable_bytes
+from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes
+from nugnn.planning.plan_parts import digest, parts_bytes, parts_path
 from nugnn.planning.predictor import ReplayedSteps, predictor_for
 
 

@@ -28,6 +28,7 @@ from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
     from nugnn.planned import Planned
+    from nugnn.planning.timeline import Timeline
     from nugnn.sample_config import RunConfig
     from nugnn.tensorboard import ScalarLog
 
@@ -77,6 +78,12 @@ def run_from_config(
         emit({"kind": "note", "text": text})
     log = _EpochLog(out / "metrics.jsonl", _scalar_log(config, data))
 
+    plans: list[Planned] = []
+
+    def keep_plan(planned: Planned) -> None:
+        plans.append(planned)
+        _write_plan(out, planned)
+
     def begin(epochs_before: list[Epoch]) -> None:
         """Replace the results of an earlier run, now that nothing speaks against this one."""
         try:
@@ -106,7 +113,7 @@ def run_from_config(
                 on_begin=begin,
                 on_note=lambda text: emit({"kind": "note", "text": text}),
                 on_rebalance=log.add_move,
-                on_plan=lambda planned: _write_plan(out, planned),
+                on_plan=keep_plan,
             )
     except Interrupted as stop:
         raise Interrupted(
@@ -123,6 +130,8 @@ def run_from_config(
         family.write_predictions(out / "predictions.npy", result, data)
     if result.timeline is not None:
         _write(out / TIMELINE, result.timeline.to_chrome())
+        for planned in plans[-1:]:
+            emit({"kind": "note", "text": pictures(planned, result.timeline)})
     family.write_more(out, data)
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
@@ -136,6 +145,15 @@ def _write_plan(out: Path, planned: Planned) -> None:
         write_plan(out / PLAN_FILES[0], planned)
     except OSError as error:
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+
+
+def pictures(planned: Planned, measured: Timeline) -> str:
+    """The step as it was predicted, where it was predicted now, above the one that was measured."""
+    from nugnn.planning.timeline import picture
+
+    predicted = planned.forecast.timeline
+    above = [] if predicted is None else ["a step, predicted:", picture(predicted)]
+    return "\n".join([*above, "a step, measured:", picture(measured)])
 
 
 def take_part(config: RunConfig, train: Callable[..., Any]) -> None:

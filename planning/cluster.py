@@ -16,13 +16,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import yaml
 
 from nugnn.planning.cluster_file import (
@@ -37,19 +36,22 @@ from nugnn.planning.cluster_file import (
     line_of,
     read_cluster_fields,
 )
+from nugnn.planning.cluster_links import (
+    LATENCY_BETWEEN,
+    LATENCY_INSIDE,
+    link_inside,
+    linked,
+    rates_of,
+    uses_nccl,
+)
 from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import DeviceLimits
-from nugnn.planning.links import LOOPBACK, Links
+from nugnn.planning.links import Links
 from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
 
 ThisMachine = Callable[[frozenset[Literal["cuda", "cpu"] | None]], MachineProfile]
 """Gives the profile of this machine, of devices of some kinds; None is for GPUs where there are some, else the CPU."""
-
-_LATENCY_INSIDE, _LATENCY_BETWEEN = 10e-6, 30e-6
-"""Seconds, where nothing says more."""
-_UNKNOWN_BUS_BYTES = 1e10
-"""Of a GPU that has no sheet, to others and to its host, where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +175,12 @@ def cluster_of_machine(
         ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
         for profile, limit in zip(profiles, each, strict=True)
     )
-    is_nccl = _is_nccl(devices)
+    is_nccl = uses_nccl(devices)
     return Cluster(
         devices=devices,
-        links=_linked(
+        links=linked(
             devices,
-            lambda a, b: _link_inside(devices[a].profile, devices[b].profile, machine.links, is_nccl=is_nccl),
+            lambda a, b: link_inside(devices[a].profile, devices[b].profile, machine.links, is_nccl=is_nccl),
             {0: machine.links},
         ),
     )
@@ -222,19 +224,19 @@ class _Builder:
             for one in groups[pair.ends[0]]
             for other in groups[pair.ends[1]]
         }
-        is_nccl = _is_nccl(devices)
+        is_nccl = uses_nccl(devices)
 
         def link(a: int, b: int) -> tuple[float, float]:
             one, other = devices[a], devices[b]
             fields = pairs.get(frozenset((one.host, other.host)))
             if one.host != other.host:
-                return _rates(fields or self._fields.links.between, _LATENCY_BETWEEN)
+                return rates_of(fields or self._fields.links.between, LATENCY_BETWEEN)
             if fields is None and self._fields.links.inside is None:
-                return _link_inside(one.profile, other.profile, self._links_of[one.host], is_nccl=is_nccl)
-            return _rates(fields or self._fields.links.inside, _LATENCY_INSIDE)
+                return link_inside(one.profile, other.profile, self._links_of[one.host], is_nccl=is_nccl)
+            return rates_of(fields or self._fields.links.inside, LATENCY_INSIDE)
 
         measured = dict(enumerate(self._links_of.values()))
-        return Cluster(devices=tuple(devices), links=_linked(devices, link, measured), notes=tuple(self._notes))
+        return Cluster(devices=tuple(devices), links=linked(devices, link, measured), notes=tuple(self._notes))
 
     def _own_host(self, devices: Sequence[ClusterDevice], name: str) -> str:
         named = list(self._links_of)
@@ -336,84 +338,3 @@ def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]
         for place, worker in enumerate(workers):
             found[worker] = shared(whole[worker], together)[place]
     return found
-
-
-def _rates(fields: LinkFields | None, latency_seconds: float) -> tuple[float, float]:
-    assert fields is not None, "checked before: every pair has a link"
-    return fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6
-
-
-def _is_nccl(devices: Sequence[ClusterDevice]) -> bool:
-    """Whether GPUs exchange directly: each rank has one of its own."""
-    own = [(device.host, device.profile.uuid) for device in devices if device.profile.uuid is not None]
-    return all(device.profile.kind == "cuda" for device in devices) and len(set(own)) == len(own)
-
-
-def _link_inside(
-    one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool
-) -> tuple[float, float]:
-    """Between two devices of a host: as it was measured, else as data sheets say."""
-    via = "nccl" if is_nccl else "gloo"
-    measured = [link for link in links if link.between == "devices" and link.via == via]
-    exact = [link for link in measured if link.ends and set(link.ends) == {one.uuid, other.uuid}]
-    for link in exact or [link for link in measured if not link.ends]:
-        return link.bytes_per_second, link.latency_seconds
-    if not is_nccl:
-        return LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds
-    return min(_reach(one), _reach(other)), _LATENCY_INSIDE
-
-
-def _reach(profile: DeviceProfile) -> float:
-    """Bytes a second that get out of a GPU to others of its host, by its sheet."""
-    try:
-        sheet = sheet_of(profile.name)
-    except SheetError:
-        return _UNKNOWN_BUS_BYTES
-    host = sheet.host_link().bytes_per_second
-    return host if sheet.fabric_gb_per_s is None else max(0.8 * sheet.fabric_gb_per_s * 1e9, host)
-
-
-def _copy_seconds(profile: DeviceProfile, links: Sequence[LinkProfile]) -> float:
-    """Seconds of a byte between a device and its host's memory; 0 for a CPU."""
-    if profile.kind == "cpu":
-        return 0.0
-    copies = [link for link in links if link.between == "host" and (not link.ends or profile.uuid in link.ends)]
-    if copies:
-        return 1 / copies[0].bytes_per_second
-    try:
-        return 1 / sheet_of(profile.name).host_link().bytes_per_second
-    except SheetError:
-        return 1 / _UNKNOWN_BUS_BYTES
-
-
-def _linked(
-    devices: Sequence[ClusterDevice],
-    link: Callable[[int, int], tuple[float, float]],
-    measured: Mapping[int, Sequence[LinkProfile]],
-) -> Links:
-    """Links of all pairs, each pair of alike devices asked for once; hosts are numbered as they come."""
-    count = len(devices)
-    rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
-    number_of = {name: number for number, name in enumerate(dict.fromkeys(device.host for device in devices))}
-    hosts = tuple(number_of[device.host] for device in devices)
-    cards: dict[int, float] = {}
-    known: dict[tuple[Any, ...], tuple[float, float]] = {}
-    keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
-    for a in range(count):
-        for b in range(a):
-            key = (keys[a], keys[b])
-            if key not in known:
-                known[key] = link(a, b)
-            rate, latency = known[key]
-            rates[a, b] = rates[b, a] = rate
-            latencies[a, b] = latencies[b, a] = latency
-            if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
-                for host in (hosts[a], hosts[b]):
-                    cards[host] = max(cards.get(host, 0.0), rate)
-    is_nccl = _is_nccl(devices)
-    staging = None
-    if not is_nccl:
-        staging = np.array(
-            [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
-        )
-    return Links(rates, latencies, hosts, cards, staging, is_nccl)

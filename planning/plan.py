@@ -6,16 +6,11 @@ their uuid, or by name and size, never by the number that a driver gives them.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nugnn.planning.limits import DeviceLimits
@@ -24,7 +19,6 @@ from nugnn.planning.profiles import Count, Positive, Seconds
 from nugnn.planning.validation import first_problem
 
 SCHEMA: Literal["nugnn.plan/1"] = "nugnn.plan/1"
-PARTS_SUFFIX = ".parts.npy"
 BASELINES = ("even", "flops", "bandwidth")
 
 Whole = Annotated[int, Field(ge=0)]
@@ -331,64 +325,3 @@ def read_plan(path: Path | str) -> Plan:
         place, problem = first_problem(error)
         hint = "; make it with: nugnn plan --plan-out FILE" if len(place) < 2 else ""
         raise PlanError(f"{path}: {problem}{hint}") from error
-
-
-def parts_path(plan: Path) -> Path:
-    """Where the parts of a plan's cut lie.
-
-    >>> str(parts_path(Path("runs/plan.json")))
-    'runs/plan.parts.npy'
-    """
-    return plan.with_name(plan.stem + PARTS_SUFFIX)
-
-
-def parts_bytes(part: Any) -> bytes:
-    """A part for each node as a ``.npy`` file, in as few bits as do; equal parts give equal bytes.
-
-    Args:
-        part: ``(N,)`` integers from 0 up, a tensor or array.
-    """
-    array = np.asarray(part)
-    width = np.min_scalar_type(int(array.max(initial=0)))
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(array, width), version=(1, 0), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def digest(content: bytes) -> str:
-    """SHA-256 in hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def read_parts(plan: Plan, path: Path) -> npt.NDArray[np.int32]:
-    """The part of each node of a plan that has a cut.
-
-    Args:
-        plan: Read from ``path``.
-        path: Of the plan.
-
-    Raises:
-        PlanError: The file beside it is missing, was changed, or does not hold a part for each node.
-    """
-    assert plan.cut is not None, "a plan without a cut has no parts"
-    file = parts_path(path)
-    try:
-        if os.path.getsize(file) > 8 * plan.data.nodes + 4096:
-            raise PlanError(f"{file} is larger than the parts of {plan.data.nodes} nodes")
-        content = file.read_bytes()
-    except OSError as error:
-        raise PlanError(
-            f"{file} cannot be read: {error.strerror}; it belongs to {path.name}, keep both in one folder"
-        ) from error
-    if digest(content) != plan.cut.sha256:
-        raise PlanError(f"{file} is not what {path.name} was made with; make both again with nugnn plan")
-    try:
-        part = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise PlanError(f"{file} is no file of parts: {error}") from error
-    counts = [device.sizes.inner for device in plan.devices]
-    if part.shape != (plan.data.nodes,) or part.dtype.kind != "u":
-        raise PlanError(f"{file} has shape {part.shape} of {part.dtype}, and the plan {plan.data.nodes} nodes")
-    if np.bincount(part, minlength=len(counts)).tolist() != counts:
-        raise PlanError(f"{file} does not give the devices as many nodes as {path.name} does")
-    return part.astype(np.int32)

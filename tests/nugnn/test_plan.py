@@ -18,7 +18,8 @@ from nugnn.models import GNN
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
 from nugnn.planning.measured_times import read_times
-from nugnn.planning.plan import parts_path, read_plan
+from nugnn.planning.plan import read_plan
+from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.profile_run import Measured
 from nugnn.run import run_from_config

@@ -10,20 +10,8 @@ import numpy as np
 import pytest
 
 from nugnn.planning.datasheet import sheet_of
-from nugnn.planning.plan import (
-    Baseline,
-    CutFacts,
-    DataFacts,
-    Plan,
-    PlanError,
-    PlannedDevice,
-    PlannedSizes,
-    digest,
-    parts_bytes,
-    parts_path,
-    read_parts,
-    read_plan,
-)
+from nugnn.planning.plan import Baseline, CutFacts, DataFacts, Plan, PlanError, PlannedDevice, PlannedSizes, read_plan
+from nugnn.planning.plan_parts import digest, parts_bytes, parts_path, read_parts
 
 PARTS = np.array([0, 1, 0, 0, 1, 0])
 FACTS = DataFacts(name="six", content="abc", nodes=6, edges=20, train=3, features=4, classes=2)

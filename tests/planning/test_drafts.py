@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster, ClusterDevice
 from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.draft import Draft, usable_bytes
+from nugnn.planning.draft_batch import draft_of_batch
+from nugnn.planning.draft_counts import draft_from_counts
+from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import ExpectedHalo
 from nugnn.planning.forecast import WorkAlone
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.planner import (
-    Draft,
-    draft_from_counts,
-    draft_of_batch,
-    draft_with_cut,
-    usable_bytes,
-)
 from nugnn.planning.shares import DoesNotFitError
 from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
 

@@ -1,0 +1,116 @@
+"""Links between the devices of a cluster: as they were described or measured, else as data sheets say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from nugnn.planning.cluster_file import LinkFields
+from nugnn.planning.datasheet import SheetError, sheet_of
+from nugnn.planning.links import LOOPBACK, Links
+from nugnn.planning.profiles import DeviceProfile, LinkProfile
+
+LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 30e-6
+"""Seconds, where nothing says more."""
+_UNKNOWN_BUS_BYTES = 1e10
+"""Of a GPU that has no sheet, to others and to its host, where nothing was measured."""
+
+
+class Placed(Protocol):
+    """A device on its host; see `nugnn.planning.cluster.ClusterDevice`."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def profile(self) -> DeviceProfile: ...
+
+
+def rates_of(fields: LinkFields | None, latency_seconds: float) -> tuple[float, float]:
+    """Bytes a second and seconds of a described link; ``latency_seconds`` where it says none."""
+    assert fields is not None, "checked before: every pair has a link"
+    return fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6
+
+
+def uses_nccl(devices: Sequence[Placed]) -> bool:
+    """Whether GPUs exchange directly: each rank has one of its own."""
+    own = [(device.host, device.profile.uuid) for device in devices if device.profile.uuid is not None]
+    return all(device.profile.kind == "cuda" for device in devices) and len(set(own)) == len(own)
+
+
+def link_inside(
+    one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool
+) -> tuple[float, float]:
+    """Bytes a second and latency between two devices of a host: as it was measured, else as data sheets say."""
+    via = "nccl" if is_nccl else "gloo"
+    measured = [link for link in links if link.between == "devices" and link.via == via]
+    exact = [link for link in measured if link.ends and set(link.ends) == {one.uuid, other.uuid}]
+    for link in exact or [link for link in measured if not link.ends]:
+        return link.bytes_per_second, link.latency_seconds
+    if not is_nccl:
+        return LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds
+    return min(_reach(one), _reach(other)), LATENCY_INSIDE
+
+
+def _reach(profile: DeviceProfile) -> float:
+    """Bytes a second that get out of a GPU to others of its host, by its sheet."""
+    try:
+        sheet = sheet_of(profile.name)
+    except SheetError:
+        return _UNKNOWN_BUS_BYTES
+    host = sheet.host_link().bytes_per_second
+    return host if sheet.fabric_gb_per_s is None else max(0.8 * sheet.fabric_gb_per_s * 1e9, host)
+
+
+def _copy_seconds(profile: DeviceProfile, links: Sequence[LinkProfile]) -> float:
+    """Seconds of a byte between a device and its host's memory; 0 for a CPU."""
+    if profile.kind == "cpu":
+        return 0.0
+    copies = [link for link in links if link.between == "host" and (not link.ends or profile.uuid in link.ends)]
+    if copies:
+        return 1 / copies[0].bytes_per_second
+    try:
+        return 1 / sheet_of(profile.name).host_link().bytes_per_second
+    except SheetError:
+        return 1 / _UNKNOWN_BUS_BYTES
+
+
+def linked(
+    devices: Sequence[Placed],
+    link: Callable[[int, int], tuple[float, float]],
+    measured: Mapping[int, Sequence[LinkProfile]],
+) -> Links:
+    """Links of all pairs; hosts are numbered as they come.
+
+    Args:
+        devices: In the order of ranks.
+        link: Bytes a second and latency between two of them, by number; asked once for each pair of alike devices.
+        measured: Links that were measured, by the number of a host.
+    """
+    count = len(devices)
+    rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(device.host for device in devices))}
+    hosts = tuple(number_of[device.host] for device in devices)
+    cards: dict[int, float] = {}
+    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+    keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
+    for a in range(count):
+        for b in range(a):
+            key = (keys[a], keys[b])
+            if key not in known:
+                known[key] = link(a, b)
+            rate, latency = known[key]
+            rates[a, b] = rates[b, a] = rate
+            latencies[a, b] = latencies[b, a] = latency
+            if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
+                for host in (hosts[a], hosts[b]):
+                    cards[host] = max(cards.get(host, 0.0), rate)
+    is_nccl = uses_nccl(devices)
+    staging = None
+    if not is_nccl:
+        staging = np.array(
+            [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
+        )
+    return Links(rates, latencies, hosts, cards, staging, is_nccl)

@@ -1,0 +1,121 @@
+"""Parts of a graph or batch that are not a plan yet, and what all that make some have in common.
+
+Whatever is compared is compared by the same forecast of a whole step (`nugnn.planning.forecast`): parts that each end
+as early as the others still wait for each other at exchanges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nugnn.planning.baselines import baseline_shares
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.forecast import Forecast
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.plan import Baseline
+from nugnn.planning.shares import DoesNotFitError, in_bytes
+
+SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
+
+USABLE = 0.95
+"""Of a device's memory: fragments between tensors, and what a prediction of the peak is off by."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Draft:
+    """Parts of a graph or a batch, not yet a plan.
+
+    Args:
+        shares_by: What asked for them.
+        sizes: Of each part.
+        bytes: Expected at the peak of each device.
+        forecast: Of a step.
+        baselines: Shares by one number beside it, by the same forecast.
+        halo: How halo rows are known.
+        sent_rows: ``(P, P)`` rows of the row's part that the column's part reads; None where there is no cut.
+        part: ``(N,)`` int32, where there is a cut.
+        notes: What had to be said.
+    """
+
+    shares_by: SharesBy
+    sizes: tuple[PartSizes, ...]
+    bytes: tuple[int, ...]
+    forecast: Forecast
+    baselines: tuple[Baseline, ...] = ()
+    halo: Literal["counted", "expected", "none"] = "none"
+    sent_rows: npt.NDArray[np.int64] | None = None
+    part: npt.NDArray[np.int32] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the nodes, or of a batch."""
+        counts = [size.inner or size.batch for size in self.sizes]
+        return tuple(count / sum(counts) for count in counts)
+
+
+def usable_bytes(cluster: Cluster) -> tuple[float, ...]:
+    """Of each device's memory, for a step."""
+    return tuple(USABLE * memory for memory in cluster.memory_bytes)
+
+
+def are_alike(cluster: Cluster) -> bool:
+    """Whether no device differs from the others, so that only the cut can make one wait."""
+    return len(set(cluster.kinds)) == 1
+
+
+def asked_shares(
+    shares_by: SharesBy, shares: Sequence[float] | None, cluster: Cluster, precision: str
+) -> tuple[float, ...]:
+    """The shares that a word or a user's numbers mean, summing to 1.
+
+    Raises:
+        ValueError: There are not as many numbers as devices.
+    """
+    if shares_by != "given":
+        return baseline_shares(shares_by, cluster.profiles, precision)
+    if shares is None or len(shares) != len(cluster.devices):
+        count = "no" if shares is None else len(shares)
+        raise ValueError(f"{count} shares for {len(cluster.devices)} devices; give one for each")
+    return tuple(share / math.fsum(shares) for share in shares)
+
+
+def by_kind(
+    cost: Callable[[int, PartSizes], float], sizes: Sequence[PartSizes], kinds: Sequence[str]
+) -> tuple[float, ...]:
+    """The cost of each part, asked for once where device and sizes are the same."""
+    known: dict[tuple[str, PartSizes], float] = {}
+    found = []
+    for rank, (kind, each) in enumerate(zip(kinds, sizes, strict=True)):
+        if (kind, each) not in known:
+            known[kind, each] = cost(rank, each)
+        found.append(known[kind, each])
+    return tuple(found)
+
+
+def as_baseline(name: str, shares: Sequence[float], step_seconds: float, *, fits: bool) -> Baseline:
+    """Checked, as a plan has it."""
+    return Baseline.model_validate({"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits})
+
+
+def check_fits(held: Sequence[float], limits: Sequence[float], shares_by: SharesBy) -> None:
+    """Refuse parts that some device's memory does not hold.
+
+    Raises:
+        DoesNotFitError: Says which, and by how much.
+    """
+    lacking = [
+        f"device {rank} needs {in_bytes(need)} and has {in_bytes(limit)}"
+        for rank, (need, limit) in enumerate(zip(held, limits, strict=True))
+        if need > limit
+    ]
+    if lacking:
+        more = "" if len(lacking) <= 8 else f"; and {len(lacking) - 8} more"
+        instead = "" if shares_by == "auto" else "; --shares auto keeps to the memories"
+        raise DoesNotFitError(f"shares by {shares_by} do not fit: {'; '.join(lacking[:8])}{more}{instead}")
