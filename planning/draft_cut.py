@@ -20,6 +20,8 @@ from nugnn.planning.plan import BASELINES
 from nugnn.planning.shares import Halo, relaxed_sizes
 from nugnn.planning.work_model import count_sizes, ids_array
 
+_LARGE_EDGES = 30_000_000
+"""From so many on a cut takes minutes: one is made, one more for corrected shares, and no single nodes move."""
 _ROUNDS = {
     "work": "by work",
     "nodes": "by nodes",
@@ -53,7 +55,7 @@ def draft_with_cut(
 
     Where all devices are alike, one cut that balances work is made and refined; there is nothing else to find out, and
     the baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
-    baselines.
+    baselines; of a large graph from shares by work alone, and baselines are predicted with as much halo as the result.
 
     Args:
         model: What a step costs.
@@ -84,9 +86,10 @@ def draft_with_cut(
     if count == 1:
         part = np.zeros(num_nodes, np.int32)
     elif shares_by == "auto":
-        is_quick = are_alike(cluster)
-        also = {} if is_quick else {name: each for name, each in asked.items() if same_as[name] == name != "even"}
-        if not is_quick:  # where devices wait for each other, balance of what each does alone is not all
+        is_quick, is_large = are_alike(cluster), len(arrays[0]) >= _LARGE_EDGES
+        others = {name: each for name, each in asked.items() if same_as[name] == name != "even"}
+        also = {} if is_quick or is_large else others
+        if not (is_quick or is_large):  # where devices wait for each other, balance of what each does alone is not all
             on_stage("weighing shares")
             whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, len(train_nodes))
             also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
@@ -97,11 +100,12 @@ def draft_with_cut(
             limits,
             train_nodes=train_nodes,
             method=partitioner,
-            rounds=0 if is_quick else 6,
+            rounds=0 if is_quick else 1 if is_large else 6,
             seed=seed,
             halo_fraction=halo,
             also=also,
-            only_work=is_quick,
+            only_work=is_quick or is_large,
+            moves=not is_large,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )

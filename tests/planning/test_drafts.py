@@ -136,6 +136,18 @@ def test_cut_parts_are_counted_and_beat_baselines(names: tuple[str, ...]) -> Non
     assert (again.part == draft.part).all()
 
 
+def test_a_large_graph_is_cut_by_work_and_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nugnn.planning.draft_cut._LARGE_EDGES", 6000)
+    devices = cluster("H100", "T4", "A100")
+    work = work_on(devices)
+    stages: list[str] = []
+    draft = draft_with_cut(WorkAlone(work), *graph(0), devices, on_stage=stages.append)
+    check(draft, work, devices)
+    cuts = [stage for stage in stages if stage.startswith("cutting")]
+    assert set(cuts) <= {"cutting the graph: by work", "cutting the graph: for corrected shares"} and len(cuts) <= 2
+    assert len(draft.baselines) == 3
+
+
 def test_cut_by_one_number() -> None:
     devices = cluster("H100", "T4")
     work = work_on(devices)
