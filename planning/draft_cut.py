@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import ArrayLike, LoopMethod, Round, partition_to_fit
 from nugnn.planning.placement import place, traffic_rows
 from nugnn.planning.plan import BASELINES
-from nugnn.planning.shares import Halo, relaxed_sizes
+from nugnn.planning.shares import DoesNotFitError, Halo, relaxed_sizes
 from nugnn.planning.work_model import count_sizes, ids_array
 
 _LARGE_EDGES = 30_000_000
@@ -92,7 +93,8 @@ def draft_with_cut(
         if not (is_quick or is_large):  # where devices wait for each other, balance of what each does alone is not all
             on_stage("weighing shares")
             whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, len(train_nodes))
-            also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
+            with contextlib.suppress(DoesNotFitError):  # with as much halo as is expected; the cut may have less
+                also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
         fitted = partition_to_fit(
             num_nodes,
             *arrays,

@@ -148,6 +148,18 @@ def test_a_large_graph_is_cut_by_work_and_once_more(monkeypatch: pytest.MonkeyPa
     assert len(draft.baselines) == 3
 
 
+def test_a_cut_may_fit_where_expected_halo_would_not() -> None:
+    devices = cluster("H100", "T4")
+    num_nodes, src, dst, train = graph(0)
+    near = abs(src - dst) < 10  # a band, whose cuts have hardly any halo
+    tight = work_on(devices, LinearCost(inner=1.3e8, halo=1.3e8))
+    whole = PartSizes(inner=num_nodes, edges=int(near.sum()), train=len(train))
+    with pytest.raises(DoesNotFitError):
+        draft_from_counts(WorkAlone(tight), whole, devices, halo=3.0)
+    draft = draft_with_cut(WorkAlone(tight), num_nodes, src[near], dst[near], train, devices, halo=3.0)
+    assert all(held <= limit for held, limit in zip(draft.bytes, usable_bytes(devices), strict=True))
+
+
 def test_cut_by_one_number() -> None:
     devices = cluster("H100", "T4")
     work = work_on(devices)

@@ -1,0 +1,100 @@
+"""Devices of plans and clusters are found on this machine by who they are; profiles are kept by that, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from nugnn import machine_profiles, plan_request
+from nugnn.machine_profiles import are_devices_alike, cluster_here, kept_profile, profile_of_this_machine
+from nugnn.plan_request import found_here
+from nugnn.planning import device_facts
+from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.profiles import DeviceProfile
+
+GPUS = [("NVIDIA H200", "GPU-a"), ("NVIDIA H200", "GPU-b"), ("Tesla T4", "GPU-c")]
+CUDA = [torch.device("cuda", number) for number in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with two H200 and a T4, as torch would tell."""
+    monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
+    monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "2"})
+    names = {"device_name": 0, "device_uuid": 1}
+    for name, column in names.items():
+        real = getattr(device_facts, name)
+        monkeypatch.setattr(
+            device_facts, name, lambda d, c=column, r=real: GPUS[d.index][c] if d.type == "cuda" else r(d)
+        )
+    memory = device_facts.memory_bytes
+    monkeypatch.setattr(
+        device_facts,
+        "memory_bytes",
+        lambda d: sheet_of(GPUS[d.index][0]).as_profile().memory_bytes if d.type == "cuda" else memory(d),
+    )
+    cores = device_facts.num_multiprocessors
+    monkeypatch.setattr(
+        device_facts,
+        "num_multiprocessors",
+        lambda d: sheet_of(GPUS[d.index][0]).multiprocessors if d.type == "cuda" else cores(d),
+    )
+
+
+def known(*devices: tuple[str, str | None]) -> Sequence[DeviceProfile]:
+    return [sheet_of(name).as_profile().model_copy(update={"uuid": uuid}) for name, uuid in devices]
+
+
+def test_gpus_are_found_by_uuid_or_name_one_after_the_other() -> None:
+    assert found_here(known(("H200", "GPU-b"), ("H200", "GPU-a"))) == [CUDA[1], CUDA[0]]
+    assert found_here(known(("T4", None), ("H200", None), ("H200", None))) == [CUDA[2], CUDA[0], CUDA[1]]
+    assert found_here(known(("T4", None), ("T4", None))) == [CUDA[2]] * 2  # workers share it
+    with pytest.raises(
+        ValueError, match=r"worker 1 is to compute on GPU-z, and this machine has NVIDIA H200, Tesla T4"
+    ):
+        found_here(known(("H200", None), ("H200", "GPU-z")))
+    with pytest.raises(ValueError, match="worker 0 is to compute on NVIDIA A100"):
+        found_here(known(("A100", None)))
+
+
+def test_alike_is_what_cannot_be_told_apart() -> None:
+    cpu = torch.device("cpu")
+    assert are_devices_alike(CUDA[:2], None) and are_devices_alike([cpu] * 3, None)
+    assert not are_devices_alike(CUDA[1:], None) and not are_devices_alike([CUDA[0], cpu], None)
+    assert not are_devices_alike([CUDA[0], CUDA[0], CUDA[1]], None)  # two share one
+    assert not are_devices_alike(CUDA[:2], [DeviceLimits(), DeviceLimits(sms=32)])
+    assert are_devices_alike(CUDA[:2], [DeviceLimits(sms=32)] * 2)
+
+
+def test_sheets_are_enough_where_nothing_need_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_profiles, "profile_machine", None)
+    machine = profile_of_this_machine(["cuda", "cuda"], "any")
+    assert [(device.name, device.uuid) for device in machine.devices] == GPUS
+    cluster = cluster_here([CUDA[2], CUDA[0]], [DeviceLimits(), DeviceLimits(sms=66)], machine)
+    assert cluster.profiles[0].name == "Tesla T4" and cluster.profiles[1].multiprocessors == 66
+    assert cluster.links.is_nccl
+
+
+def test_profiles_are_kept_by_devices_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept_profile("cuda")
+    assert kept_profile("cuda") == before != kept_profile("cpu")
+    monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "3"})
+    assert kept_profile("cuda") != before
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "2"})
+    assert kept_profile("cuda") != before
+
+
+def test_what_a_run_is_told_is_one_thing() -> None:
+    request, numbers = plan_request.plan_request("even", None, None, 2)
+    assert (request, numbers) == (None, None)
+    request, numbers = plan_request.plan_request([0.3, 0.7], None, None, 2)
+    assert request is None and numbers == [0.3, 0.7]
+    request, numbers = plan_request.plan_request("flops", None, None, 2)
+    assert request is not None and request.shares_by == "flops" and numbers is None and request.limits is None
