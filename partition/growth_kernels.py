@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from numba import prange
 
 from nugnn.kernels._jit import jit
