@@ -103,30 +103,31 @@ class RowMove:
         """
         values_E = values_E.detach()
         device = values_E.device
-        sent = values_E.index_select(0, self.places_sent(starts_N).to(device))
-        came, came_to = self.runs_that_came(sent, starts_N, starts_M)
+        sent = values_E.index_select(0, _places_in_runs(starts_N, self._sent).to(device))
+        sizes = sums_of(starts_N.diff()[self._sent], self._sent_splits)
+        came_sizes = sums_of(starts_M.diff()[self._come_to], self._splits)
+        came = self._exchanged(sent, sizes, came_sizes)
         out_F = values_E.new_empty((int(starts_M[-1]), *values_E.shape[1:]))
-        for source, place in self.runs_that_stay(starts_N, starts_M):
+        for source, place in self._runs_that_stay(starts_N, starts_M):
             out_F.index_copy_(0, place.to(device), values_E.index_select(0, source.to(device)))
-        return out_F.index_copy_(0, came_to.to(device), came)
+        return out_F.index_copy_(0, _places_in_runs(starts_M, self._come_to).to(device), came)
 
-    def places_sent(self, starts_N: Tensor) -> Tensor:
-        """Places among the E of the values that go to other ranks, in the order in which they go."""
-        return _places_in_runs(starts_N, self._sent)
+    @property
+    def stay(self) -> tuple[Tensor, Tensor]:
+        """int64 rows among the N that stay, and their places among the M."""
+        return self._stay, self._stay_to
 
-    def runs_that_came(self, sent: Tensor, starts_N: Tensor, starts_M: Tensor) -> tuple[Tensor, Tensor]:
-        """What others sent at the same time, and its places among the F.
+    @property
+    def sent(self) -> tuple[Tensor, tuple[int, ...]]:
+        """int64 rows among the N that go, by destination, and how many to each rank."""
+        return self._sent, self._sent_splits
 
-        Args:
-            sent: ``(n, ...)`` values for `places_sent`.
-            starts_N: As for `runs`.
-            starts_M: As for `runs`.
-        """
-        sizes = _sums(starts_N.diff()[self._sent], self._sent_splits)
-        came_sizes = _sums(starts_M.diff()[self._come_to], self._splits)
-        return self._exchanged(sent, sizes, came_sizes), _places_in_runs(starts_M, self._come_to)
+    @property
+    def came(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Places among the M of rows that come, by sender, each one's in its order, and how many from each rank."""
+        return self._come_to, self._splits
 
-    def runs_that_stay(self, starts_N: Tensor, starts_M: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _runs_that_stay(self, starts_N: Tensor, starts_M: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Places among the E of the values that stay, and theirs among the F, in pieces of `_VALUES_PER_PASS` or so."""
         ends = starts_N.diff()[self._stay].cumsum(0)
         total = int(ends[-1]) if len(ends) else 0
@@ -191,5 +192,10 @@ def _places(ids: Tensor, by_id: bool, arranged_as: Tensor | None) -> Tensor:
     return torch.empty_like(ids).index_copy_(0, ids.argsort(), torch.arange(len(ids)))
 
 
-def _sums(lengths: Tensor, splits: tuple[int, ...]) -> tuple[int, ...]:
+def sums_of(lengths: Tensor, splits: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each piece.
+
+    >>> sums_of(torch.tensor([1, 2, 3]), (2, 0, 1))
+    (3, 0, 3)
+    """
     return tuple(int(part.sum()) for part in lengths.split(list(splits)))

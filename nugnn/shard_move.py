@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.row_move import RowMove, exchanged, starts_of
+from nugnn.comm.row_move import RowMove, exchanged, starts_of, sums_of
 from nugnn.kernels.rows import IdRuns
 from nugnn.partition.shard import Shard
 from nugnn.shard_graph import ShardGraph
@@ -141,29 +141,74 @@ class _Halo(NamedTuple):
 
 def _moved_edges(shard: Shard, destination_N: Tensor, move: RowMove, starts_M: Tensor) -> tuple[Tensor, _Halo]:
     """``(F,)`` source rows of the edges, and the halo that follows from them."""
-    ranks, starts_N = move.ranks, shard.indptr
+    from nugnn.partition import run_kernels as kernels
+
+    ranks, starts_N, sources_E = move.ranks, shard.indptr.numpy(), shard.indices.numpy()
     ids_L = torch.cat([shard.global_node_ids, shard.halo_global_ids])
     destination_H = _fetched(destination_N, shard.send_rows, shard.send_splits, shard.recv_splits, ranks)
     part_L = torch.cat([destination_N, destination_H])
-    going = shard.indices.index_select(0, move.places_sent(starts_N)).long()
-    came_ids, came_to = move.runs_that_came(ids_L[going], starts_N, starts_M)
-    came_parts, _ = move.runs_that_came(part_L[going], starts_N, starts_M)
+    came = _exchanged_edges(shard, move, starts_M, ids_L, part_L)
+
+    stay, stay_to = move.stay
     is_read_L = torch.zeros(len(ids_L), dtype=torch.bool)
-    for source, _ in move.runs_that_stay(starts_N, starts_M):
-        is_read_L[shard.indices.index_select(0, source).long()] = True
+    kernels.mark_sources(starts_N, stay.numpy(), sources_E, is_read_L.numpy())
     read = is_read_L.nonzero().flatten()
-    ids, parts = torch.cat([ids_L[read], came_ids]), torch.cat([part_L[read], came_parts])
+    ids, parts = torch.cat([ids_L[read], came.ids]), torch.cat([part_L[read], came.parts])
     halo = _halo_of(ids, parts, move.new_ids, ranks)
 
-    rows_L = torch.full((len(ids_L),), -1)
-    find = _Rows(torch.cat([move.new_ids, halo.ids]))
-    rows_L[read] = find(ids_L[read])
     num_local = len(move.new_ids) + len(halo.ids)
     indices_F = torch.empty(int(starts_M[-1]), dtype=torch.int32 if num_local < 2**31 else torch.int64)
-    rows_L = rows_L.to(indices_F.dtype)
-    for source, place in move.runs_that_stay(starts_N, starts_M):
-        indices_F.index_copy_(0, place, rows_L[shard.indices.index_select(0, source).long()])
-    return indices_F.index_copy_(0, came_to, find(came_ids).to(indices_F.dtype)), halo
+    rows = _Rows(torch.cat([move.new_ids, halo.ids]))(ids).to(indices_F.dtype)
+    rows_L = torch.zeros(len(ids_L), dtype=indices_F.dtype).index_copy_(0, read, rows[: len(read)])
+    out, ends = indices_F.numpy(), starts_M.numpy()
+    kernels.copy_runs(starts_N, stay.numpy(), sources_E, rows_L.numpy(), ends, stay_to.numpy(), out)
+    come_to, _ = move.came
+    every, starts = torch.arange(len(come_to)).numpy(), starts_of(starts_M.diff()[come_to]).numpy()
+    kernels.copy_runs(starts, every, came.sources.numpy(), rows[len(read) :].numpy(), ends, come_to.numpy(), out)
+    return indices_F, halo
+
+
+class _Came(NamedTuple):
+    """Edges of the rows that come: their sources as numbers of a list that tells ids and new ranks of these."""
+
+    sources: Tensor
+    ids: Tensor
+    parts: Tensor
+
+
+def _exchanged_edges(shard: Shard, move: RowMove, starts_M: Tensor, ids_L: Tensor, part_L: Tensor) -> _Came:
+    """Edges go with their rows: 4 bytes for each, beside a list of the distinct sources."""
+    from nugnn.partition import run_kernels as kernels
+
+    ranks, starts_N, sources_E = move.ranks, shard.indptr.numpy(), shard.indices.numpy()
+    sent, sent_splits = move.sent
+    listed, numbers = [], []
+    for rows in sent.split(list(sent_splits)):
+        is_read_L = torch.zeros(len(ids_L), dtype=torch.bool)
+        kernels.mark_sources(starts_N, rows.numpy(), sources_E, is_read_L.numpy())
+        listed.append(is_read_L.nonzero().flatten())
+        number_L = torch.zeros(len(ids_L), dtype=torch.int32)
+        number_L[listed[-1]] = torch.arange(len(listed[-1]), dtype=torch.int32)
+        starts = starts_of(shard.in_degrees[rows])
+        numbers.append(torch.empty(int(starts[-1]), dtype=torch.int32))
+        every = torch.arange(len(rows)).numpy()
+        out = numbers[-1].numpy()
+        kernels.copy_runs(starts_N, rows.numpy(), sources_E, number_L.numpy(), starts.numpy(), every, out)
+    counts = torch.zeros(ranks.world_size, ranks.world_size, dtype=torch.int64)
+    counts[ranks.rank] = torch.tensor([len(each) for each in listed])
+    counts = ranks.sum_(counts)
+    splits, came_splits = tuple(counts[ranks.rank].tolist()), tuple(counts[:, ranks.rank].tolist())
+    where = torch.cat(listed)
+    ids, parts = (
+        exchanged(of_L[where], splits, came_splits, ranks, "sources of edges that move") for of_L in (ids_L, part_L)
+    )
+    come_to, come_splits = move.came
+    came_sizes = sums_of(starts_M.diff()[come_to], come_splits)
+    sizes = tuple(map(len, numbers))
+    sources = exchanged(torch.cat(numbers), sizes, came_sizes, ranks, "edges that move")
+    for first, part in zip(_firsts(came_splits), sources.split(list(came_sizes)), strict=True):
+        part.add_(first)
+    return _Came(sources, ids, parts)
 
 
 def _halo_of(ids: Tensor, parts: Tensor, new_ids: Tensor, ranks: Ranks) -> _Halo:

@@ -45,32 +45,34 @@ def nodes_to_give(
 
     starts_N, sources_E = indptr.numpy(), indices.numpy()
     num_inner = len(starts_N) - 1
-    part_N = np.full(num_inner, own, np.int64)
+    part_N = np.full(num_inner, own, np.int32)
     if not amounts or num_inner < 2:
-        return torch.from_numpy(part_N)
-    starts = np.zeros(num_inner + 1, np.int64)
-    neighbours = np.empty(2 * len(sources_E), np.int32)
-    kernels.list_neighbours(starts_N, sources_E, starts, neighbours)
-    pull_PN, elsewhere_N = _edges_across(indptr, indices, recv_splits, send_rows, send_splits)
+        return torch.from_numpy(part_N).long()
+    starts, neighbours = starts_N, sources_E
+    forth, back = kernels.fingerprints(starts_N, sources_E)
+    if forth != back:
+        starts = np.zeros(num_inner + 1, np.int64)
+        neighbours = np.empty(2 * len(sources_E), np.int32)
+        kernels.list_neighbours(starts_N, sources_E, starts, neighbours)
+    in_edges_PN, sent_PN = _edges_across(indptr, indices, recv_splits, send_rows, send_splits)
+    # how often another part reads a node is not known here, only whether it does: taken as often as the other way
+    pull_PN = in_edges_PN if forth == back else in_edges_PN + np.maximum(in_edges_PN, sent_PN)
+    elsewhere_N = pull_PN.sum(0)
     work_N = np.diff(starts_N) + float(node_work)
     left = num_inner - 1
     for target in sorted(amounts, key=lambda part: (-amounts[part], part)):
-        pull_N = pull_PN[target].copy()
-        others_N = np.maximum(elsewhere_N - pull_N, 0)
+        pull_N = pull_PN[target].astype(np.int32)
+        others_N = np.maximum(elsewhere_N - pull_PN[target], 0).astype(np.int32)
         before = int((part_N != own).sum())
         kernels.grow(starts, neighbours, own, target, pull_N, others_N, work_N, float(amounts[target]), left, part_N)
         left -= int((part_N != own).sum()) - before
-    return torch.from_numpy(part_N)
+    return torch.from_numpy(part_N).long()
 
 
 def _edges_across(
     indptr: Tensor, indices: Tensor, recv_splits: Sequence[int], send_rows: Tensor, send_splits: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``(P, N)`` edges of each node to and from each part, and ``(N,)`` those of all parts.
-
-    How often another part reads a node is not known here, only whether it does: counted as often as the node reads
-    that part, at least once.
-    """
+    """``(P, N)`` in-edges of each node from each other part, and whether that reads it, 0 or 1."""
     num_inner, num_parts = len(indptr) - 1, len(recv_splits)
     crossing = (indices >= num_inner).nonzero().flatten()
     rows = torch.searchsorted(indptr, crossing, right=True) - 1
@@ -80,5 +82,4 @@ def _edges_across(
     readers = torch.repeat_interleave(torch.arange(num_parts), torch.tensor(list(send_splits)))
     sent_PN = torch.zeros_like(read_PN)
     sent_PN[readers, send_rows] = 1
-    across_PN = read_PN + torch.maximum(read_PN, sent_PN)
-    return across_PN.numpy(), across_PN.sum(0).numpy()
+    return read_PN.numpy(), sent_PN.numpy()

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import prange
 
 from nugnn.kernels._jit import jit
 
 NUM_BUCKETS = 512
 """Of gains between -1 and 1."""
+
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+@jit(inline=True)
+def _mixed(a, b):  # type: ignore[no-untyped-def]
+    """64 bits of an ordered pair."""
+    x = (np.uint64(a) << np.uint64(32)) ^ np.uint64(b)
+    x = (x ^ (x >> np.uint64(31))) * _ODD
+    x = (x ^ (x >> np.uint64(29))) * _ODD
+    return x ^ (x >> np.uint64(32))
+
+
+@jit(parallel=True)
+def fingerprints(indptr, indices):  # type: ignore[no-untyped-def]
+    """Sums over the edges between inner nodes, and over these edges turned round: equal where each has its reverse.
+
+    They are equal by chance with probability 2^-64, which would cost some of the cut and nothing else.
+    """
+    num_inner = len(indptr) - 1
+    forth = np.uint64(0)
+    back = np.uint64(0)
+    for node in prange(num_inner):
+        for k in range(indptr[node], indptr[node + 1]):
+            source = indices[k]
+            if source < num_inner:
+                forth += _mixed(source, node)
+                back += _mixed(node, source)
+    return forth, back
 
 
 @jit()
@@ -73,24 +104,28 @@ def grow(starts, neighbours, own, target, pull, elsewhere, work, amount, most_no
     equal ones the one whose neighbour went last, at the start the lowest. A node that would overshoot by more than half
     of its work is passed over.
 
-    ``starts`` and ``neighbours`` are from `list_neighbours`; ``pull``, ``(N,)`` int64, counts each node's edges to the
+    ``starts`` and ``neighbours`` are from `list_neighbours`, or, where each edge has its reverse, in-edges as they are:
+    halo sources and the node itself are passed over. ``pull``, ``(N,)`` int32, counts each node's edges to the
     target and follows; ``elsewhere``, ``(N,)``, those to all other parts; ``work``, ``(N,)`` float64. ``part``,
-    ``(N,)`` int64, gets ``target`` where a node goes, at most ``most_nodes`` times.
+    ``(N,)`` int32, gets ``target`` where a node goes, at most ``most_nodes`` times.
     """
     num_inner = len(part)
-    head = np.full(NUM_BUCKETS, -1, np.int64)
-    after = np.full(num_inner, -1, np.int64)
-    before = np.full(num_inner, -1, np.int64)
-    bucket_of = np.full(num_inner, -1, np.int64)
-    kept = np.zeros(num_inner, np.int64)
+    head = np.full(NUM_BUCKETS, -1, np.int32)
+    after = np.full(num_inner, -1, np.int32)
+    before = np.full(num_inner, -1, np.int32)
+    bucket_of = np.full(num_inner, -1, np.int32)
+    kept = np.zeros(num_inner, np.int32)
     top = 0
     for node in range(num_inner - 1, -1, -1):
         if part[node] != own:
             continue
         for k in range(starts[node], starts[node + 1]):
-            if part[neighbours[k]] == own:
+            other = neighbours[k]
+            if other >= num_inner or other == node:
+                continue
+            if part[other] == own:
                 kept[node] += 1
-            elif part[neighbours[k]] == target:
+            elif part[other] == target:
                 pull[node] += 1
         bucket = _bucket(pull[node], kept[node], elsewhere[node])
         _put_in(node, bucket, bucket_of, head, after, before)
@@ -110,7 +145,7 @@ def grow(starts, neighbours, own, target, pull, elsewhere, work, amount, most_no
         num_given += 1
         for k in range(starts[node], starts[node + 1]):
             other = neighbours[k]
-            if part[other] != own:
+            if other >= num_inner or other == node or part[other] != own:
                 continue
             kept[other] -= 1
             pull[other] += 1

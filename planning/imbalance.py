@@ -20,7 +20,9 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.work_model import WorkModel
 
 _FIRST_COST_IN_EPOCHS = 4.0
-"""What a move is taken to cost before one was made, in epochs of a balanced run."""
+_FIRST_COST_PER_EDGE = 6e-8
+"""What a move is taken to cost before one was made: epochs of a balanced run, in which caches are filled again, and
+seconds for an in-edge of the largest part, of which lists are made on the host."""
 _MOST_RELUCTANCE = 64.0
 _LEAST_KEPT = 0.02
 """Of a part's work that stays: a rank that has nothing to do shows no more when it has become fast again."""
@@ -210,14 +212,16 @@ class ImbalanceWatch:
             self.wasted_seconds = 0.0
             return None
         self.wasted_seconds += level.gain * num_epochs
-        cost = self.cost_seconds(max(level.predicted))
+        cost = self.cost_seconds(max(level.predicted), max(load.sizes.edges for load in loads))
         is_paid = self.wasted_seconds >= cost * self._reluctance
         is_worth_it = level.gain * epochs_left >= 2 * cost + self.rules.least_gain_seconds
         return level if is_paid and is_worth_it else None
 
-    def cost_seconds(self, epoch_seconds: float) -> float:
-        """Of a move: as the last one took, or a guess from ``epoch_seconds``, those of a balanced epoch."""
-        return _FIRST_COST_IN_EPOCHS * epoch_seconds if self._cost is None else self._cost
+    def cost_seconds(self, epoch_seconds: float, num_edges: int) -> float:
+        """Of a move: as the last one took, or a guess from a balanced epoch and the edges of the largest part."""
+        if self._cost is not None:
+            return self._cost
+        return _FIRST_COST_IN_EPOCHS * epoch_seconds + _FIRST_COST_PER_EDGE * num_edges
 
     def moved(self, levelling: Levelling, seconds: float) -> None:
         """What `look` said was done, and took ``seconds``."""

@@ -233,7 +233,7 @@ def _moves_while_rows_travel(ranks: Ranks, data: GraphData) -> list[float]:
     trainer = trainer_on(ranks, data, model, parts_of(data, 2, 9), halo_mode="stale")
     family, losses = trainer.family, list[float]()
     assert isinstance(family, GraphFamily)
-    for number in range(4):
+    for number in range(2):
         held = HeldRows(model, trainer.optimizer, family.graph, trusts_user=False)
         losses += [trainer.train_epoch() for _ in range(2)]
         family.move(parts_of(data, 2, number)[family.graph.global_node_ids], held)

@@ -153,7 +153,8 @@ def test_a_dear_move_waits_longer() -> None:
     level = levelled(loads, _RULES)
     watch.moved(level, 30.0)
     watch.began_slowly(15.0)
-    assert watch.cost_seconds(1.0) == 45
+    assert watch.cost_seconds(1.0, 10**9) == 45
+    assert ImbalanceWatch(_RULES).cost_seconds(1.0, 10**8) == pytest.approx(4 + 6)
     looks = 0
     while watch.look(loads, num_epochs=1, epochs_left=10_000) is None:
         looks += 1
