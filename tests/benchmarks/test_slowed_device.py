@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import slowed_device
 import torch
 from slowed_device import epochs_until, figures, line_of, speeds
 
@@ -40,6 +43,18 @@ def test_a_row_says_how_slow_and_when_it_was_near_again() -> None:
     line = line_of(row | {"graph": "products-like", "model": "sage"})
     assert "3.00x slower" in line and "after 4 epochs; moves after 12 (25%, 0.20 s)" in line
     assert "losses differ: 1.0e-03" in line_of(row | {"graph": "g", "model": "sage", "error": "losses differ"})
+
+
+def test_the_page_says_what_the_kept_rows_say() -> None:
+    root = Path(slowed_device.__file__).resolve().parents[1]
+    page = (root / "docs" / "rebalance.md").read_text(encoding="utf-8")
+    lines = (root / "benchmarks" / "rows" / "slowed_device" / "h200.jsonl").read_text(encoding="utf-8").splitlines()
+    for row in map(json.loads, lines):
+        times = " | ".join(f"{row[name]:.1f}" for name in ("before_ms", "slow_ms", "after_ms", "optimum_ms"))
+        (moved,) = row["moves"]
+        told = f"| {row['model'].upper()} | {row['slower']:.1f} times | {times} | {row['epochs_until_near']} epochs |"
+        assert f"{told} {moved['share']:.1%}".replace("%", " %") in page
+        assert float(f"{row['loss_difference']:.0e}") < 1e-5
 
 
 def test_parts_are_stretches_of_equal_work() -> None:
