@@ -124,9 +124,9 @@ def held_bytes(device: torch.device) -> int | None:
 
 
 def free_memory() -> None:
-    """Give back what only garbage and the allocator's cache hold."""
-    gc.collect()
+    """Give back the memory of GPUs that only garbage and the allocator's cache hold; nothing without a GPU."""
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -2,8 +2,9 @@
 
 numba's own disk cache looks only at the file of the compiled function, so it misses a change in an imported helper or
 constant, and it writes next to the sources. Here the folder name is a hash of all sources of the kernel's package, of
-this package's version and of numba's, below ``$XDG_CACHE_HOME/nugnn`` (or ``~/.cache/nugnn``). Where that folder
-cannot be written the kernels are compiled anew in each process. numba's global configuration is left as it is.
+this package's version and of numba's, below ``$XDG_CACHE_HOME/nugnn`` (or ``~/.cache/nugnn``). Of workers that all need
+a kernel one compiles it, and the others wait for its file. Where that folder cannot be written the kernels are compiled
+anew in each process. numba's global configuration is left as it is.
 
 numba is imported by the first module that compiles a kernel, so operator packages import their ``cpu`` module inside
 the functions that need it.
@@ -27,9 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nugnn.kernels._one_process import OneProcess
+
 _logger = logging.getLogger(__name__)
 _KERNELS = Path(__file__).resolve().parent
 _TASKS_PER_THREAD = 4
+_PATIENCE_SECONDS = 60.0
+"""Until a process compiles a kernel that another one has not finished: longer than any takes on a busy machine."""
 
 
 def jit(*, parallel: bool = False, inline: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -51,9 +56,20 @@ def jit(*, parallel: bool = False, inline: bool = False) -> Callable[[Callable[.
         cache = _disk_cache(function)
         if cache is not None:
             dispatcher._cache = cache
+            dispatcher.compile = _then_given_back(dispatcher.compile, cache)
         return _with_torch_threads(dispatcher) if parallel else dispatcher
 
     return decorate
+
+
+def _then_given_back(compile_: Callable[..., Any], cache: Any) -> Callable[..., Any]:
+    def call(signature: Any) -> Any:
+        try:
+            return compile_(signature)
+        finally:
+            cache.alone.give_back()
+
+    return call
 
 
 def _with_torch_threads(dispatcher: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,7 +200,19 @@ def _cache_class() -> Any:
     class Cache(caching.FunctionCache):  # type: ignore[misc]
         _impl_class = Implementation
 
+        def __init__(self, function: Callable[..., Any]) -> None:
+            super().__init__(function)
+            lock = Path(self.cache_path) / f"{self._impl.filename_base}.lock"
+            self.alone = OneProcess(lock, _PATIENCE_SECONDS)
+
         def load_overload(self, sig: Any, target_context: Any) -> Any:
+            """What is on disk; None, and no other process compiles it meanwhile, where nothing is."""
+            found = self._load(sig, target_context)
+            if found is None and self.alone.take():
+                found = self._load(sig, target_context)  # another process may have made it meanwhile
+            return found
+
+        def _load(self, sig: Any, target_context: Any) -> Any:
             try:
                 return super().load_overload(sig, target_context)
             except Exception as error:  # a damaged file must cost a compilation, not the run

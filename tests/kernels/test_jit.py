@@ -12,9 +12,27 @@ import numpy as np
 import pytest
 import torch
 
+import fresh_interpreters
 from nugnn.kernels._jit import row_tasks
 
-RUN = "import sys; sys.path.insert(0, sys.argv[1]); import case_package.a as a; print(a.kernel(2.0), a.hits())"
+RUN = "import sys; sys.path.insert(0, {!r}); import case_package.a as a; print(a.kernel(2.0), a.hits())"
+
+TOGETHER = """
+import os, sys
+import numba, nugnn.kernels._jit
+sys.path.insert(0, {!r})
+waits, goes = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        os.close(goes)
+        os.read(waits, 1)  # until all are there
+        import case_package.a as a
+        print(a.kernel(2.0), a.hits(), flush=True)
+        os._exit(0)
+os.close(goes)
+for _ in range(3):
+    os.wait()
+"""
 
 
 def write_package(root: Path, helper_factor: int, constant: int) -> None:
@@ -36,11 +54,10 @@ def write_package(root: Path, helper_factor: int, constant: int) -> None:
     )
 
 
-def run(root: Path, cache: Path) -> list[str]:
+def run(root: Path, cache: Path, program: str = RUN) -> list[str]:
+    """What a new process prints, which has torch and neither numba nor nugnn."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", RUN, str(root)], env=environment, capture_output=True, text=True, check=False
-    )
+    result = fresh_interpreters.run(program.format(str(root)), environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.split()
 
@@ -75,6 +92,12 @@ def test_kernels_05_damaged_cache_files_cost_a_compilation_only(tmp_path: Path) 
     for file in files:
         file.write_bytes(b"not what it was")
     assert run(tmp_path, cache) == ["16.0", "0"]
+
+
+def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
+    write_package(tmp_path, 3, 10)
+    said = run(tmp_path, tmp_path / "cache", TOGETHER)
+    assert said[::2] == ["16.0"] * 3 and sorted(said[1::2]) == ["0", "1", "1"]
 
 
 def test_numba_is_not_imported_before_a_kernel_is_needed() -> None:

@@ -99,16 +99,17 @@ def test_tokens_are_pairs_where_many_words_would_be_unknown(tmp_path):
         load_samples(f"text:{path}", tokens="words", vocabulary_size=2)
 
 
-@pytest.mark.parametrize("rows", [ROWS, PROSE], ids=["pairs", "words"])
-def test_other_processes_learn_the_same_tokens(tmp_path, rows):
-    path = write(tmp_path / "a.tsv", tsv(rows))
+def test_other_processes_learn_the_same_tokens(tmp_path):
+    """Pairs and words, under other hashes of strings."""
+    paths = [str(write(tmp_path / f"{name}.tsv", tsv(rows))) for name, rows in (("pairs", ROWS), ("words", PROSE))]
     script = (
         "import json, sys; from nugnn.datasets.samples import load_samples;"
-        "d = load_samples(sys.argv[1]); print(json.dumps([d.preparation.to_json(), d.train.x.tolist()]))"
+        "found = [load_samples(f'text:{path}') for path in sys.argv[1:]];"
+        "print(json.dumps([[d.preparation.to_json(), d.train.x.tolist()] for d in found]))"
     )
-    found = [
+    outputs = [
         subprocess.run(
-            [sys.executable, "-c", script, f"text:{path}"],
+            [sys.executable, "-c", script, *paths],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
@@ -116,8 +117,9 @@ def test_other_processes_learn_the_same_tokens(tmp_path, rows):
         ).stdout
         for seed in ("1", "2")
     ]
-    here = load_samples(f"text:{path}")
-    assert found[0] == found[1] == json.dumps([here.preparation.to_json(), here.train.x.tolist()]) + "\n"
+    here = [load_samples(f"text:{path}") for path in paths]
+    expected = [[data.preparation.to_json(), data.train.x.tolist()] for data in here]
+    assert outputs[0] == outputs[1] == json.dumps(expected) + "\n"
 
 
 @pytest.mark.parametrize("tokens", ["pairs", "words"])

@@ -1,0 +1,56 @@
+"""A lock between the processes of a machine, so that what all of them need is made by one and read by the others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.005, 0.1
+
+
+class OneProcess:
+    """Held by at most one process and thread at a time; given back by the system when its process ends.
+
+    Args:
+        path: A file that is there for this alone; made where it is not. Its folder has to be there.
+        patience_seconds: How long `take` waits for another one, which may be stopped or on another machine.
+    """
+
+    def __init__(self, path: Path, patience_seconds: float) -> None:
+        self._path, self._patience = path, patience_seconds
+        self._file: int | None = None
+
+    def take(self) -> bool:
+        """Wait until nobody holds it; False where that takes too long, it is held here, or files cannot be locked."""
+        if self._file is not None:
+            return False
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        wait, end = _FIRST_WAIT_SECONDS, time.monotonic() + self._patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < end:
+                    time.sleep(wait)
+                    wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+                    continue
+            except OSError:
+                pass
+            else:
+                self._file = file
+                return True
+            os.close(file)
+            return False
+
+    def give_back(self) -> None:
+        """Let the next one take it; nothing where it is not held."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
