@@ -1,9 +1,9 @@
-"""Writes docs/unequal-devices.md from JSON rows: splits of unequal GPUs, a GPU slowed in mid-run, predicted steps.
+"""Writes docs/unequal-devices.md from JSON rows: splits of unequal GPUs, and predicted steps.
 
     python benchmarks/report_unequal.py
 
-Rows are those of ``unequal_gpus.py``, ``slowed_device.py`` and ``replay_accuracy.py --device cuda``, written with their
-``--rows``, in ``benchmarks/rows/{unequal,slowed,replay}``. All are shown, also those in which we lose.
+Rows are those of ``unequal_gpus.py`` and ``replay_accuracy.py --device cuda``, written with their ``--rows``, in
+``benchmarks/rows/{unequal,replay}``. All are shown, also those in which we lose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STATIC = ("even", "flops", "bandwidth")
 _HEAD = """# Unequal devices, measured
 
 Written by `python benchmarks/report_unequal.py` from `benchmarks/rows`; do not edit. How it works: `plan.md`,
-`rebalance.md`, `replayer.md`, `virtual-devices.md`.
+`rebalance.md` (with a GPU that became slow in mid-run), `replayer.md`, `virtual-devices.md`.
 """
 _SPLITS = """## Two GPUs, one of them limited
 
@@ -42,11 +42,6 @@ _BEST = """`tuned` beside the best of the three: {tuned}. `auto` beside it: {aut
 limited device as on the whole one. 1.15 times the bound was to be reached and is not. Nor is it by two whole GPUs
 with even shares (1.63 times as fast as one: `performance.md`), so shares are not what is missing: halo rows, their
 copies, and steps on less than the whole graph are.
-"""
-_SLOWED = """## A GPU slowed in mid-run
-
-`python benchmarks/slowed_device.py --device cuda`: from one epoch on, one of two GPUs computes more than three times
-as long. Milliseconds of an epoch; the optimum is a split that was cut for the slowed device from the start.
 """
 _STEPS = """## Predicted steps on a GPU
 
@@ -92,35 +87,6 @@ def splits_table(rows: Sequence[Row]) -> str:
     return f"{intro}\n{_machines(rows)}\n\n{_table(head, lines)}\n\n{said}"
 
 
-def slowed_table(rows: Sequence[Row]) -> str:
-    """A line for each model."""
-    lines = []
-    for row in rows:
-        moves = row["moves"]
-        lines.append(
-            [
-                row["graph"], row["model"].upper(), f"{row['slower']:.2f}",
-                f"{row['before_ms']:.1f}", f"{row['slow_ms']:.1f}",
-                f"{row['after_ms']:.1f}", f"{row['optimum_ms']:.1f}", str(row["epochs_until_near"]),
-                ", ".join(f"{move['nodes']:,} in {move['seconds']:.1f} s" for move in moves),
-                f"{row['loss_difference']:.0e}",
-            ]
-        )  # fmt: skip
-    head = [
-        "graph",
-        "model",
-        "slower",
-        "before",
-        "slow",
-        "after",
-        "optimum",
-        "epochs until within 10 %",
-        "moved",
-        "losses",
-    ]
-    return f"{_SLOWED}\n{_machines(rows)}; {rows[0]['dtype']}.\n\n{_table(head, lines)}\n"
-
-
 def steps_table(rows: Sequence[Row]) -> str:
     """A line for each step, and means."""
     parts = [f"{_STEPS}\n{_machines(rows)}."]
@@ -163,7 +129,6 @@ def page(rows: Path) -> str:
         [
             _HEAD,
             splits_table(read_rows(rows / "unequal")),
-            slowed_table(read_rows(rows / "slowed")),
             steps_table(read_rows(rows / "replay")),
         ]
     )
