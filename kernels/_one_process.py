@@ -21,11 +21,12 @@ class OneProcess:
 
     def __init__(self, path: Path, patience_seconds: float) -> None:
         self._path, self._patience = path, patience_seconds
-        self._file: int | None = None
+        self._held: list[int] = []
+        """The file that is locked; a list, from which of several threads only one takes it out."""
 
     def take(self) -> bool:
         """Wait until nobody holds it; False where that takes too long, it is held here, or files cannot be locked."""
-        if self._file is not None:
+        if self._held:
             return False
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -43,14 +44,12 @@ class OneProcess:
             except OSError:
                 pass
             else:
-                self._file = file
+                self._held.append(file)
                 return True
             os.close(file)
             return False
 
     def give_back(self) -> None:
         """Let the next one take it; nothing where it is not held."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._file)
-            self._file = None
+        with contextlib.suppress(IndexError, OSError):
+            os.close(self._held.pop())
