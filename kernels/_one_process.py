@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import os
 import time
+import weakref
 from pathlib import Path
 
+_ALL: weakref.WeakSet[OneProcess] = weakref.WeakSet()
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.005, 0.1
 
 
@@ -23,6 +25,7 @@ class OneProcess:
         self._path, self._patience = path, patience_seconds
         self._held: list[int] = []
         """The file that is locked; a list, from which of several threads only one takes it out."""
+        _ALL.add(self)
 
     def take(self) -> bool:
         """Wait until nobody holds it; False where that takes too long, it is held here, or files cannot be locked."""
@@ -53,3 +56,12 @@ class OneProcess:
         """Let the next one take it; nothing where it is not held."""
         with contextlib.suppress(IndexError, OSError):
             os.close(self._held.pop())
+
+
+def _forget() -> None:
+    """In a child that was forked: it holds nothing, and its copy of a file would keep the lock of its parent's."""
+    for each in list(_ALL):
+        each.give_back()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -59,3 +59,19 @@ def test_whoever_waits_too_long_goes_on_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["no folder/lock", "."])
 def test_where_no_file_can_be_made_there_is_no_lock(tmp_path: Path, path: str) -> None:
     assert not OneProcess(tmp_path / path, 60).take()
+
+
+def test_a_forked_child_does_not_keep_what_its_parent_gives_back(tmp_path: Path) -> None:
+    held, other = OneProcess(tmp_path / "lock", 0), OneProcess(tmp_path / "lock", 0)
+    assert held.take()
+    (ends, says_end), (reads, writes) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writes, b"1" if other.take() else b"0")  # it does not hold it either
+        os.read(ends, 1)
+        os._exit(0)
+    assert os.read(reads, 1) == b"0"
+    held.give_back()
+    assert other.take()  # while the child lives
+    os.write(says_end, b"1")
+    os.waitpid(child, 0)
