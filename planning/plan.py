@@ -219,7 +219,20 @@ class Plan(_Record):
             held = sum(getattr(device.sizes, what) for device in self.devices)
             if self.family == "graph" and abs(held - whole) > (0 if self.halo == "counted" else len(self.devices)):
                 raise ValueError(f"devices hold {held} of {whole} ({what})")
+        self._shares_agree()
         return self
+
+    def _shares_agree(self) -> None:
+        """The cut follows sizes: a share that was edited alone would change nothing."""
+        of, what = ("inner", "nodes") if self.family == "graph" else ("batch", "samples")
+        whole = sum(getattr(device.sizes, of) for device in self.devices)
+        for rank, device in enumerate(self.devices):
+            held = getattr(device.sizes, of)
+            if whole and abs(device.share - held / whole) * whole > 1:
+                raise ValueError(
+                    f"shares and sizes of device {rank} do not agree: its share is {device.share:.4g}, and {held} of "
+                    f"{whole} {what} are {held / whole:.4g}; make the plan anew, or give shares by --shares"
+                )
 
     @property
     def epoch_seconds(self) -> float:

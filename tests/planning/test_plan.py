@@ -79,6 +79,10 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"data": {**FACTS.model_dump(), "nodes": 7}}, "devices hold 6 of 7"),
         ({"baselines": [{**PLAN.baselines[0].model_dump(), "shares": [1.0]}]}, "baseline even has 1 shares"),
         ({"devices": [{**DEVICES[0].model_dump(), "share": 0.1}, DEVICES[1].model_dump()]}, "add up to 0.43"),
+        (
+            {"devices": [each.model_dump() | {"share": share} for each, share in zip(DEVICES, (0.3, 0.7), strict=True)]},
+            "of device 0 do not agree: its share is 0.3, and 4 of 6 nodes are 0.6667; make the plan anew, or .* --shares",
+        ),
         ({"cut": {"partitioner": "metis", "seed": 0, "sha256": "../../x"}}, "cut.sha256: String should match"),
     ],
 )
