@@ -138,6 +138,8 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
 
             console.print(compared_table(read_plan(config.out_dir / "plan.json"), result["ranks"]))
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
+        for note in result.get("notes", ()):
+            print(f"note: {note}", file=sys.stderr)
 
 
 def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:

@@ -123,10 +123,14 @@ def said_of(limits: Sequence[DeviceLimits] | None, reports: Sequence[dict[str, A
                 f"worker {worker} has {granted} multiprocessors where {each.sms} were asked for: the GPU sets them "
                 "apart in groups"
             )
-    placed = cores_of(limits) if limits is not None else None
-    if placed is not None and any(each.cores is None for each in placed):
-        said.append("workers share cores: there are fewer than threads, so that their speeds depend on each other")
-    return said
+    return said + said_of_cores(limits)
+
+
+def said_of_cores(limits: Sequence[DeviceLimits] | None) -> list[str]:
+    """A sentence where the workers of this host are to have more threads than it has cores."""
+    if all(each.cores is not None for each in cores_of(limits) or ()):
+        return []
+    return ["workers share cores: there are fewer than threads, so that their speeds depend on each other"]
 
 
 def _limit_host_memory(fraction: float) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ import torch
 
 from nugnn.datasets.registry import cache_folder
 from nugnn.datasets.whole_file import write_whole
+from nugnn.limited import said_of_cores
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, cluster_of_machine
 from nugnn.planning.datasheet import SheetError, cpu_sheet, sheet_of
@@ -113,9 +115,10 @@ def cluster_here(
         machine: Its profile.
 
     Raises:
-        ValueError: The profile lacks a device.
+        ValueError: The profile lacks a device, or a worker is to have more threads than there are cores.
     """
-    return cluster_of_machine(machine, [_profile_in(machine, device) for device in devices], limits)
+    cluster = cluster_of_machine(machine, [_profile_in(machine, device) for device in devices], limits)
+    return replace(cluster, notes=(*cluster.notes, *said_of_cores(limits)))
 
 
 def are_devices_alike(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | None) -> bool:

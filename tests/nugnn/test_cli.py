@@ -81,6 +81,15 @@ def test_options_reach_the_run(runs: Runs, capsys: pytest.CaptureFixture[str]) -
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_notes_of_a_run_are_told(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(RESULT, "notes", ["workers share cores"])
+    assert exit_code("train", "--dataset", "digits") == 0
+    captured = capsys.readouterr()
+    assert captured.err == "note: workers share cores\n" and "share cores" not in captured.out
+
+
 def test_json_prints_the_result_alone(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("train", "--dataset", "digits", "--json") == 0
     captured = capsys.readouterr()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nugnn
-from nugnn import cli, machine_profiles, own_times, plan_run
+from nugnn import cli, limited, machine_profiles, own_times, plan_run
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.models import GNN
@@ -167,6 +167,15 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[0] == "measured" and "kept in" in calls[1] and len(calls) == 2
     plan_run.cluster_from_config(config, remeasures=True, **how)
     assert calls.count("measured") == 2
+
+
+def test_limits_that_contend_for_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "own_cores", lambda: (0, 1))
+    how: dict[str, Any] = {"remeasures": False, "on_stage": lambda _: None, "on_note": lambda _: None}
+    config = TrainConfig(dataset="digits", workers=2, device="cpu", shares="auto", limits="threads=2;threads=1")
+    assert any("workers share cores" in note for note in plan_run.cluster_from_config(config, **how).notes)
+    config = TrainConfig(dataset="digits", workers=2, device="cpu", shares="auto", limits="threads=1;threads=1")
+    assert not any("share cores" in note for note in plan_run.cluster_from_config(config, **how).notes)
 
 
 def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
