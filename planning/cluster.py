@@ -254,10 +254,14 @@ class _Builder:
         here: list[bool] = []
         taken: dict[tuple[str, str], int] = {}
         for number, entry in enumerate(host.devices):
-            at = f"{place}.devices.{number}"
+            at, own = f"{place}.devices.{number}", entry.limits.limits()
             for profile in self._profiles_of(entry, at, taken):
                 whole.append(_changed(profile, entry))
-                limits.append(entry.limits.limits())
+                limits.append(own)
+                try:
+                    limited(whole[-1], own)  # each for itself first, so that it can be named
+                except ValueError as error:
+                    raise ClusterError(f"{at}.limits: {error}") from error
                 here.append(entry.device == THIS_MACHINE)
         try:
             return list(zip(_after_limits(whole, limits), limits, here, strict=True))

@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import Count, Format, Positive, Seconds
-from nugnn.planning.validation import first_problem
+from nugnn.planning.validation import in_one_line, problems_of
 
 SCHEMA: Literal["nugnn.cluster/1"] = "nugnn.cluster/1"
 THIS_MACHINE = "this machine"
 MOST_DEVICES = 4096
 _MOST_VALUES = 100_000
+_SAY_HOW_FAST = "say how fast hosts reach each other"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 _Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -181,6 +182,8 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
         raise ClusterError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ClusterError(f"{path} is no text in UTF-8") from error
+    except yaml.MarkedYAMLError as error:
+        raise ClusterError(f"{path}, {_not_yaml(error)}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ClusterError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if root is None or not isinstance(loaded, dict):
@@ -192,8 +195,18 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
     try:
         return ClusterFields.model_validate_json(plain, strict=True), root
     except ValidationError as error:
-        place, problem = first_problem(error)
-        raise ClusterError(f"{path}, line {line_of(root, place)}: {problem}") from error
+        found = [f"line {line_of(root, each.place)}: {each.text}" for each in problems_of(error, ClusterFields)]
+        raise ClusterError(f"{path}, {in_one_line(found)}") from error
+
+
+def _not_yaml(error: yaml.MarkedYAMLError) -> str:
+    """Where and why, without the lines that the parser shows."""
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}: " if mark is not None else ""
+    if "'\\t'" in str(error.problem):
+        return f"{where}indent with spaces, not tabs"
+    said = ", ".join(text for text in (error.context, error.problem) if text)
+    return f"{where}not valid YAML: {said}"
 
 
 def _plain(value: Any, budget: Iterator[int]) -> Any:
@@ -247,7 +260,8 @@ def check_names(fields: ClusterFields) -> None:
     names = [name for host in fields.hosts for name in host.names]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ClusterError(f"hosts: {twice[0]!r} is the name of two hosts")
+        last = max(number for number, host in enumerate(fields.hosts) if twice[0] in host.names)
+        raise ClusterError(f"hosts.{last}.name: {twice[0]!r} is the name of two hosts")
     known = {host.name for host in fields.hosts} | set(names)
     for number, pair in enumerate(fields.links.pairs):
         for end in pair.ends:
@@ -257,7 +271,9 @@ def check_names(fields: ClusterFields) -> None:
     if count > MOST_DEVICES:
         raise ClusterError(f"hosts: {count} devices, and a plan may have {MOST_DEVICES}")
     if len(names) > 1 and fields.links.between is None and not _are_all_paired(fields, names):
-        raise ClusterError("links.between is missing: say how fast hosts reach each other")
+        if fields.links == LinksFields():  # named by the hosts that need it
+            raise ClusterError(f"hosts.{len(fields.hosts) - 1}: links.between is missing: {_SAY_HOW_FAST}")
+        raise ClusterError(f"links.between: is missing, {_SAY_HOW_FAST}")
     this = [host.name for host in fields.hosts if any(each.device == THIS_MACHINE for each in host.devices)]
     is_many = any(host.count > 1 for host in fields.hosts if host.name in this)
     if len(this) > 1 or is_many:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nugnn.planning import derates
 from nugnn.planning.cpu_rule import CpuSheet, cpu_sheet
 from nugnn.planning.profiles import Count, DeviceProfile, Format, LinkProfile, Positive
-from nugnn.planning.validation import first_problem
+from nugnn.planning.validation import what_is_wrong
 
 __all__ = ["CpuSheet", "DeviceSheet", "cpu_sheet", "markdown_table", "measured_over_sheet", "sheet_of", "sheets"]
 
@@ -180,7 +180,7 @@ def read_sheets(text: str) -> tuple[DeviceSheet, ...]:
         except KeyError as error:
             raise SheetError(f"data sheet of {row.get('name')}: there is no {error.args[0]!r}") from error
         except ValidationError as error:
-            raise SheetError(f"data sheet of {row.get('name')}: {first_problem(error)[1]}") from error
+            raise SheetError(f"data sheet of {row.get('name')}: {what_is_wrong(error, DeviceSheet)}") from error
     return tuple(cards)
 
 

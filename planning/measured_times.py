@@ -22,7 +22,7 @@ from nugnn.planning.nearest_operator import Entries, Lookup
 from nugnn.planning.timed_operators import Quantity, TimedOperator, joined_operators
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, TensorRecord
-from nugnn.planning.validation import first_problem
+from nugnn.planning.validation import what_is_wrong
 
 SCHEMA: Literal["nugnn.times/1"] = "nugnn.times/1"
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -177,4 +177,4 @@ def read_times(path: Path | str) -> MeasuredTimes:
     except OSError as error:
         raise TimesError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise TimesError(f"{path}: {first_problem(error)[1]}") from error
+        raise TimesError(f"{path}: {what_is_wrong(error, MeasuredTimes)}") from error

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import Count, Positive, Seconds
-from nugnn.planning.validation import first_problem
+from nugnn.planning.validation import what_is_wrong
 
 SCHEMA: Literal["nugnn.plan/1"] = "nugnn.plan/1"
 BASELINES = ("even", "flops", "bandwidth")
@@ -335,6 +335,5 @@ def read_plan(path: Path | str) -> Plan:
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        place, problem = first_problem(error)
-        hint = "; make it with: nugnn plan --plan-out FILE" if len(place) < 2 else ""
-        raise PlanError(f"{path}: {problem}{hint}") from error
+        hint = "; make it with: nugnn plan --plan-out FILE"
+        raise PlanError(f"{path}: {what_is_wrong(error, Plan, hint)}") from error

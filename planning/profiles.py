@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nugnn.planning.validation import first_problem
+from nugnn.planning.validation import what_is_wrong
 
 SCHEMA: Literal["nugnn.machine/1"] = "nugnn.machine/1"
 
@@ -125,6 +125,5 @@ def read_profile(path: Path | str) -> MachineProfile:
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        place, problem = first_problem(error)
-        hint = "; make it with: nugnn profile --out FILE" if len(place) < 2 else ""
-        raise ProfileError(f"{path}: {problem}{hint}") from error
+        hint = "; make it with: nugnn profile --out FILE"
+        raise ProfileError(f"{path}: {what_is_wrong(error, MachineProfile, hint)}") from error

@@ -31,7 +31,7 @@ from nugnn.planning.trace_records import (
     map_dims,
     value_of,
 )
-from nugnn.planning.validation import first_problem
+from nugnn.planning.validation import what_is_wrong
 
 __all__ = ["OperatorRecord", "StepTrace", "Storage", "TensorRecord", "TraceError", "read_trace"]
 
@@ -191,4 +191,4 @@ def read_trace(path: Path) -> StepTrace:
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise TraceError(f"{path}: {first_problem(error)[1]}") from error
+        raise TraceError(f"{path}: {what_is_wrong(error, StepTrace)}") from error
