@@ -10,6 +10,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -42,6 +43,7 @@ _WIDTH = 80
 _OPTIONS = {entry.name: entry for kind in (SampleConfig, TrainConfig) for entry in fields(kind)}
 """Of both families; where they share a name, as graphs have it."""
 _BOOLEAN_FLAGS = {flag_of(name) for name, entry in _OPTIONS.items() if option_spec(entry).kind is bool}
+_CHOICES = {flag_of(name): option_spec(entry).choices for name, entry in _OPTIONS.items() if option_spec(entry).choices}
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with errors_reported():
         if given[:1] in (["train"], ["partition"], ["plan"], ["simulate"]):
             given = spell_out_flags(given, _BOOLEAN_FLAGS)
+            _refuse_left_out_values(given)
     app(args=given, prog_name="nugnn")
 
 
@@ -81,6 +84,14 @@ def spell_out_flags(arguments: Sequence[str], flags: set[str]) -> list[str]:
             raise ConfigError(f"{flag} {value}: write {plain} or --no-{plain[2:]}, without a value")
         spelled.append(f"--no-{plain[2:]}" if has_value and value.lower() in _FALSE else flag)
     return spelled
+
+
+def _refuse_left_out_values(arguments: Sequence[str]) -> None:
+    """A parser would take the next option for the value, and fall over what follows."""
+    for argument, after in zip(arguments, [*arguments[1:], "--"], strict=True):
+        if argument in _CHOICES and after.startswith("--"):
+            *first, last = map(str, _CHOICES[argument])
+            raise ConfigError(f"{argument} takes {', '.join(first)}{' or ' if first else ''}{last}")
 
 
 def _show_version(wanted: bool) -> None:
@@ -180,7 +191,7 @@ def _check_model_file(model_file: tuple[Path, str] | None) -> None:
 
 
 def settings_text(config: RunConfig) -> str:
-    """Two lines: what differs from the defaults, spelled as options, and the defaults that matter most."""
+    """Two lines: what differs from the defaults, spelled as options for a shell, and the defaults that matter most."""
     changed = []
     for entry in fields(config):  # type: ignore[arg-type]
         value = getattr(config, entry.name)
@@ -190,7 +201,7 @@ def settings_text(config: RunConfig) -> str:
             changed.append(flag_of(entry.name) if value else f"--no-{flag_of(entry.name)[2:]}")
         else:
             shown = ",".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
-            changed.append(f"{flag_of(entry.name)} {shown}")
+            changed.append(f"{flag_of(entry.name)} {shlex.quote(str(shown))}")
     main_ones = (
         "model",
         "layers",

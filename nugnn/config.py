@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from importlib import resources
@@ -108,7 +109,7 @@ class Settings:
         try:
             limits = parse_limits(self.limits)
         except ValueError as error:
-            raise ConfigError(f"--limits {self.limits}: {error}") from None
+            raise ConfigError(f"--limits {shlex.quote(self.limits)}: {error}") from None
         if len(limits) != self.workers:
             raise ConfigError(
                 f"--limits {self.limits}: {len(limits)} for --workers {self.workers}; give one for each, with "

@@ -34,13 +34,13 @@ class DeviceLimits:
         for name in ("sms", "threads"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} is {value!r}, must be a whole number from 1 up")
+                raise ValueError(f"{name} is {value!r}; it must be a whole number from 1 up")
         share = self.memory_fraction
         if share is None:
             return
         is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
         if not is_number or not (math.isfinite(share) and 0 < share <= 1):
-            raise ValueError(f"memory_fraction is {share!r}, must be a number above 0 and up to 1")
+            raise ValueError(f"memory_fraction is {share!r}; it must be a number above 0 and up to 1")
         object.__setattr__(self, "memory_fraction", float(share))
 
     @property
@@ -68,6 +68,10 @@ class DeviceLimits:
         given: dict[str, Any] = {}
         for entry in text.split(","):
             name, equals, value = (part.strip() for part in entry.partition("="))
+            if not entry.strip():
+                raise ValueError(f"no limit is given; write {NO_LIMITS}, or one such as threads=2")
+            if name in known and not value:
+                raise ValueError(f"limit {name!r} has no value; write {name}=VALUE")
             if not equals or name not in known:
                 raise ValueError(
                     f"limit {entry.strip()!r} is not known; give {NO_LIMITS}, or some of "

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -79,6 +80,21 @@ def test_options_reach_the_run(runs: Runs, capsys: pytest.CaptureFixture[str]) -
     assert "splitting the graph into 2 parts" in out and "epoch   1/200  loss 2.3000  val 0.1000" in out
     assert "weight-decay 0.0005" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_settings_that_are_shown_can_be_pasted(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--dataset", "digits", "--workers", "2", "--limits", "none;threads=1", "--out", "a folder"]
+    assert exit_code("train", *given) == 0
+    shown = shlex.split(" ".join(capsys.readouterr().out.partition("defaults:")[0].split()).removeprefix("settings: "))
+    assert exit_code("train", *shown) == 0 and runs.configs[0] == runs.configs[1]
+
+
+@pytest.mark.parametrize("after", [[], ["--epochs", "3"]])
+def test_an_option_without_its_value_says_its_values(
+    after: list[str], runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("train", "--dataset", "digits", "--rebalance", *after) == 2
+    assert capsys.readouterr().err == "nugnn: error: --rebalance takes auto or off\n" and runs.configs == []
 
 
 def test_notes_of_a_run_are_told(

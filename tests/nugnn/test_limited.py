@@ -93,7 +93,7 @@ def test_settings_have_one_spelling_and_a_resumed_run_may_change_them(kind: Any)
     ("options", "said"),
     [
         ({"limits": "threads=1"}, "--limits threads=1: 1 for --workers 2"),
-        ({"limits": "none;sms=x"}, "--limits none;sms=x: worker 1: sms is 'x'"),
+        ({"limits": "none;sms=x"}, "--limits 'none;sms=x': worker 1: sms is 'x'"),
         ({"limits": "none;sms=8", "device": "cpu"}, "worker 1 computes on the CPU"),
         ({"limits": "none;sms=8", "device": "cuda:0,cpu"}, "worker 1 computes on the CPU"),
     ],
