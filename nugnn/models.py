@@ -88,6 +88,7 @@ class GNN(nn.Module):
             raise ValueError(f"heads={heads} has no meaning for {kind}; use gat or gatv2")
         if attention_dropout and not attends:
             raise ValueError(f"attention_dropout={attention_dropout} has no meaning for {kind}; use gat or gatv2")
+        self.kind, self.hidden = kind, hidden if layers > 1 else None
         self.activation = _ACTIVATIONS[activation]
         self.input_dropout, self.dropout = nn.Dropout(input_dropout), ActivationDropout(self.activation, dropout)
         self.layers, self.norms, self.residuals = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()

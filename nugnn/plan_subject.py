@@ -210,7 +210,8 @@ def sample_subject(
 def model_facts(model: nn.Module) -> dict[str, Plain]:
     """Plain values that are the same for models of the same kind and size, whatever their weights."""
     shapes = {name: list(x.shape) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
-    return {
+    own = {name: getattr(model, name, None) for name in ("kind", "hidden")}
+    return {name: value for name, value in own.items() if type(value) in (str, int)} | {
         "class": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
         "shapes": hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16],

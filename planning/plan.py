@@ -273,11 +273,11 @@ class Plan(_Record):
             PlanError: Says what differs.
         """
         self.check_workers(len(devices))
-        found = _differences(self.data, data) + [
-            f"the model's {name} is {now}, and was {self.model[name]}"
-            for name, now in model.items()
-            if name in self.model and self.model[name] != now
-        ]
+        found = _differences(self.data, data)
+        if any(self.model[name] != model[name] for name in self.model.keys() & model.keys()):
+            planned, now = _model_in_words(self.model), _model_in_words(model)
+            but = f"and this run has {now}" if planned != now else "and the weights of this run's have other shapes"
+            found.append(f"it is for {planned}, {but}")
         for rank, (planned, device) in enumerate(zip(self.devices, devices, strict=True)):
             if device is not None and (said := _other_device(planned, device)):
                 found.append(f"worker {rank} {said}")
@@ -298,19 +298,42 @@ class Plan(_Record):
             )
 
 
+def _model_in_words(facts: Mapping[str, Plain]) -> str:
+    """As far as it is known.
+
+    >>> _model_in_words({"kind": "gcn", "hidden": 64, "parameters": 4810, "shapes": "0f"})
+    'gcn with hidden 64 (4,810 parameters)'
+    """
+    name = next((str(facts[known]) for known in ("kind", "class", "model") if known in facts), "a model")
+    hidden = f" with hidden {facts['hidden']}" if "hidden" in facts else ""
+    count = facts.get("parameters")
+    return f"{name}{hidden}" + (f" ({count:,} parameters)" if isinstance(count, int) else "")
+
+
 def _differences(planned: DataFacts, given: DataFacts) -> list[str]:
     names = {"nodes": "nodes", "edges": "edges", "train": "training nodes", "samples": "samples"}
     names |= {"features": "features", "classes": "classes"}
-    found = [
-        f"the data have {getattr(given, field)} {what}, and had {getattr(planned, field)}"
-        for field, what in names.items()
-        if getattr(planned, field) != getattr(given, field)
-    ]
+    planned_name, given_name = planned.name, given.name
+    if planned_name == given_name:
+        planned_name, given_name = f"{given.name} as it was", f"{given.name} as it is"
+    counts = [(what, getattr(planned, field), getattr(given, field)) for field, what in names.items()]
+    other = [(what, then, now) for what, then, now in counts if then != now]
+    found = []
+    if other:
+        had = ", ".join(f"{then:,} {what}" for what, then, _ in other)
+        has = ", ".join(f"{now:,} {what}" for what, _, now in other)
+        found.append(f"it is for {planned_name} ({had}), and this run has {given_name} ({has})")
     if planned.input_shape != given.input_shape:
-        found.append(f"a sample has the shape {given.input_shape}, and had {planned.input_shape}")
+        found.append(
+            f"it is for samples of shape {_shape(planned.input_shape)}, and this run's have {_shape(given.input_shape)}"
+        )
     if not found and None not in (planned.content, given.content) and planned.content != given.content:
-        found.append(f"{given.name} has as many nodes and edges as {planned.name} had, but not the same")
+        found.append(f"{given_name} has as many nodes and edges as {planned_name}, but not the same")
     return found
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "unknown" if shape is None else " x ".join(map(str, shape)) or "()"
 
 
 def _other_device(planned: PlannedDevice, device: KnownDevice) -> str:

@@ -115,10 +115,15 @@ def test_a_plan_of_this_run_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("data", "model", "devices", "message"),
     [
-        ({"nodes": 7}, {}, HERE, "the data have 7 nodes, and had 6"),
-        ({"edges": 26, "features": 5}, {}, HERE, "26 edges, and had 20; the data have 5 features"),
-        ({"content": "other"}, {}, HERE, "as many nodes and edges as six had, but not the same"),
-        ({}, {"hidden": 32}, HERE, "the model's hidden is 32, and was 64"),
+        ({"nodes": 7}, {}, HERE, r"it is for six as it was \(6 nodes\), and this run has six as it is \(7 nodes\)"),
+        (
+            {"name": "new", "edges": 2600, "features": 5},
+            {},
+            HERE,
+            r"six \(20 edges, 4 .*has new \(2,600 edges, 5 features\)",
+        ),
+        ({"content": "other"}, {}, HERE, "as many nodes and edges as six as it was, but not the same"),
+        ({}, {"hidden": 32}, HERE, "for gcn with hidden 64, and this run has gcn with hidden 32"),
         ({}, {}, HERE[::-1], "worker 0 has GPU-2, and was planned for GPU-1"),
         ({}, {}, [sheet_of("T4").as_profile(), None], "worker 0 has Tesla T4, and was planned for NVIDIA H200"),
         ({}, {}, HERE[:1], "is for 2 workers, and there are 1; give --workers 2"),
