@@ -67,6 +67,7 @@ def run_from_config(
         nugnn.interrupt.Interrupted: A signal asked for the end; the text says how to go on.
     """
     emit = on_event or (lambda _: None)
+    _check_files(config)
     emit({"kind": "stage", "text": f"reading {config.dataset}"})
     family = family_of(config)
     data = family.prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
@@ -136,6 +137,22 @@ def run_from_config(
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _check_files(config: RunConfig) -> None:
+    """Refuse a plan or cluster that is none before data are read.
+
+    Raises:
+        ValueError: It cannot be read, has a wrong field, or is for another number of workers.
+    """
+    if config.plan is not None:
+        from nugnn.planning.plan import read_plan
+
+        read_plan(config.plan).check_workers(config.workers)
+    if config.cluster is not None:
+        from nugnn.planning.cluster_file import read_cluster_fields
+
+        read_cluster_fields(Path(config.cluster))
 
 
 def _write_plan(out: Path, planned: Planned) -> None:

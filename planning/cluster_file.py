@@ -188,6 +188,8 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
         raise ClusterError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if root is None or not isinstance(loaded, dict):
         raise ClusterError(f"{path}: expected 'schema: {SCHEMA}', 'hosts:' and so on; docs/plan.md has an example")
+    if str(loaded.get("schema")).startswith("nugnn.plan/"):
+        raise ClusterError(f"{path} is a plan: --plan takes it")
     try:
         plain = json.dumps(_plain(loaded, iter(range(_MOST_VALUES))), default=str)
     except (StopIteration, RecursionError) as error:

@@ -353,10 +353,14 @@ def read_plan(path: Path | str) -> Plan:
             of range.
     """
     path = Path(path)
+    content = b""
     try:
-        return Plan.model_validate_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), strict=True)
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        return Plan.model_validate_json(content, strict=True)
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
+        if b"nugnn.cluster/" in content:
+            raise PlanError(f"{path} is a cluster description: --cluster takes it") from None
         hint = "; make it with: nugnn plan --plan-out FILE"
         raise PlanError(f"{path}: {what_is_wrong(error, Plan, hint)}") from error

@@ -205,6 +205,26 @@ def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
 # training
 
 
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("plan", MIXED, "f is a cluster description: --cluster takes it"),
+        ("plan", None, "f cannot be read: No such file"),
+        ("cluster", '{"schema": "nugnn.plan/1"}', "f is a plan: --plan takes it"),
+        ("cluster", MIXED.replace("limits", "limit"), "line 5: .*unknown field 'limit'; did you mean 'limits'"),
+    ],
+)
+def test_wrong_files_are_refused_before_data_are_read(
+    tmp_path: Path, option: str, text: str | None, words: str
+) -> None:
+    if text is not None:
+        (tmp_path / "f").write_text(text)
+    events: list[Any] = []
+    with pytest.raises(ValueError, match=words):
+        run_from_config(settings(tmp_path, "out", **{option: str(tmp_path / "f")}), events.append)
+    assert events == []
+
+
 def settings(tmp_path: Path, out: str, **changes: Any) -> TrainConfig:
     values = {"dataset": "digits", "workers": 2, "epochs": 1, "hidden": 8, "out": str(tmp_path / out), "dropout": 0.0}
     return TrainConfig(**{**values, **changes})
