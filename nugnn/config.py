@@ -299,7 +299,7 @@ class TrainConfig(Settings):
         "even",
         str,
         "Part of the graph each worker gets: even; fractions such as 0.6,0.3,0.1; auto: the slowest worker as fast as "
-        "memories allow, by prediction; flops or bandwidth: by one number of each device.",
+        "memories allow, by prediction; flops or bandwidth: by a single number from each device's specification.",
     )
     partitioner: str = option(
         "metis",

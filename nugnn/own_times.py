@@ -68,7 +68,8 @@ def own_times(
         return {kind: read_times(path) for kind, path in zip(kinds, paths, strict=True)}
     except TimesError:
         pass  # not all are there
-    on_stage("timing the model's operators on each device")
+    longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
+    on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
     measures = [
         functools.partial(
             subject.measures[profile.kind],
