@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,34 +17,36 @@ from nugnn.planning.timeline import Timeline, picture
 _MOST_ROWS = 16
 """Devices that have a row each; of more, those that are alike share one."""
 _MOST_PICTURED = 8
+_LABEL = 19
 SIMULATED = "simulated: by data sheets, never held against a run on them"
 
 
 def show_plan(planned: Planned, console: Console) -> None:
     """Print the tables and the picture."""
     plan = planned.plan
-    console.print(devices_table(plan))
+    console.print(devices_table(plan, min(80, console.width)))
     console.print(baselines_table(plan))
     if planned.forecast.timeline is not None:
-        shown = _pictured(plan, planned.forecast.timeline)
-        console.print(picture(shown, width=min(80, console.width)), markup=False, highlight=False)
+        shown, ranks = _pictured(plan, planned.forecast.timeline)
+        console.print(picture(shown, width=min(80, console.width), numbers=ranks), markup=False, highlight=False)
 
 
-def _pictured(plan: Plan, timeline: Timeline) -> Timeline:
-    """All ranks, or of many that one of each kind of device that is busy longest."""
+def _pictured(plan: Plan, timeline: Timeline) -> tuple[Timeline, list[int]]:
+    """All ranks, or of many that one of each kind of device that is busy longest; and their numbers."""
     if len(plan.devices) <= _MOST_PICTURED:
-        return timeline
+        return timeline, list(range(len(plan.devices)))
     longest: dict[str, int] = {}
     for rank, device in enumerate(plan.devices):
         other = longest.setdefault(_limited(device), rank)
         if device.busy_seconds > plan.devices[other].busy_seconds:
             longest[_limited(device)] = rank
     ranks = sorted(longest.values(), key=lambda rank: -plan.devices[rank].busy_seconds)[:_MOST_PICTURED]
-    return Timeline(*(tuple(each[rank] for rank in ranks) for each in (timeline.names, timeline.events, timeline.ends)))  # type: ignore[arg-type]
+    of_each = (timeline.names, timeline.events, timeline.ends)
+    return Timeline(*(tuple(each[rank] for rank in ranks) for each in of_each)), ranks  # type: ignore[arg-type]
 
 
-def devices_table(plan: Plan) -> Table:
-    """What each device gets, and what is expected of it."""
+def devices_table(plan: Plan, width: int = 80) -> Table:
+    """What each device gets, and what is expected of it; without its least columns where ``width`` is too little."""
     step = "epoch" if plan.family == "graph" else "step"
     title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} an {step}, predicted"
     if plan.family == "samples":
@@ -53,13 +56,33 @@ def devices_table(plan: Plan) -> Table:
         title += f"\n({SIMULATED})"
     unit, size = _unit(plan.step_seconds)
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("device", overflow="ellipsis", no_wrap=True, max_width=19)
+    table.add_column("device", overflow="ellipsis", no_wrap=True, max_width=_LABEL)
     counts = ["nodes", "edges", "halo"] if plan.family == "graph" else ["batch"]
-    for name in ["share", *counts, f"{unit}: work", "halo", "sync", "wait", "GiB of"]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for label, devices in _rows(plan):
-        table.add_row(label, *_cells(plan, devices, size))
+    names = ["share", *counts, f"{unit}: work", "halo", "sync", "wait", "GiB of"]
+    rows = [(label, _cells(plan, devices, size)) for label, devices in _rows(plan)]
+    lines = [names, *(cells for _, cells in rows)]
+    widths = [1 + max(len(line[column]) for line in lines) for column in range(len(names))]
+    label_width = 1 + max(len(line) for label, _ in rows for line in ["device", *label.split("\n")])
+    kept = _columns_within(width - min(label_width, _LABEL + 1), widths, len(counts))
+    for column in kept:
+        table.add_column(names[column], justify="right", no_wrap=True)
+    for label, cells in rows:
+        table.add_row(label, *(cells[column] for column in kept))
+    if len(kept) < len(names):
+        table.caption = f"{len(names) - len(kept)} columns more where the terminal is wider; --json has all"
     return table
+
+
+def _columns_within(width: int, widths: Sequence[int], num_counts: int) -> list[int]:
+    """Whole columns are left out, never parts of numbers: what a plan is least about first."""
+    work = 1 + num_counts
+    kept = list(range(len(widths)))
+    least_first = [*range(num_counts, 1, -1), work + 2, work + 1, work + 3, 1, work + 4, work]
+    for column in least_first:
+        if sum(widths[each] for each in kept) <= width:
+            break
+        kept.remove(column)
+    return kept
 
 
 def _unit(seconds: float) -> tuple[str, float]:
@@ -70,17 +93,28 @@ def _unit(seconds: float) -> tuple[str, float]:
 def _rows(plan: Plan) -> list[tuple[str, list[PlannedDevice]]]:
     """A row for each device, or for those of a host or cluster that are alike where there are many."""
     if len(plan.devices) <= _MOST_ROWS:
-        return [(f"{rank} {_limited(device)}", [device]) for rank, device in enumerate(plan.devices)]
+        return [(_label(str(rank), device), [device]) for rank, device in enumerate(plan.devices)]
     groups: dict[str, list[PlannedDevice]] = {}
     for device in plan.devices:
         groups.setdefault(_limited(device), []).append(device)
-    return [(f"{len(devices)} x {name}", devices) for name, devices in groups.items()]
+    return [(_label(f"{len(devices)} x", devices[0]), devices) for devices in groups.values()]
+
+
+def _label(which: str, device: PlannedDevice) -> str:
+    """The device's name, and below it what of it is used: that is where devices of one name differ."""
+    limits = device.limits
+    given = (("sms", limits.sms), ("memory", limits.memory_fraction), ("threads", limits.threads))
+    said = ", ".join(f"{name} {value:g}" for name, value in given if value is not None)
+    indented = textwrap.wrap(said, _LABEL, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([f"{which} {_name(device)}", *indented])
 
 
 def _limited(device: PlannedDevice) -> str:
-    name = device.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
-    limits = "" if device.limits.is_none else f" {device.limits}"
-    return f"{name}{limits}"
+    return _name(device) + ("" if device.limits.is_none else f" {device.limits}")
+
+
+def _name(device: PlannedDevice) -> str:
+    return device.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
 
 
 def _cells(plan: Plan, devices: Sequence[PlannedDevice], unit: float) -> list[str]:

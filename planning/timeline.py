@@ -132,30 +132,46 @@ def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
 # -- a picture in text -------------------------------------------------------------------------------------------------
 
 _LETTERS = {"forward": "f", "loss": "l", "backward": "b", "optimizer": "o"}
-LEGEND = "f forward  l loss  b backward  o optimizer  h halo rows  s sums of gradients  x other exchanges  . waits"
+_MEANING = {
+    "f": "forward",
+    "l": "loss",
+    "b": "backward",
+    "o": "optimizer",
+    "h": "halo rows",
+    "s": "sums of gradients",
+    "x": "other exchanges",
+    ".": "waits",
+    "?": "outside of these phases",
+    " ": "nothing on the device",
+}
 _LONGEST_NAME = 16
 
 
-def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16) -> str:
+def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16, numbers: Sequence[int] | None = None) -> str:
     """A line for each rank, a letter for what the device does most of in each slice of the step.
 
     Args:
         timeline: Predicted or measured.
         width: Of a line.
         most_ranks: Lines; where there are more ranks, those that take longest.
+        numbers: Of the ranks, where the timeline has only some of them.
 
     Returns:
-        Lines, the legend the last one.
+        Lines, the last ones the legend: what the signs mean that occur.
     """
     ranks = sorted(range(len(timeline.names)), key=lambda rank: (-_own(timeline, rank), rank))[:most_ranks]
-    labels = {rank: f"{rank} {timeline.names[rank]}"[:_LONGEST_NAME] for rank in ranks}
+    called = range(len(timeline.names)) if numbers is None else numbers
+    labels = {rank: f"{called[rank]} {timeline.names[rank]}"[:_LONGEST_NAME] for rank in ranks}
     longest = max(map(len, labels.values()))
     figures = {rank: f" {100 * timeline.idle_share(rank):3.0f} % idle" for rank in ranks}
     slices = max(width - longest - 2 - len(next(iter(figures.values()))), 10)
-    lines = [f"{labels[rank]:<{longest}} |{_letters(timeline, rank, slices)}{figures[rank]}" for rank in sorted(ranks)]
+    drawn = {rank: _letters(timeline, rank, slices) for rank in ranks}
+    lines = [f"{labels[rank]:<{longest}} |{drawn[rank]}{figures[rank]}" for rank in sorted(ranks)]
+    signs = set("".join(drawn.values()))
+    legend = "  ".join(f"{sign.replace(' ', 'blank')} {means}" for sign, means in _MEANING.items() if sign in signs)
     if left_out := len(timeline.names) - len(ranks):
         lines.append(f"{left_out} ranks that wait longer are not shown")
-    return "\n".join([*lines, f"{_seconds(timeline.makespan)} from left to right", *_folded(LEGEND, width)])
+    return "\n".join([*lines, f"{_seconds(timeline.makespan)} from left to right", *_folded(legend, width)])
 
 
 def _own(timeline: Timeline, rank: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import nugnn
 from nugnn import cli, limited, machine_profiles, own_times, plan_run
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.models import GNN
+from nugnn.plan_tables import devices_table
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
 from nugnn.planning.measured_times import read_times
@@ -95,6 +98,20 @@ def test_a_cluster_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert all(sum(d.seconds.values()) == pytest.approx(plan.step_seconds) for d in plan.devices)
     shown = json.loads(files["step.json"].read_text())["traceEvents"]
     assert {event["pid"] for event in shown} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("width", [80, 50, 30])
+def test_a_narrow_table_leaves_out_columns_not_digits(tmp_path: Path, width: int) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED.replace("sms: 20", "sms: 20, memory_fraction: 0.25"))
+    config = TrainConfig(dataset="by-counts", workers=4, cluster=str(tmp_path / "c.yaml"), shares="even")
+    plan = plan_run.plan_from_config(config, "ogbn-products").plan
+    console = Console(width=width, file=io.StringIO())
+    console.print(devices_table(plan, width))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "sms 20, memory" in text and "0.25" in text
+    assert all(f"{100 * device.share:.3g}%" in text for device in plan.devices)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text.partition("device")[2]
+    assert ("columns more" in " ".join(text.split())) == (width < 80)
 
 
 def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,12 +305,12 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> 
     config = settings(tmp_path, "a", **how)
     stages: list[str] = []
     result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
-    assert "timing the model's operators on each device" in stages
+    assert "timing the model's operators on each device of this machine, 0.1 s, once" in stages
     kept = sorted((tmp_path / "cache" / "operator-times").glob("*.json"))
     assert len(kept) == 2 and {read_times(path).limits for path in kept} == {"none", "memory_fraction=0.4"}
     stages.clear()
     again = run_from_config(settings(tmp_path, "b", **how), lambda event: stages.append(str(event.get("text"))))
-    assert "timing the model's operators on each device" not in stages
+    assert not any("timing" in stage for stage in stages)
     assert again["predicted_epoch_seconds"] == result["predicted_epoch_seconds"]
     memory = read_plan(tmp_path / "b" / "plan.json").devices
     assert memory[1].memory_limit_bytes < memory[0].memory_limit_bytes

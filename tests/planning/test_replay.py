@@ -325,6 +325,10 @@ def test_a_picture_shows_each_rank_in_eighty_columns():
     assert abs(100 * drawn.count(".") / len(drawn) - waiting) < 100 * (changes + 1) / len(drawn)
     assert set(drawn) <= set("fbohsx. l")
     assert {"f", "b", "h"} <= set(drawn)
+    signs = set("".join(line.split("|")[1][: -len("  40 % idle")] for line in lines[:2]))
+    legend = "  ".join(lines[3:]).split("  ")
+    assert {entry.split()[0].replace("blank", " ") for entry in legend} == signs
+    assert picture(timeline, numbers=[7, 9]).splitlines()[1].startswith("9 slow  |")
 
 
 def test_steps_with_formulas_are_refused():
