@@ -55,6 +55,7 @@ class Balancer:
         self._computed: list[float] = []
         self._passed: list[float] = []
         self._is_first, self._first_passed, self._has_moved = True, math.nan, False
+        self._has_ever_moved = False
         self._proposed: tuple[Levelling, float] | None = None
 
     @contextmanager
@@ -100,7 +101,8 @@ class Balancer:
 
         Whoever moves them says so by `has_moved`.
         """
-        is_due = self._num_epochs >= self._next_look and len(self._computed) >= self._rules.least_epochs
+        least = self._rules.least_epochs if self._has_ever_moved else self._rules.window  # at first nothing is warm
+        is_due = self._num_epochs >= self._next_look and len(self._computed) >= least
         if not self._ranks.is_split or not is_due:
             return None
         began = time.perf_counter()
@@ -110,6 +112,12 @@ class Balancer:
         destination = self._chosen(graph, level)
         self._proposed = level, began
         return destination
+
+    def take_shortfall(self) -> tuple[float, float] | None:
+        """Seconds of an epoch that the last move promised and brought, where the last look of rank 0 found less than
+        half; told once."""
+        found, self._watch.shortfall = self._watch.shortfall, None
+        return found
 
     def has_moved(self) -> tuple[Levelling, float, float]:
         """The nodes are where `propose` wanted them: what was measured before says nothing any more.
@@ -123,7 +131,7 @@ class Balancer:
         own = [time.perf_counter() - began, statistics.median(self._passed)]
         seconds, epoch_seconds = self._ranks.max_(torch.tensor(own, dtype=torch.float64)).tolist()
         self._watch.moved(level, seconds)
-        self._proposed, self._has_moved = None, True
+        self._proposed, self._has_moved, self._has_ever_moved = None, True, True
         self._is_first, self._computed, self._passed = True, [], []
         return level, seconds, epoch_seconds
 

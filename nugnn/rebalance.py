@@ -67,7 +67,8 @@ class Rebalancer:
         self._balancer.note(seconds["compute"], seconds["epoch"])
         destination = self._balancer.propose(self._family.graph, epochs_left)
         if destination is None:
-            return None
+            shortfall = self._balancer.take_shortfall()
+            return None if shortfall is None else shortfall_text(len(history.epochs), *shortfall)
         trainer = self._trainer
         held = HeldRows(trainer.model, trainer.optimizer, self._family.graph, trusts_user=self._on_move is not None)
         if held.why_not is not None:
@@ -125,6 +126,15 @@ def move_text(record: dict[str, Any]) -> str:
         f"for {_shown(fastest)}. Moved {record['nodes']:,} nodes ({record['share']:.1%}) in "
         f"{_shown(record['seconds'])}: {shown}. The slowest should take {_shown(max(predicted))} now; "
         f"halo rows {halo_before:,} before, {halo_now:,} now"
+    )
+
+
+def shortfall_text(epoch: int, promised: float, brought: float) -> str:
+    """What came of a move, where that is less than half of what was promised."""
+    came = f"brought {_shown(brought)}" if brought > 0 else f"the slowest takes {_shown(-brought)} longer than before"
+    return (
+        f"after epoch {epoch}: the last move was to save {_shown(promised)} of an epoch, and {came}; the next one waits "
+        "longer"
     )
 
 

@@ -194,6 +194,9 @@ class ImbalanceWatch:
     _cost: float | None = field(default=None, init=False)
     _reluctance: float = field(default=1.0, init=False)
     _promised: Levelling | None = field(default=None, init=False)
+    _gain_before: float = field(default=0.0, init=False)
+    shortfall: tuple[float, float] | None = field(default=None, init=False)
+    """Seconds of an epoch that the last move promised and brought, at the look that found them less than half."""
 
     def look(self, loads: Sequence[RankLoad], *, num_epochs: int, epochs_left: int) -> Levelling | None:
         """What to do now; None for nothing.
@@ -209,12 +212,13 @@ class ImbalanceWatch:
         self._compare_with_promise(max(level.seconds))
         slowest = max(level.seconds)
         if not slowest > 0 or level.gain < self.rules.least_imbalance * slowest:
-            self.wasted_seconds = 0.0
+            self.wasted_seconds = self._gain_before = 0.0
             return None
+        gain, self._gain_before = min(level.gain, self._gain_before), level.gain  # what two looks agree on will last
         self.wasted_seconds += level.gain * num_epochs
         cost = self.cost_seconds(max(level.predicted), max(load.sizes.edges for load in loads))
         is_paid = self.wasted_seconds >= cost * self._reluctance
-        is_worth_it = level.gain * epochs_left >= 2 * cost + self.rules.least_gain_seconds
+        is_worth_it = gain * epochs_left >= 2 * cost + self.rules.least_gain_seconds
         return level if is_paid and is_worth_it else None
 
     def cost_seconds(self, epoch_seconds: float, num_edges: int) -> float:
@@ -225,7 +229,8 @@ class ImbalanceWatch:
 
     def moved(self, levelling: Levelling, seconds: float) -> None:
         """What `look` said was done, and took ``seconds``."""
-        self._promised, self._cost, self.wasted_seconds = levelling, seconds, 0.0
+        self._promised, self._cost = levelling, seconds
+        self.wasted_seconds = self._gain_before = 0.0
 
     def began_slowly(self, seconds: float) -> None:
         """The first epoch after a move took so much longer than those after it."""
@@ -234,9 +239,12 @@ class ImbalanceWatch:
 
     def _compare_with_promise(self, slowest: float) -> None:
         """A move that brought less than half of what it promised makes the next one wait twice as long."""
+        self.shortfall = None
         if self._promised is None:
             return
-        before = max(self._promised.seconds)
-        kept_it = before - slowest >= 0.5 * self._promised.gain
+        brought = max(self._promised.seconds) - slowest
+        kept_it = brought >= 0.5 * self._promised.gain
+        if not kept_it:
+            self.shortfall = self._promised.gain, brought
         self._reluctance = 1.0 if kept_it else min(2 * self._reluctance, _MOST_RELUCTANCE)
         self._promised = None

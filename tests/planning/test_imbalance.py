@@ -132,6 +132,21 @@ def test_noise_and_hiccups_move_nothing() -> None:
     assert simulate(lambda epoch, rank: 0.2 if rank == 1 and epoch % 5 < 2 else 1.0)[0] == []
 
 
+def test_one_look_alone_moves_nothing_and_a_broken_promise_is_told() -> None:
+    even, uneven = loads_of([1e6, 1e6], [1, 1]), loads_of([1e6, 1e6], [1, 1 / 3])
+    watch = ImbalanceWatch(_RULES)
+    for loads in (uneven, even) * 20:
+        assert watch.look(loads, num_epochs=50, epochs_left=500) is None
+    assert watch.look(uneven, num_epochs=50, epochs_left=500) is None
+    level = watch.look(uneven, num_epochs=50, epochs_left=500)
+    assert level is not None and watch.shortfall is None
+    watch.moved(level, 1.0)
+    watch.look(uneven, num_epochs=1, epochs_left=400)
+    assert watch.shortfall == (level.gain, 0.0)
+    watch.look(even, num_epochs=1, epochs_left=400)
+    assert watch.shortfall is None
+
+
 def test_what_is_not_worth_it_is_left() -> None:
     slow = lambda epoch, rank: 1 / 3 if rank == 1 and epoch > 110 else 1.0  # noqa: E731
     assert simulate(slow, move_seconds=5.0)[0] == [], "ten epochs are too few to earn a move"
