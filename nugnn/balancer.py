@@ -114,8 +114,10 @@ class Balancer:
         return destination
 
     def take_shortfall(self) -> tuple[float, float] | None:
-        """Seconds of an epoch that the last move promised and brought, where the last look of rank 0 found less than
-        half; told once."""
+        """Seconds of an epoch that the last move promised and brought, where that is less than half; told once.
+
+        On rank 0 alone, which compares them.
+        """
         found, self._watch.shortfall = self._watch.shortfall, None
         return found
 

@@ -133,8 +133,8 @@ def shortfall_text(epoch: int, promised: float, brought: float) -> str:
     """What came of a move, where that is less than half of what was promised."""
     came = f"brought {_shown(brought)}" if brought > 0 else f"the slowest takes {_shown(-brought)} longer than before"
     return (
-        f"after epoch {epoch}: the last move was to save {_shown(promised)} of an epoch, and {came}; the next one waits "
-        "longer"
+        f"after epoch {epoch}: the last move was to save {_shown(promised)} of an epoch, and {came}; the next one "
+        "waits longer"
     )
 
 

@@ -275,9 +275,9 @@ class Plan(_Record):
         self.check_workers(len(devices))
         found = _differences(self.data, data)
         if any(self.model[name] != model[name] for name in self.model.keys() & model.keys()):
-            planned, now = _model_in_words(self.model), _model_in_words(model)
-            but = f"and this run has {now}" if planned != now else "and the weights of this run's have other shapes"
-            found.append(f"it is for {planned}, {but}")
+            then, now = _model_in_words(self.model), _model_in_words(model)
+            but = f"and this run has {now}" if then != now else "and the weights of this run's have other shapes"
+            found.append(f"it is for {then}, {but}")
         for rank, (planned, device) in enumerate(zip(self.devices, devices, strict=True)):
             if device is not None and (said := _other_device(planned, device)):
                 found.append(f"worker {rank} {said}")
