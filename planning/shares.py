@@ -89,6 +89,8 @@ def plan_shares(
     *,
     halo_fraction: Halo = 0.5,
     kinds: Sequence[Hashable] | None = None,
+    one_may_hold_all: bool = True,
+    names: Sequence[str] | None = None,
 ) -> SharePlan:
     """The shares with the least slowest device, where parts are fractions of the graph in every respect.
 
@@ -103,6 +105,9 @@ def plan_shares(
             small parts have relatively more of them.
         kinds: For each device a value that is the same for devices that are alike, so that the model is asked about one
             of them; all are asked about when None.
+        one_may_hold_all: Whether one device may have all but the least parts of the others where that is faster; if
+            not, devices that are alike get equal shares wherever the memories allow.
+        names: Of the devices, for messages; numbers when None. Those of the same name are spoken of together.
 
     Returns:
         The plan. Devices whose least part takes longer than the level of the others hold one node.
@@ -118,9 +123,11 @@ def plan_shares(
     if kinds is not None and len(kinds) != len(memory):
         raise ValueError(f"kinds are of {len(kinds)} devices, and limits of {len(memory)}")
     curves = relaxed_curves(work, whole, len(memory), halo_fraction, kinds)
-    plan = level(curves, memory)
+    plan = _flooded(curves, memory) if not one_may_hold_all else None
     if plan is None:
-        raise DoesNotFitError(what_is_lacking(work, curves, memory))
+        plan = level(curves, memory)
+    if plan is None:
+        raise DoesNotFitError(what_is_lacking(work, curves, memory, names))
     return plan
 
 
@@ -341,24 +348,39 @@ def _between(costs: Floats, fractions: Floats, limit: float, after: int) -> floa
     return float(fractions[after - 1] + way * (fractions[after] - fractions[after - 1]))
 
 
-def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[float]) -> str:
-    """Why :func:`level` found nothing, with what would do: more devices, or fewer bytes for each node, edge and row."""
+def what_is_lacking(
+    work: WorkModel, curves: Sequence[Curve], limits: Sequence[float], names: Sequence[str] | None = None
+) -> str:
+    """Why :func:`level` found nothing, with what would do: more devices, or fewer bytes for each node, edge and row.
+
+    Args:
+        work: The model.
+        curves: Of each device.
+        limits: Bytes of each.
+        names: Of each; devices of one name are spoken of together. Their numbers when None.
+    """
+    called = [f"device {device}" for device in range(len(curves))] if names is None else list(names)
     by_speed = level(curves, [math.inf] * len(curves))
     assert by_speed is not None, "without limits every graph fits"
     caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
     held = math.fsum(caps)
-    lines: list[str] = []
+    alike: dict[tuple[str, str], list[str]] = {}
     for device, (cap, limit, need) in enumerate(zip(caps, limits, by_speed.bytes, strict=True)):
         if math.isinf(limit):
             continue
         room = f"{in_bytes(limit)} hold {cap:.1%}" if cap else f"{in_bytes(limit)} do not hold a single node"
         wanted = f"its share by speed, {by_speed.shares[device]:.1%}, needs {in_bytes(need)}"
-        lines.append(f"Device {device}: {room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}.")
+        said = f"{room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}"
+        alike.setdefault((called[device], said), []).append(called[device])
+    lines = [
+        f"{name[0].upper()}{name[1:]}: {said}." if len(own) == 1 else f"{len(own)} x {name}: {said}, each."
+        for (name, said), own in alike.items()
+    ]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"And so on for {len(lines) - _MOST_LINES} more."]
-    empty = [str(device) for device, cap in enumerate(caps) if cap <= 0]
+    empty = list(dict.fromkeys(called[device] for device, cap in enumerate(caps) if cap <= 0))
     if held >= 1 and empty:  # every device has to hold something
-        which = f"device {empty[0]} does" if len(empty) == 1 else f"devices {', '.join(empty[:_MOST_LINES])} do"
+        which = f"{', '.join(empty[:_MOST_LINES])} {'does' if len(empty) == 1 else 'do'}"
         lines.insert(0, f"the graph does not fit: {which} not hold a single node; the others would hold all of it.")
     else:
         lines.insert(0, f"the graph does not fit: the devices together hold {held:.1%} of it.")
@@ -367,7 +389,7 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
         if cap > 0 and held < 1:
             count = math.ceil((1 - held) / cap - 1e-9)
             key = (in_bytes(limits[device]), f"{cap:.1%}")
-            more.setdefault(key, f"{count} more like device {device}")
+            more.setdefault(key, f"{count} more like {called[device]}")
     if more:
         choices = list(more.values())[:_MOST_CHOICES]
         lines.append(f"It would fit with {' or '.join(choices)}, as far as the model tells.")
