@@ -21,6 +21,8 @@ _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share grows or shrinks at first and in the end, in its logarithm."""
 _CLEARLY = 0.95
 """Of the time; fewer devices that take less of it are worth a word."""
+_ROOM = (1.0, 0.99, 0.96)
+"""Of the memories, tried in turn: between the samples of a curve a part may need more than the curve says."""
 _BEST = 3
 """Sets of devices whose shares are looked at closely."""
 _MOST_FORECASTS = 60
@@ -163,16 +165,28 @@ class _Counted:
         """
         if len(set(self._groups)) == 1 and (even := self.of([1 / self.count] * self.count)).fits:
             return even
-        plan = plan_shares(
+        found = None
+        for room in _ROOM:
+            try:
+                found = self.of(self._level_within([room * limit for limit in self.limits]))
+            except DoesNotFitError:
+                if found is None:
+                    raise
+            if found.fits:
+                break
+        assert found is not None
+        return found
+
+    def _level_within(self, limits: Sequence[float]) -> tuple[float, ...]:
+        return plan_shares(
             self.model.work,
             self.whole,
-            self.limits,
+            limits,
             halo_fraction=self.halo,
             kinds=self._groups,
             one_may_hold_all=False,
             names=[self.cluster.described([rank], has_count=False) for rank in self.ranks],
-        )
-        return self.of(plan.shares)
+        ).shares
 
     def improved(self, start: _Tried) -> _Tried:
         """After shares of one kind of device after the other grew or shrank, as long as that helps."""
@@ -230,8 +244,9 @@ class _Sets:
         for search, start in sets:
             if search is not every:
                 closer.append(every.of(self._spread(search, self._improved(search, start).shares)))
-        first = min((each for each in closer if each.fits), key=lambda each: each.step_seconds)
-        found = min(every.improved(first), self._improved(every, whole), key=lambda each: each.step_seconds)
+        first = min([each for each in closer if each.fits] or [whole], key=lambda each: each.step_seconds)
+        ends = [every.improved(first), self._improved(every, whole)]
+        found = min(ends, key=lambda each: (not each.fits, each.step_seconds))
         return found, self._notes(found)
 
     def _seconds(self, units: Units) -> float:
@@ -267,7 +282,8 @@ class _Sets:
         profiles = [search.cluster.profiles[rank] for rank in search.ranks]
         names = BASELINES if len(set(search.group_of)) > 1 else ()
         starts = [start, *(search.of(baseline_shares(name, profiles, self._precision)) for name in names)]
-        return search.improved(min((each for each in starts if each.fits), key=lambda each: each.step_seconds))
+        fitting = [each for each in starts if each.fits] or [start]
+        return search.improved(min(fitting, key=lambda each: each.step_seconds))
 
     def _spread(self, search: _Counted, shares: Sequence[float]) -> list[float]:
         """Of all devices, 0 where they are not in the set."""

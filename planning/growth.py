@@ -72,10 +72,12 @@ def where_it_stops(rows: Sequence[Growth]) -> str:
     most = "" if half is None else f"; exchanges take more than half of it from {half} devices on"
     for row, more in itertools.pairwise(fitting):
         assert row.epoch_seconds is not None and more.epoch_seconds is not None and more.parts is not None
-        if more.epoch_seconds > _WORTH * row.epoch_seconds:
+        few = more.used is not None and more.used < more.devices
+        if few or more.epoch_seconds > _WORTH * row.epoch_seconds:
             why = f"exchanges take {_exchanges(more):.0%} of the epoch and waiting {more.parts['wait']:.0%}"
-            if more.used is not None and more.used < more.devices:
-                why = f"shares over the slow links do not pay: {more.used} hold nearly all, and the others wait"
+            if few:
+                where = " over the links between hosts" if more.hosts > 1 else ""
+                why = f"larger shares do not pay{where}: {more.used} hold nearly all, and the others wait"
             return f"more than {row.devices} devices bring little: with {more.devices}, {why}{most}"
     last = fitting[-1]
     return f"an epoch gets shorter up to {last.devices} devices, the most that were asked for{most}"
