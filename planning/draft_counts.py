@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,16 @@ from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.host_subsets import HostSubsets, Units
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import BASELINES
-from nugnn.planning.shares import DoesNotFitError, Halo, plan_shares, relaxed_sizes
+from nugnn.planning.shares import (
+    DoesNotFitError,
+    Halo,
+    check_whole,
+    flooded,
+    level,
+    relaxed_curves,
+    relaxed_sizes,
+    what_is_lacking,
+)
 
 _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share grows or shrinks at first and in the end, in its logarithm."""
@@ -27,7 +36,7 @@ _BEST = 3
 """Sets of devices whose shares are looked at closely."""
 _MOST_FORECASTS = 60
 """Of one set's shares."""
-_SETS, _SHARES, _AT_LEAST = 160_000, 160_000, 400
+_SETS, _SHARES, _AT_LEAST = 80_000, 60_000, 400
 """What may be spent on finding sets, and on the shares of each: pairs of ranks in all forecasts, of which each counts
 as some pairs at least; a second or two."""
 
@@ -67,7 +76,7 @@ def draft_from_counts(
     tried = {name: search.of(baseline_shares(name, cluster.profiles, precision)) for name in BASELINES}
     notes: tuple[str, ...] = ()
     if shares_by == "auto":
-        found, notes = _Sets(search, subsets, precision).best(tried.values())
+        found, notes = _Sets(search, subsets, precision).best(list(tried.values()))
     else:
         if search.count > whole.inner:
             raise ValueError(f"{search.count} devices for {whole.inner} nodes; every device needs at least one")
@@ -157,36 +166,32 @@ class _Counted:
         fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
         return _Tried(tuple(shares), held, fits, self.model.forecast(alike))
 
-    def level(self) -> _Tried:
+    def level(self, *, says_why: bool = False) -> _Tried:
         """Shares at which all devices, each for itself, take as long.
 
         Raises:
-            DoesNotFitError: The memories do not hold the graph.
+            DoesNotFitError: The memories do not hold the graph; without a word on what would do unless ``says_why``.
         """
         if len(set(self._groups)) == 1 and (even := self.of([1 / self.count] * self.count)).fits:
             return even
+        check_whole(self.whole, self.count)
+        work = self.model.work
+        curves = relaxed_curves(work, self.whole, self.count, self.halo, self._groups)
         found = None
         for room in _ROOM:
-            try:
-                found = self.of(self._level_within([room * limit for limit in self.limits]))
-            except DoesNotFitError:
-                if found is None:
-                    raise
-            if found.fits:
+            plan = flooded(curves, [room * limit for limit in self.limits])
+            if plan is not None:
+                found = self.of(plan.shares)
+            if found is None or found.fits:
                 break
-        assert found is not None
-        return found
-
-    def _level_within(self, limits: Sequence[float]) -> tuple[float, ...]:
-        return plan_shares(
-            self.model.work,
-            self.whole,
-            limits,
-            halo_fraction=self.halo,
-            kinds=self._groups,
-            one_may_hold_all=False,
-            names=[self.cluster.described([rank], has_count=False) for rank in self.ranks],
-        ).shares
+        if found is not None:
+            return found
+        if not says_why:
+            raise DoesNotFitError
+        if (plan := level(curves, self.limits)) is not None:
+            return self.of(plan.shares)
+        names = [self.cluster.described([rank], has_count=False) for rank in self.ranks]
+        raise DoesNotFitError(what_is_lacking(work, curves, self.limits, names))
 
     def improved(self, start: _Tried) -> _Tried:
         """After shares of one kind of device after the other grew or shrank, as long as that helps."""
@@ -227,14 +232,14 @@ class _Sets:
         self._found: dict[object, tuple[_Counted, _Tried] | None] = {}
         self._spent = 0
 
-    def best(self, baselines: Iterable[_Tried]) -> tuple[_Tried, tuple[str, ...]]:
+    def best(self, baselines: Sequence[_Tried]) -> tuple[_Tried, tuple[str, ...]]:
         """The shares, and which devices they leave out.
 
         Raises:
             DoesNotFitError: The memories do not hold the graph.
         """
         every = self._every
-        whole = every.level()  # where this is refused, nothing fits
+        whole = every.level(says_why=True)  # where this is refused, nothing fits
         for units in self._subsets.sensible(self._seconds):
             self._seconds(units)
         if len(self._subsets.all) > 1:
@@ -245,7 +250,9 @@ class _Sets:
             if search is not every:
                 closer.append(every.of(self._spread(search, self._improved(search, start).shares)))
         first = min([each for each in closer if each.fits] or [whole], key=lambda each: each.step_seconds)
-        ends = [every.improved(first), self._improved(every, whole)]
+        ends = [every.improved(first)]
+        if first not in (whole, *baselines):
+            ends.append(self._improved(every, whole))
         found = min(ends, key=lambda each: (not each.fits, each.step_seconds))
         return found, self._notes(found)
 
@@ -273,9 +280,9 @@ class _Sets:
             return
         at = min(fitting, key=lambda each: each[1].step_seconds)[0].ranks
         best = frozenset(unit for unit in self._subsets.all if set(self._subsets.ranks(frozenset({unit}))) <= set(at))
-        while (
-            next_ := min(self._subsets.near(best), key=self._seconds, default=best)
-        ) != best and self._seconds(next_) < self._seconds(best):
+        while (next_ := min(self._subsets.near(best), key=self._seconds, default=best)) != best and self._seconds(
+            next_
+        ) < self._seconds(best):
             best = next_
 
     def _improved(self, search: _Counted, start: _Tried) -> _Tried:

@@ -88,5 +88,5 @@ class _WorkOfSome:
     def seconds(self, part: int, sizes: PartSizes) -> float:
         return self.work.seconds(self.ranks[part], sizes)
 
-    def bytes(self, part: int, sizes: PartSizes) -> float:
+    def bytes(self, part: int, sizes: PartSizes) -> int:
         return self.work.bytes(self.ranks[part], sizes)

@@ -25,7 +25,11 @@ class HostSubsets:
     """Sets of the devices of a cluster.
 
     Args:
-        cluster: P devices. ``group_of`` has, of each, a number that is the same for those that stand for each other.
+        cluster: P devices.
+
+    Attributes:
+        group_of: ``(P,)`` a number that is the same for devices that stand for each other.
+        all: All of them.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -89,8 +89,6 @@ def plan_shares(
     *,
     halo_fraction: Halo = 0.5,
     kinds: Sequence[Hashable] | None = None,
-    one_may_hold_all: bool = True,
-    names: Sequence[str] | None = None,
 ) -> SharePlan:
     """The shares with the least slowest device, where parts are fractions of the graph in every respect.
 
@@ -105,9 +103,6 @@ def plan_shares(
             small parts have relatively more of them.
         kinds: For each device a value that is the same for devices that are alike, so that the model is asked about one
             of them; all are asked about when None.
-        one_may_hold_all: Whether one device may have all but the least parts of the others where that is faster; if
-            not, devices that are alike get equal shares wherever the memories allow.
-        names: Of the devices, for messages; numbers when None. Those of the same name are spoken of together.
 
     Returns:
         The plan. Devices whose least part takes longer than the level of the others hold one node.
@@ -123,11 +118,9 @@ def plan_shares(
     if kinds is not None and len(kinds) != len(memory):
         raise ValueError(f"kinds are of {len(kinds)} devices, and limits of {len(memory)}")
     curves = relaxed_curves(work, whole, len(memory), halo_fraction, kinds)
-    plan = _flooded(curves, memory) if not one_may_hold_all else None
+    plan = level(curves, memory)
     if plan is None:
-        plan = level(curves, memory)
-    if plan is None:
-        raise DoesNotFitError(what_is_lacking(work, curves, memory, names))
+        raise DoesNotFitError(what_is_lacking(work, curves, memory))
     return plan
 
 
@@ -239,7 +232,7 @@ def level(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
     Of a linear model and :func:`relaxed_curves` the result is optimal: seconds are then concave in the fraction, so
     either all devices are on the rising side of their curves, or one holds so much that it is best given all it can.
     """
-    plans = (_flooded(curves, limits), _all_on_one(curves, limits))
+    plans = (flooded(curves, limits), _all_on_one(curves, limits))
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda plan: plan.makespan) if found else None  # of equal ones the first
 
@@ -273,8 +266,10 @@ def _plan(shares: Floats, curves: Sequence[Curve], full: Sequence[bool]) -> Shar
     )
 
 
-def _flooded(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
-    """As in filling connected vessels, on curves that do not fall.
+def flooded(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
+    """:func:`level` where no device may hold all but the others' least parts: equal curves get equal shares.
+
+    As in filling connected vessels, on curves that do not fall.
 
     At a level of T seconds device p takes the largest fraction whose seconds are at most T, and its least one at any
     level. The sum over devices grows with T, linearly between the corners of the curves, so the level at which it is 1
