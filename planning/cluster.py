@@ -50,6 +50,8 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Links
 from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
 
+_MOST_HOSTS = 4
+"""That a sentence names."""
 ThisMachine = Callable[[frozenset[Literal["cuda", "cpu"] | None]], MachineProfile]
 """Gives the profile of this machine, of devices of some kinds; None is for GPUs where there are some, else the CPU."""
 
@@ -98,7 +100,25 @@ class Cluster:
     def kinds(self) -> tuple[str, ...]:
         """Of each device, equal where devices are alike and have as fast a way to their peers."""
         ways = [self.links.of_rank(rank) for rank in range(len(self.devices))]
-        return tuple(f"{device.kind} {way}" for device, way in zip(self.devices, ways, strict=True))
+        return tuple(
+            f"{device.kind} {way.seconds_per_byte:.9g} {way.staging_seconds_per_byte:.9g} {way.latency_seconds:.9g}"
+            for device, way in zip(self.devices, ways, strict=True)
+        )
+
+    def described(self, ranks: Sequence[int], *, has_count: bool = True) -> str:
+        """``4 x A100 on node-a, 2 x T4 on each of old-0 and old-1``."""
+        counts: dict[str, dict[str, int]] = {}
+        for rank in ranks:
+            device = self.devices[rank]
+            of_host = counts.setdefault(device.host, {})
+            of_host[device.profile.name] = of_host.get(device.profile.name, 0) + 1
+        places: dict[tuple[str, int], list[str]] = {}
+        for host, names in counts.items():
+            for name, count in names.items():
+                places.setdefault((name, count), []).append(host)
+        return ", ".join(
+            f"{f'{count} x ' if has_count else ''}{name} on {_hosts(hosts)}" for (name, count), hosts in places.items()
+        )
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -184,6 +204,14 @@ def cluster_of_machine(
             {0: machine.links},
         ),
     )
+
+
+def _hosts(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    if len(names) > _MOST_HOSTS:
+        return f"each of {len(names)} hosts from {names[0]} to {names[-1]}"
+    return f"each of {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _placed(text: str, path: Path, root: yaml.Node) -> str:

@@ -23,6 +23,8 @@ from nugnn.planning.shares import DoesNotFitError, in_bytes
 
 SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 
+HARDLY = 0.05
+"""Of an even share; a device with less is not worth its exchanges."""
 USABLE = 0.95
 """Of a device's memory: fragments between tensors, and what a prediction of the peak is off by."""
 
@@ -104,16 +106,18 @@ def as_baseline(name: str, shares: Sequence[float], step_seconds: float, *, fits
     return Baseline.model_validate({"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits})
 
 
-def check_fits(held: Sequence[float], limits: Sequence[float], shares_by: SharesBy) -> None:
+def check_fits(held: Sequence[float], limits: Sequence[float], shares_by: SharesBy, cluster: Cluster) -> None:
     """Refuse parts that some device's memory does not hold.
 
     Raises:
         DoesNotFitError: Says which, and by how much.
     """
+    alike: dict[str, list[int]] = {}
+    for rank, (need, limit) in enumerate(zip(held, limits, strict=True)):
+        if need > limit:
+            alike.setdefault(f"{in_bytes(need)} and has {in_bytes(limit)}", []).append(rank)
     lacking = [
-        f"device {rank} needs {in_bytes(need)} and has {in_bytes(limit)}"
-        for rank, (need, limit) in enumerate(zip(held, limits, strict=True))
-        if need > limit
+        f"{cluster.described(ranks)} needs {what}{' each' if len(ranks) > 1 else ''}" for what, ranks in alike.items()
     ]
     if lacking:
         more = "" if len(lacking) <= 8 else f"; and {len(lacking) - 8} more"

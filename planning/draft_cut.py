@@ -123,7 +123,7 @@ def draft_with_cut(
     part, sent_rows = _placed(part, arrays, cluster, row_bytes)
     sizes = count_sizes(*arrays, part, count, train_nodes)
     held = tuple(int(work.bytes(rank, each)) for rank, each in enumerate(sizes))
-    check_fits(held, limits, shares_by)
+    check_fits(held, limits, shares_by, cluster)
     whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, sum(each.train for each in sizes))
     per_node = sum(each.halo for each in sizes) / num_nodes
     baselines = []

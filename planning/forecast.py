@@ -49,6 +49,10 @@ class StepModel(Protocol):
         """
         ...
 
+    def among(self, ranks: Sequence[int]) -> StepModel:
+        """The same for a run of some of the ranks alone, which are numbered in the order given."""
+        ...
+
 
 @dataclass(frozen=True)
 class WorkAlone:
@@ -64,3 +68,25 @@ class WorkAlone:
             {"compute": seconds, "halo": 0.0, "sync": 0.0, "wait": slowest - seconds} for seconds in each
         ]
         return Forecast(step_seconds=slowest, seconds=tuple(kinds))
+
+    def among(self, ranks: Sequence[int]) -> WorkAlone:
+        """See `StepModel.among`."""
+        return WorkAlone(_WorkOfSome(self.work, tuple(ranks)))
+
+
+@dataclass(frozen=True)
+class _WorkOfSome:
+    """A work model of some of another one's devices."""
+
+    work: WorkModel
+    ranks: tuple[int, ...]
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.ranks)
+
+    def seconds(self, part: int, sizes: PartSizes) -> float:
+        return self.work.seconds(self.ranks[part], sizes)
+
+    def bytes(self, part: int, sizes: PartSizes) -> int:
+        return self.work.bytes(self.ranks[part], sizes)

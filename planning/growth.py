@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nugnn.planning.draft import HARDLY
 from nugnn.planning.plan import Plan, SecondsKind
 
 _WORTH = 0.95
@@ -24,6 +25,7 @@ class Growth:
         parts: Of the epoch, by kind, in the mean over devices; they add up to 1.
         halo_rows: For each node, in the mean; 0 for samples.
         fullest: Of the memories, how full the fullest is.
+        used: Of the devices, those with more than a hardly noticeable share; None where the data do not fit.
         why_not: What is lacking where the data do not fit.
     """
 
@@ -33,6 +35,7 @@ class Growth:
     parts: dict[SecondsKind, float] | None = None
     halo_rows: float = 0.0
     fullest: float = 0.0
+    used: int | None = None
     why_not: str = ""
 
     @classmethod
@@ -49,6 +52,7 @@ class Growth:
                 for kind in kinds
             },
             halo_rows=sum(device.sizes.halo for device in plan.devices) / max(plan.data.nodes, 1),
+            used=sum(device.share >= HARDLY / count for device in plan.devices),
             fullest=max(device.memory_bytes / device.memory_limit_bytes for device in plan.devices),
         )
 
@@ -68,8 +72,12 @@ def where_it_stops(rows: Sequence[Growth]) -> str:
     most = "" if half is None else f"; exchanges take more than half of it from {half} devices on"
     for row, more in itertools.pairwise(fitting):
         assert row.epoch_seconds is not None and more.epoch_seconds is not None and more.parts is not None
-        if more.epoch_seconds > _WORTH * row.epoch_seconds:
+        few = more.used is not None and more.used < more.devices
+        if few or more.epoch_seconds > _WORTH * row.epoch_seconds:
             why = f"exchanges take {_exchanges(more):.0%} of the epoch and waiting {more.parts['wait']:.0%}"
+            if few:
+                where = " over the links between hosts" if more.hosts > 1 else ""
+                why = f"larger shares do not pay{where}: {more.used} hold nearly all, and the others wait"
             return f"more than {row.devices} devices bring little: with {more.devices}, {why}{most}"
     last = fitting[-1]
     return f"an epoch gets shorter up to {last.devices} devices, the most that were asked for{most}"

@@ -145,6 +145,20 @@ class Links:
         staging = None if is_nccl else np.array([_staging(place, inside.get(place.host, ())) for place in places])
         return cls(rates, latencies, hosts, shared, staging, is_nccl)
 
+    def among(self, ranks: Sequence[int]) -> Links:
+        """Between some of the ranks alone, in the order given, over the same transport."""
+        chosen = np.ix_(ranks, ranks)
+        hosts, staging = tuple(self.hosts[rank] for rank in ranks), self.staging_seconds_per_byte
+        cards = {host: rate for host, rate in self.host_bytes_per_second.items() if host in hosts}
+        return Links(
+            self.bytes_per_second[chosen],
+            self.latency_seconds[chosen],
+            hosts,
+            cards,
+            None if staging is None else staging[list(ranks)],
+            self.is_nccl,
+        )
+
     # -- seconds -------------------------------------------------------------------------------------------------------
 
     @property

@@ -81,27 +81,53 @@ class PredictedWork:
         sums_in_backward: bool = True,
         gradient_wire: str = "fp32",
         steps_per_epoch: int = 1,
+        _known: dict[tuple[int, int, str, Passes, bool, bool], _Tables] | None = None,
     ) -> None:
         links = Links.alone() if links is None and len(devices) == 1 else links
         if not devices or links is None or links.num_ranks != len(devices):
             raise ValueError(f"{len(devices)} devices, and links between {links.num_ranks if links else 'no'} ranks")
         self.devices, self.links, self.gradient_wire = tuple(devices), links, Wire(gradient_wire)
         self._steps_per_epoch = steps_per_epoch
-        known: dict[tuple[int, int, str], _Tables] = {}
-        self._parts: list[_Part] = []
-        for rank, device in enumerate(devices):
-            key = id(device.trace), id(device.times), device.device
-            if key not in known:
-                known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
-            self._parts.append(_Part(device, known[key], self, rank))
+        self._overlap, self._sums_in_backward = overlap, sums_in_backward
+        self._known = {} if _known is None else _known
+        self._tables: list[_Tables] = []
+        self._parts: list[_Part | None] = [None] * len(devices)
+        for device in devices:
+            key = id(device.trace), id(device.times), device.device, overlap, sums_in_backward, links.is_nccl
+            if key not in self._known:
+                self._known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
+            self._tables.append(self._known[key])
 
     @property
     def num_devices(self) -> int:
-        return len(self._parts)
+        return len(self.devices)
+
+    def among(self, ranks: Sequence[int], overlap: Passes | None = None) -> PredictedWork:
+        """Of a run of some of the devices alone, numbered in the order given; it shares this one's tables.
+
+        Args:
+            ranks: Which devices.
+            overlap: As for `PredictedWork`; this one's when None.
+        """
+        return PredictedWork(
+            [self.devices[rank] for rank in ranks],
+            self.links.among(ranks),
+            overlap=self._overlap if overlap is None else overlap,
+            sums_in_backward=self._sums_in_backward,
+            gradient_wire=self.gradient_wire.name,
+            steps_per_epoch=self._steps_per_epoch,
+            _known=self._known,
+        )
+
+    def _part(self, rank: int) -> _Part:
+        part = self._parts[rank]
+        if part is None:
+            part = self._parts[rank] = _Part(self.devices[rank], self._tables[rank], self, rank)
+        return part
 
     def program(self, part: int) -> Program:
         """The step of a device, with formulas for what it exchanges."""
-        return self._parts[part].tables.program
+        return self._tables[part].program
 
     def record_seconds(self, part: int, sizes: PartSizes) -> Floats:
         """``(R,)`` seconds of each record of its trace.
@@ -110,7 +136,7 @@ class PredictedWork:
             TraceError: As `seconds`.
         """
         self.devices[part].trace.check(sizes)
-        return self._parts[part].tables.seconds.seconds(sizes)
+        return self._tables[part].seconds.seconds(sizes)
 
     def blocks_host(self, part: int) -> bool:
         """Whether the device's host waits where the device waits for an exchange."""
@@ -122,7 +148,7 @@ class PredictedWork:
         Raises:
             TraceError: The sizes are of the other family of data, or have a halo and the trace has none.
         """
-        return self._steps_per_epoch * self._parts[part].seconds(sizes)
+        return self._steps_per_epoch * self._part(part).seconds(sizes)
 
     def bytes(self, part: int, sizes: PartSizes) -> int:
         """Most bytes of its memory that are in use at once; the sum of `memory`."""
@@ -130,7 +156,7 @@ class PredictedWork:
 
     def memory(self, part: int, sizes: PartSizes) -> dict[str, int]:
         """Of them ``step`` (what the trace holds at its peak), ``structure`` (kept beside it) and ``runtime``."""
-        return self._parts[part].memory(sizes)
+        return self._part(part).memory(sizes)
 
 
 def halo_share_of(sizes: PartSizes) -> float:

@@ -30,7 +30,7 @@ class ReplayedSteps:
         devices: As ``work`` has them.
         links: Between them.
         names: Of the devices.
-        overlap: Passes in which sums run beside exchanges.
+        overlap: As ``--overlap``.
         sums_in_backward: Whether sums of gradients travel beside backward.
     """
 
@@ -38,7 +38,7 @@ class ReplayedSteps:
     devices: tuple[DeviceWork, ...]
     links: Links
     names: tuple[str, ...]
-    overlap: Passes
+    overlap: str
     sums_in_backward: bool
 
     def forecast(self, sizes: Sequence[PartSizes], sent_rows: npt.NDArray | None = None) -> Forecast:
@@ -52,7 +52,7 @@ class ReplayedSteps:
             [steps[id(device.trace), size] for device, size in zip(self.devices, sizes, strict=True)],
             [device.times for device in self.devices],
             self.links,
-            overlap=self.overlap,
+            overlap=overlap_of(self.overlap, self.links),
             sums_in_backward=self.sums_in_backward,
             captured=[device.is_captured for device in self.devices],
             rows_between=None if sent_rows is None else sent_rows.astype(np.float64),
@@ -68,6 +68,18 @@ class ReplayedSteps:
             seconds.append(_waiting_apart(kinds, found["wait"]))
         return Forecast(step_seconds=makespan, seconds=tuple(seconds), timeline=timeline)
 
+    def among(self, ranks: Sequence[int]) -> ReplayedSteps:
+        """See `nugnn.planning.forecast.StepModel.among`; sums overlap with exchanges as on these ranks alone."""
+        links = self.links.among(ranks)
+        return ReplayedSteps(
+            work=self.work.among(ranks, overlap_of(self.overlap, links)),
+            devices=tuple(self.devices[rank] for rank in ranks),
+            links=links,
+            names=tuple(self.names[rank] for rank in ranks),
+            overlap=self.overlap,
+            sums_in_backward=self.sums_in_backward,
+        )
+
 
 def _waiting_apart(kinds: dict[SecondsKind, float], waiting: float) -> dict[SecondsKind, float]:
     """With what is waited for others taken out of exchanges, of which the trainer's clock cannot tell it."""
@@ -81,12 +93,11 @@ def _waiting_apart(kinds: dict[SecondsKind, float], waiting: float) -> dict[Seco
     return {kind: max(value, 0.0) for kind, value in kinds.items()}
 
 
-def overlap_of(choice: str, cluster: Cluster) -> Passes:
+def overlap_of(choice: str, links: Links) -> Passes:
     """Passes in which sums run beside exchanges on these devices; as `nugnn.comm.overlap.overlapping_passes` has it.
 
     GPUs of one host are taken to read each other's memory.
     """
-    links = cluster.links
     if choice == "auto":
         choice = "off" if not links.is_nccl else "backward" if len(set(links.hosts)) == 1 else "on"
     if choice == "off" or links.num_ranks == 1:
@@ -124,13 +135,13 @@ def predictor_for(
         if device.kind not in known:
             known[device.kind] = ProfileTimes(device.profile, tf32=tf32)
         devices.append(_device_work(traces, device.profile, known[device.kind], is_captured=is_captured))
-    passes = overlap_of(overlap, cluster)
+    passes = overlap_of(overlap, cluster.links)
     return ReplayedSteps(
         work=PredictedWork(devices, cluster.links, overlap=passes, sums_in_backward=sums_in_backward),
         devices=tuple(devices),
         links=cluster.links,
         names=tuple(profile.name for profile in cluster.profiles),
-        overlap=passes,
+        overlap=overlap,
         sums_in_backward=sums_in_backward,
     )
 

@@ -232,7 +232,7 @@ def level(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
     Of a linear model and :func:`relaxed_curves` the result is optimal: seconds are then concave in the fraction, so
     either all devices are on the rising side of their curves, or one holds so much that it is best given all it can.
     """
-    plans = (_flooded(curves, limits), _all_on_one(curves, limits))
+    plans = (flooded(curves, limits), _all_on_one(curves, limits))
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda plan: plan.makespan) if found else None  # of equal ones the first
 
@@ -266,8 +266,10 @@ def _plan(shares: Floats, curves: Sequence[Curve], full: Sequence[bool]) -> Shar
     )
 
 
-def _flooded(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
-    """As in filling connected vessels, on curves that do not fall.
+def flooded(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | None:
+    """:func:`level` where no device may hold all but the others' least parts: equal curves get equal shares.
+
+    As in filling connected vessels, on curves that do not fall.
 
     At a level of T seconds device p takes the largest fraction whose seconds are at most T, and its least one at any
     level. The sum over devices grows with T, linearly between the corners of the curves, so the level at which it is 1
@@ -341,24 +343,39 @@ def _between(costs: Floats, fractions: Floats, limit: float, after: int) -> floa
     return float(fractions[after - 1] + way * (fractions[after] - fractions[after - 1]))
 
 
-def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[float]) -> str:
-    """Why :func:`level` found nothing, with what would do: more devices, or fewer bytes for each node, edge and row."""
+def what_is_lacking(
+    work: WorkModel, curves: Sequence[Curve], limits: Sequence[float], names: Sequence[str] | None = None
+) -> str:
+    """Why :func:`level` found nothing, with what would do: more devices, or fewer bytes for each node, edge and row.
+
+    Args:
+        work: The model.
+        curves: Of each device.
+        limits: Bytes of each.
+        names: Of each; devices of one name are spoken of together. Their numbers when None.
+    """
+    called = [f"device {device}" for device in range(len(curves))] if names is None else list(names)
     by_speed = level(curves, [math.inf] * len(curves))
     assert by_speed is not None, "without limits every graph fits"
     caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
     held = math.fsum(caps)
-    lines: list[str] = []
+    alike: dict[tuple[str, str], list[str]] = {}
     for device, (cap, limit, need) in enumerate(zip(caps, limits, by_speed.bytes, strict=True)):
         if math.isinf(limit):
             continue
         room = f"{in_bytes(limit)} hold {cap:.1%}" if cap else f"{in_bytes(limit)} do not hold a single node"
         wanted = f"its share by speed, {by_speed.shares[device]:.1%}, needs {in_bytes(need)}"
-        lines.append(f"Device {device}: {room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}.")
+        said = f"{room}; {wanted}{f', {in_bytes(need - limit)} more' if need > limit else ''}"
+        alike.setdefault((called[device], said), []).append(called[device])
+    lines = [
+        f"{name[0].upper()}{name[1:]}: {said}." if len(own) == 1 else f"{len(own)} x {name}: {said}, each."
+        for (name, said), own in alike.items()
+    ]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"And so on for {len(lines) - _MOST_LINES} more."]
-    empty = [str(device) for device, cap in enumerate(caps) if cap <= 0]
+    empty = list(dict.fromkeys(called[device] for device, cap in enumerate(caps) if cap <= 0))
     if held >= 1 and empty:  # every device has to hold something
-        which = f"device {empty[0]} does" if len(empty) == 1 else f"devices {', '.join(empty[:_MOST_LINES])} do"
+        which = f"{', '.join(empty[:_MOST_LINES])} {'does' if len(empty) == 1 else 'do'}"
         lines.insert(0, f"the graph does not fit: {which} not hold a single node; the others would hold all of it.")
     else:
         lines.insert(0, f"the graph does not fit: the devices together hold {held:.1%} of it.")
@@ -367,7 +384,7 @@ def what_is_lacking(work: WorkModel, curves: Sequence[Curve], limits: Sequence[f
         if cap > 0 and held < 1:
             count = math.ceil((1 - held) / cap - 1e-9)
             key = (in_bytes(limits[device]), f"{cap:.1%}")
-            more.setdefault(key, f"{count} more like device {device}")
+            more.setdefault(key, f"{count} more like {called[device]}")
     if more:
         choices = list(more.values())[:_MOST_CHOICES]
         lines.append(f"It would fit with {' or '.join(choices)}, as far as the model tells.")

@@ -95,11 +95,11 @@ def test_given_shares_and_what_does_not_fit() -> None:
     )
     assert [size.inner for size in draft.sizes] == [30_000, 10_000]
     large = work_on(devices, LinearCost(inner=6e5))  # 24 GB, of which a T4 holds 15
-    with pytest.raises(DoesNotFitError, match=r"device 1 needs 16\.76 GiB and has .*--shares auto keeps"):
+    with pytest.raises(DoesNotFitError, match=r"1 x Tesla T4 on host-0 needs 16\.76 GiB and has .*--shares auto keeps"):
         draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0, 3.0])
     fitted = draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5)
     check(fitted, large, devices)
-    with pytest.raises(DoesNotFitError, match=r"the devices together hold .*\n.*Device 0: "):
+    with pytest.raises(DoesNotFitError, match=r"the devices together hold .*\nNVIDIA H100.* on host-0: "):
         draft_from_counts(WorkAlone(work_on(devices, LinearCost(inner=1e7))), WHOLE, devices, halo=0.5)
     with pytest.raises(ValueError, match="1 shares for 2 devices"):
         draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0])
@@ -166,7 +166,7 @@ def test_cut_by_one_number() -> None:
     draft = draft_with_cut(WorkAlone(work), *graph(1), devices, shares_by="flops")
     asked = baseline_shares("flops", devices.profiles)
     assert [size.inner / 600 for size in draft.sizes] == pytest.approx(asked, abs=0.02)
-    with pytest.raises(DoesNotFitError, match="shares by even do not fit: device 1 needs"):
+    with pytest.raises(DoesNotFitError, match="shares by even do not fit: 1 x Tesla T4 on host-0 needs"):
         draft_with_cut(WorkAlone(work_on(devices, LinearCost(inner=6e7))), *graph(1), devices, shares_by="even")
 
 

@@ -23,3 +23,13 @@ def test_where_exchanges_take_over_is_said() -> None:
         "than half of it from 2 devices on"
     )
     assert where_it_stops([row(1, None)]) == "no cluster of these sizes holds the data"
+
+
+def test_devices_that_wait_for_a_few_are_said_not_to_pay() -> None:
+    few = Growth(
+        devices=16, hosts=2, epoch_seconds=0.9, parts={"compute": 0.5, "halo": 0.0, "sync": 0.0, "wait": 0.5}, used=8
+    )
+    assert where_it_stops([row(8, 1.0), few]) == (
+        "more than 8 devices bring little: with 16, larger shares do not pay over the links between hosts: 8 hold nearly "
+        "all, and the others wait"
+    )
