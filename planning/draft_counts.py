@@ -323,8 +323,8 @@ class _Sets:
         if fitting and min(fitting)[0] < _CLEARLY * fewest:
             seconds, rank = min(fitting)
             notes.append(
-                f"of {count} devices, {cluster.described([rank])} alone would take {_milliseconds(seconds)} an epoch in "
-                f"place of {_milliseconds(found.step_seconds)}: what it would have to exchange costs more than others bring"
+                f"of {count} devices, {cluster.described([rank])} alone would take {_milliseconds(seconds)} an epoch "
+                f"in place of {_milliseconds(found.step_seconds)}: exchanges cost more than the others bring"
             )
         return tuple(notes)
 

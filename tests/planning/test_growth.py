@@ -30,6 +30,6 @@ def test_devices_that_wait_for_a_few_are_said_not_to_pay() -> None:
         devices=16, hosts=2, epoch_seconds=0.9, parts={"compute": 0.5, "halo": 0.0, "sync": 0.0, "wait": 0.5}, used=8
     )
     assert where_it_stops([row(8, 1.0), few]) == (
-        "more than 8 devices bring little: with 16, larger shares do not pay over the links between hosts: 8 hold nearly "
-        "all, and the others wait"
+        "more than 8 devices bring little: with 16, larger shares do not pay over the links between hosts: 8 hold "
+        "nearly all, and the others wait"
     )
