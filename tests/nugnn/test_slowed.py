@@ -55,7 +55,9 @@ def test_a_process_has_its_part_of_the_time(spinning: Any) -> None:
 
 def test_it_goes_on_when_nobody_slows_it_any_more(spinning: Any) -> None:
     slower = slow_down(spinning.pid, 50.0)
-    time.sleep(0.2)
+    end = time.monotonic() + 20
+    while state(spinning.pid)[0] != "T" and time.monotonic() < end:  # until it has begun
+        time.sleep(0.01)
     slower.send_signal(signal.SIGTERM)
     assert slower.wait(10) == 0 and state(spinning.pid)[0] == "R"
 
