@@ -99,7 +99,7 @@ def run_partition(arrays: dict[str, np.ndarray], method: str, folder: str, balan
         twos = np.full(len(indices), 2, np.int64)
         adjacency = sparse.csr_array((twos, indices, indptr), shape=(num_nodes, num_nodes))
         weights = np.ones(num_nodes) if balance == "nodes" else np.maximum(np.diff(indptr), 1).astype(np.float64)
-        return SymmetricGraph(adjacency, 0, 0), Balance(weights[:, None], SHARES, 0.02)
+        return SymmetricGraph(adjacency, 0), Balance(weights[:, None], SHARES, 0.02)
 
     def partition(graph: SymmetricGraph, target: Balance, notes: list[str]) -> np.ndarray:
         if method == "clusters":

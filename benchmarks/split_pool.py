@@ -135,7 +135,7 @@ def _graph(folder: Path, name: str) -> tuple[SymmetricGraph, npt.NDArray, npt.ND
     indptr, indices = (np.load(folder / f"{name}-{what}.npy") for what in ("indptr", "indices"))
     adjacency = sparse.csr_array((np.ones(len(indices), np.int64), indices, indptr), shape=(len(indptr) - 1,) * 2)
     return (
-        SymmetricGraph(adjacency, 0, 0),
+        SymmetricGraph(adjacency, 0),
         indices,
         np.repeat(np.arange(len(indptr) - 1, dtype=np.int32), np.diff(indptr)),
     )

@@ -193,8 +193,6 @@ def _make_parts(
     graph = symmetric_graph(num_nodes, src, dst, weights)
     if graph.num_merged:
         notes.append(f"Merged {graph.num_merged} parallel edges into weights for partitioning only.")
-    if graph.num_self_loops:
-        notes.append(f"Left {graph.num_self_loops} self-loops out for partitioning only.")
     return split_graph(method, graph, balance, seed, notes)
 
 

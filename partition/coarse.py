@@ -62,7 +62,7 @@ def cluster_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: lis
         return metis_parts(graph, balance, seed, notes), np.arange(num_nodes, dtype=np.int32)
     coarse = sparse.csr_array((level.weights, level.indices, level.indptr), shape=(level.num_nodes,) * 2)
     loads_K = np.stack([_summed(levels, column) for column in balance.node_weights.T], axis=1)
-    part_C = metis_parts(SymmetricGraph(coarse, 0, 0), Balance(loads_K, balance.shares, balance.tolerance), seed, [])
+    part_C = metis_parts(SymmetricGraph(coarse, 0), Balance(loads_K, balance.shares, balance.tolerance), seed, [])
     room = np.ceil(np.asarray(balance.shares) * total * (1 + balance.tolerance / 2)).astype(np.int64)
     for finer, cluster_of in reversed(levels):
         part_C = propagate_labels(

@@ -37,26 +37,23 @@ class SymmetricGraph:
     Args:
         adjacency: ``(N, N)``; the weight of ``(u, v)`` is the summed weight of all arcs between u and v.
         num_merged: Parallel arcs that were merged into another one.
-        num_self_loops: Self-loops left out.
     """
 
     adjacency: sparse.csr_array
     num_merged: int
-    num_self_loops: int
 
 
 def symmetric_graph(num_nodes: int, src: Ints, dst: Ints, edge_weights: npt.NDArray | None) -> SymmetricGraph:
     """Make the partitioner's view of a directed multigraph; ``src``, ``dst`` ``(E,)``, positive weights ``(E,)``."""
     between = src != dst
-    num_loops = len(src) - int(between.sum())
-    if num_loops:
+    if not between.all():
         src, dst = src[between], dst[between]
         edge_weights = None if edge_weights is None else edge_weights[between]
     weights = np.ones(len(src), np.int64) if edge_weights is None else edge_weights
     arcs = sparse.csr_array((weights, (src, dst)), shape=(num_nodes, num_nodes))  # sums parallel arcs
     num_merged = len(src) - arcs.nnz
     both = sparse.csr_array(arcs + arcs.T)
-    return SymmetricGraph(both, num_merged, num_loops)
+    return SymmetricGraph(both, num_merged)
 
 
 def integer_weights(weights: npt.NDArray, limit: int) -> Ints:

@@ -86,6 +86,6 @@ def test_what_it_returns_is_checked_and_repaired(answer, sentence, monkeypatch):
     adjacency = sparse.csr_array((np.ones(len(src), np.int64), (src, dst)), shape=(30, 30))
     balance = Balance(np.ones((30, 1)), (0.5, 0.3, 0.2), 0.02)
     notes: list[str] = []
-    part = kaminpar.kaminpar_parts(SymmetricGraph(adjacency, 0, 0), balance, 0, notes)
+    part = kaminpar.kaminpar_parts(SymmetricGraph(adjacency, 0), balance, 0, notes)
     assert balance.violations(part) == []
     assert any(sentence in note for note in notes)
