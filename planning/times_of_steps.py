@@ -17,7 +17,7 @@ from nugnn.planning.timed_operators import amount_of, joined_operators, operator
 from nugnn.planning.trace import StepTrace
 
 _BUSY = 0.9
-"""A GPU's step is as long as its operators where the host needs less than this part of it."""
+"""A GPU's step is as long as its operators where the host needs less than this part of them."""
 
 
 def whole_over_sum(laps: StepLaps, total: float) -> float:
@@ -51,7 +51,9 @@ def times_of(
     """The table that follows from timed steps.
 
     The operators of a step add up to what it took as a whole: timing inside it changes how memory comes and goes, and
-    with it what operators take on a CPU. On a GPU this holds for steps in which the host is ahead of it.
+    with it what operators take on a CPU. On a GPU this holds for steps in which the host is ahead of it: its operators
+    alone, and the step, take longer than the host needs. Any other step is as long as its host, whatever there was to
+    do for the GPU.
 
     Args:
         trace: With formulas.
@@ -61,14 +63,16 @@ def times_of(
     """
     shortest = min((laps for _, laps in measured), key=lambda laps: laps.median_seconds)
     is_gpu = trace.device == "cuda"
-    host_seconds = min(shortest.host_seconds)
+    host_seconds = statistics.median(shortest.host_seconds)
     traces = [trace.at(sizes) for sizes, _ in measured]
     seconds = []
     for at, (_, laps) in zip(traces, measured, strict=True):
         watching = 0.0 if is_gpu else watching_at(shortest, laps)
         taken = seconds_of_records(at, laps.names, laps.median_laps, watching=watching)
-        if not is_gpu or host_seconds < _BUSY * laps.median_seconds:
-            taken = [each * whole_over_sum(laps, sum(taken)) for each in taken]
+        total = sum(taken)
+        if not is_gpu or host_seconds < _BUSY * min(total, laps.median_seconds):
+            factor = whole_over_sum(laps, total)
+            taken = [each * factor for each in taken]
         seconds.append(taken)
     growth_moved([[amount_of(record, at.storages) for record in at.operators] for at in traces], seconds)
     operators = (each for at, taken in zip(traces, seconds, strict=True) for each in operators_at(trace, at, taken))
@@ -80,7 +84,7 @@ def times_of(
         uuid=device_facts.device_uuid(device),
         limits=limits,
         multiprocessors=device_facts.num_multiprocessors(device),
-        launch_seconds=host_seconds / num_launched if is_gpu else 0.0,
+        launch_seconds=min(shortest.host_seconds) / num_launched if is_gpu else 0.0,
         operators=joined_operators(operators),
         versions=device_facts.versions(has_gpu=is_gpu) | trace.versions,
     )

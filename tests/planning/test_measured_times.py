@@ -251,6 +251,26 @@ def test_sums_of_operators_follow_the_step_beyond_their_noise_alone():
     assert 0.8 < whole_over_sum(laps(wide, steady), 1.5) < 1.0
 
 
+@pytest.mark.parametrize("slower", [1.0, 1.2])
+def test_a_gpu_s_operators_follow_a_step_only_where_the_host_is_ahead_of_it(slower):
+    """Elsewhere a step is as long as its host, which needs now more and now less, and says nothing of operators."""
+    trace = _of_samples("mlp").model_copy(update={"device": "cuda"})
+    sizes = [PartSizes(batch=n) for n in (8, 32, 128)]
+    steps = [trace.at(each) for each in sizes]
+    inside = [_seconds(at) for at in steps]
+    busy = [sum(laps) for laps in inside]
+    hosts = [1.2 * busy[1] * noise for noise in (1.0, 1.3, 1.3, 1.3, 1.4)]
+    assert busy[1] < min(hosts) and max(hosts) < busy[2]
+    found = []
+    for each, at, laps, total in zip(sizes, steps, inside, busy, strict=True):
+        whole = tuple(max(host, slower * total) for host in hosts)
+        names = tuple(o.op for o in at.operators)
+        found.append((each, StepLaps(names, (tuple(laps),) * 5, whole, whole, tuple(hosts))))
+    times = times_of(trace, found, CPU)
+    predicted = [alone_seconds(at, times, is_captured=True) for at in steps]
+    assert predicted == pytest.approx([busy[0], busy[1], slower * busy[2]])
+
+
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 
