@@ -14,10 +14,10 @@ from nugnn.planning.links import Links
 from nugnn.planning.operator_times import OperatorTimes, ProfileTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import SecondsKind
-from nugnn.planning.predicted_work import RUNTIME_BYTES, DeviceWork, PredictedWork
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.profiles import DeviceProfile
 from nugnn.planning.replay import replay
-from nugnn.planning.step_program import Passes
+from nugnn.planning.step_program import Passes, passes_of
 from nugnn.planning.trace import StepTrace
 
 
@@ -94,15 +94,9 @@ def _waiting_apart(kinds: dict[SecondsKind, float], waiting: float) -> dict[Seco
 
 
 def overlap_of(choice: str, links: Links) -> Passes:
-    """Passes in which sums run beside exchanges on these devices; as `nugnn.comm.overlap.overlapping_passes` has it.
-
-    GPUs of one host are taken to read each other's memory.
-    """
-    if choice == "auto":
-        choice = "off" if not links.is_nccl else "backward" if len(set(links.hosts)) == 1 else "on"
-    if choice == "off" or links.num_ranks == 1:
-        return "none"
-    return "both" if choice == "on" else "backward"
+    """Passes in which sums run beside exchanges on these devices: see `passes_of`."""
+    passes = passes_of(choice, is_nccl=links.is_nccl, num_hosts=len(set(links.hosts)))
+    return "none" if links.num_ranks == 1 else passes
 
 
 def predictor_for(
@@ -151,6 +145,4 @@ def _device_work(
 ) -> DeviceWork:
     trace = traces.get(profile.kind) or next(iter(traces.values()))
     is_gpu = profile.kind == "cuda"
-    return DeviceWork(
-        trace=trace, times=times, runtime_bytes=RUNTIME_BYTES[profile.kind], is_captured=is_gpu and is_captured
-    )
+    return DeviceWork(trace=trace, times=times, kind=profile.kind, is_captured=is_gpu and is_captured)

@@ -11,12 +11,14 @@ import torch
 
 from nugnn.kernels.spmm import sums
 from nugnn.models import GNN
+from nugnn.planning.cluster import Cluster, ClusterDevice
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.links import Links
 from nugnn.planning.operator_times import ProfileTimes
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from nugnn.planning.predictor import overlap_of, predictor_for
 from nugnn.planning.seconds_table import _EDGES, SecondsTable
 from nugnn.planning.shares import plan_shares
 from nugnn.planning.trace import TraceError
@@ -215,3 +217,15 @@ def test_tables_are_shared_between_devices_that_make_the_same_step(monkeypatch):
         work.seconds(part, sizes)
     assert len(calls) == so_far > 0
     assert torch.is_grad_enabled()
+
+
+def test_a_cpu_s_trace_stands_for_a_gpu_of_a_cluster_in_memory_and_passes():
+    trace = graph_trace("gcn")
+    device = ClusterDevice(host="one", profile=sheet_of("Tesla T4").as_profile())
+    links = Links.equal(2, 1e9, is_nccl=True)
+    model = predictor_for({"cpu": trace}, Cluster(devices=(device, device), links=links), overlap="on")
+    gpu = DeviceWork(trace, model.devices[0].times, kind="cuda")
+    sizes = PartSizes(inner=1000, halo=300, edges=50_000, train=100, sent=250)
+    assert model.work.memory(0, sizes) == PredictedWork([gpu, gpu], links, overlap="both").memory(0, sizes)
+    with pytest.raises(ValueError, match="must be auto, on, backward or off"):
+        overlap_of("none", links)
