@@ -171,6 +171,10 @@ class Links:
         staging = self.staging_seconds_per_byte
         return (False,) * self.num_ranks if staging is None else tuple(bool(each > 0) for each in staging)
 
+    def blocks_host(self, rank: int) -> bool:
+        """Whether the rank's host waits where its device waits for an exchange: all but NCCL's are the host's work."""
+        return not self.is_nccl or self.stages[rank]
+
     def exchange_seconds(self, sent_bytes: Floats) -> Floats:
         """``(P,)`` seconds until each rank has sent and received all of its own, from when all have begun.
 

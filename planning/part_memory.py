@@ -18,7 +18,7 @@ from nugnn.kernels.spmm.sums import FEWEST_BYTES
 from nugnn.planning.operator_costs import item_bytes, number
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_program import Passes
-from nugnn.planning.trace import StepTrace
+from nugnn.planning.trace import StepTrace, made_and_freed
 from nugnn.planning.trace_records import Dim, OperatorRecord, Storage, TraceError, parsed
 
 Floats = npt.NDArray[np.float64]
@@ -40,8 +40,7 @@ class PeakTable:
     """
 
     def __init__(self, trace: StepTrace) -> None:
-        if untold := trace.untold():
-            raise TraceError(f"what these dimensions count is not known: {'; '.join(untold[:5])}")
+        trace.check_told()
         self._rows = _without_smaller(np.stack([np.zeros(_CONSTANT + 1), *_alive(trace)]))
 
     def bytes(self, sizes: PartSizes) -> int:
@@ -64,12 +63,7 @@ def _coefficients(dim: Dim, times: int) -> Floats:
 
 def _alive(trace: StepTrace) -> Iterable[Floats]:
     """While and after each operator runs, as `StepTrace.live_bytes` counts."""
-    made: dict[int, list[Storage]] = {}
-    freed: dict[int, list[Storage]] = {}
-    for storage in trace.storages:
-        made.setdefault(storage.made_by, []).append(storage)
-        if storage.freed_by is not None:
-            freed.setdefault(storage.freed_by, []).append(storage)
+    made, freed = made_and_freed(trace.storages)
     held = _sum(made.get(-1, ())) - _sum(freed.get(-1, ()))
     for place, record in enumerate(trace.operators):
         for inside in _workspace(record):
@@ -155,14 +149,8 @@ class KeptStructure:
 
     def _on_cpu(self, sizes: PartSizes) -> int:
         """What our sums need, and DGL's lists where an operator is DGL's."""
-        edges, is_ours_back, has_weights, is_dgls, is_dgls_back, is_sddmm = (
-            sizes.edges,
-            False,
-            False,
-            False,
-            False,
-            False,
-        )
+        edges = sizes.edges
+        is_ours_back = has_weights = is_dgls = is_dgls_back = is_sddmm = False
         for record in self._of_cpu:
             if edges >= record.least_edges:
                 is_ours_back |= record.is_backward

@@ -138,10 +138,6 @@ class PredictedWork:
         self.devices[part].trace.check(sizes)
         return self._tables[part].seconds.seconds(sizes)
 
-    def blocks_host(self, part: int) -> bool:
-        """Whether the device's host waits where the device waits for an exchange."""
-        return self.links.stages[part] or not self.links.is_nccl
-
     def seconds(self, part: int, sizes: PartSizes) -> float:
         """Seconds of an epoch on the device, if it never has to wait for another one.
 
@@ -181,7 +177,7 @@ class _Part:
         self.tables, self._trace = tables, trace
         self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
         launched = program.launched(trace, is_captured=device.is_captured)
-        self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=work.blocks_host(rank))
+        self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=work.links.blocks_host(rank))
         self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
     def seconds(self, sizes: PartSizes) -> float:

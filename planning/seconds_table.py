@@ -21,7 +21,6 @@ from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import (
     OperatorRecord,
     Storage,
-    TraceError,
     dims_of,
     parsed,
     value_of,
@@ -61,8 +60,7 @@ class SecondsTable:
     """
 
     def __init__(self, trace: StepTrace, times: OperatorTimes) -> None:
-        if untold := trace.untold():
-            raise TraceError(f"what these dimensions count is not known: {'; '.join(untold[:5])}")
+        trace.check_told()
         self._fixed = np.zeros(len(trace.operators))
         alike: dict[_Counts, list[int]] = {}
         for number, record in enumerate(trace.operators):

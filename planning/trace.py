@@ -70,8 +70,7 @@ class StepTrace(Strict):
             TraceError: A dimension could not be told when the trace was made; the sizes are of the other family of
                 data; or they have a halo, and the trace was recorded without other devices.
         """
-        if untold := self.untold():
-            raise TraceError(f"what these dimensions count is not known: {'; '.join(untold[:5])}")
+        self.check_told()
         self.check(sizes)
         known = sizes.symbols()
 
@@ -89,6 +88,11 @@ class StepTrace(Strict):
             raise TraceError(f"the trace is of {self.family}, whose sizes have {wanted}; these have {other} alone")
         if self.ranks == 1 and sizes.halo:
             raise TraceError(f"the trace was recorded on one device, and the sizes have {sizes.halo} halo rows")
+
+    def check_told(self) -> None:
+        """Raises TraceError if of a dimension it is not known what it counts."""
+        if untold := self.untold():
+            raise TraceError(f"what these dimensions count is not known: {'; '.join(untold[:5])}")
 
     def untold(self) -> list[str]:
         """Where dimensions stand of which it is not known what they count; empty for most models."""
@@ -147,12 +151,7 @@ class StepTrace(Strict):
         return trace.operators[number], held
 
     def _alive(self) -> Iterator[tuple[int, dict[str, int]]]:
-        made: dict[int, list[Storage]] = {}
-        freed: dict[int, list[Storage]] = {}
-        for storage in self.storages:
-            made.setdefault(storage.made_by, []).append(storage)
-            if storage.freed_by is not None:
-                freed.setdefault(storage.freed_by, []).append(storage)
+        made, freed = made_and_freed(self.storages)
         held = dict.fromkeys(CATEGORIES, 0)
         _add(held, made.get(-1, ()), 1)
         _add(held, freed.get(-1, ()), -1)
@@ -172,6 +171,17 @@ class StepTrace(Strict):
             lines = ",\n  ".join(item.model_dump_json(exclude_defaults=True) for item in items)
             parts.append(f'"{key}": [\n  {lines}\n ]')
         return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def made_and_freed(storages: Iterable[Storage]) -> tuple[dict[int, list[Storage]], dict[int, list[Storage]]]:
+    """Storages by the record that makes them, and by the last one before they go; -1 stands for before the step."""
+    made: dict[int, list[Storage]] = {}
+    freed: dict[int, list[Storage]] = {}
+    for storage in storages:
+        made.setdefault(storage.made_by, []).append(storage)
+        if storage.freed_by is not None:
+            freed.setdefault(storage.freed_by, []).append(storage)
+    return made, freed
 
 
 def _add(held: dict[Category, int], storages: Iterable[Storage], sign: int) -> None:
