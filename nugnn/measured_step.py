@@ -103,7 +103,6 @@ class Place:
     now: Now = time.perf_counter
     _laps: list[tuple[float, ...]] = field(default_factory=list)
     _seconds: list[float] = field(default_factory=list)
-    _watched: list[float] = field(default_factory=list)
     _host: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,7 +121,7 @@ class Place:
             self._step(number)
         for _ in range(2 if self.device.type == "cuda" else 1):
             self.time_inside()
-        self._laps, self._watched = [], []
+        self._laps = []
 
     def time_whole(self) -> None:
         """One step as in training; on a GPU some in a row."""
@@ -138,18 +137,14 @@ class Place:
     def time_inside(self) -> None:
         """One step, operator by operator."""
         synchronize(self.device)
-        begin = self.now()
         with self._timer.timing(self._interceptor):
             self._step(0)
-        self._watched.append(self.now() - begin)
         self._laps.append(tuple(self._timer.laps))
 
     @property
     def laps(self) -> StepLaps:
         """So far."""
-        return StepLaps(
-            tuple(self._timer.names), tuple(self._laps), tuple(self._seconds), tuple(self._watched), tuple(self._host)
-        )
+        return StepLaps(tuple(self._timer.names), tuple(self._laps), tuple(self._seconds), tuple(self._host))
 
     def _step(self, number: int) -> None:
         self.trainer.step(self._works[number % len(self._works)])

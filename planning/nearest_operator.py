@@ -16,8 +16,9 @@ _Like = tuple[Kind, str, tuple[tuple[str, str], ...], tuple[str, ...]]
 
 
 _Ranks = tuple[int, ...]
+"""Axes of each operand."""
 _Mask = tuple[int, ...]
-
+"""Places, among the dimensions of all operands, of those that do not grow."""
 
 _UNLIKE = BY_OPERATIONS | {"exchange", "optimizer"}
 """Kinds whose seconds say nothing about what another operator takes for its bytes."""
@@ -44,7 +45,6 @@ class _Entry:
         self._weight = edge_weight(amounts, seconds)
         works = [a.weighed(self._weight) for a in amounts]
         self._curve = Curve(list(zip(works, seconds, strict=True)))
-        self.most = max(works)
 
     def __call__(self, amount: Amount) -> float:
         return self._curve(amount.weighed(self._weight))

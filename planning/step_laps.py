@@ -24,14 +24,12 @@ class StepLaps:
         laps: Seconds of each in each timed step: ``(steps, operators)``.
         seconds: Of whole steps that nobody timed inside, from the first operator until the device is done; of several
             steps one after the other, the mean.
-        watched_seconds: Of the steps that were timed inside.
         host_seconds: The host's part of ``seconds``, until it could have gone on.
     """
 
     names: tuple[str, ...]
     laps: tuple[tuple[float, ...], ...]
     seconds: tuple[float, ...]
-    watched_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
 
     @property

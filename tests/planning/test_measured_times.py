@@ -81,7 +81,7 @@ def _seconds(at: StepTrace, per_unit: float = 1e-9, fixed: float = 1e-6) -> list
 def _laps(at: StepTrace, laps: list[float]) -> StepLaps:
     """Three steps without noise."""
     whole = sum(laps)
-    return StepLaps(tuple(o.op for o in at.operators), (tuple(laps),) * 3, (whole,) * 3, (whole,) * 3, (whole,) * 3)
+    return StepLaps(tuple(o.op for o in at.operators), (tuple(laps),) * 3, (whole,) * 3, (whole,) * 3)
 
 
 def _table(trace: StepTrace, sizes: list[PartSizes], **how: float) -> MeasuredTimes:
@@ -243,7 +243,7 @@ def test_what_constant_operators_take_longer_stays_within_its_step(data):
 
 def test_sums_of_operators_follow_the_step_beyond_their_noise_alone():
     def laps(seconds, inside):
-        return StepLaps(("a",), tuple((x,) for x in inside), tuple(seconds), tuple(inside), tuple(seconds))
+        return StepLaps(("a",), tuple((x,) for x in inside), tuple(seconds), tuple(seconds))
 
     steady, wide = [1.0, 1.001, 0.999, 1.0, 1.0], [0.6, 0.8, 1.0, 1.25, 1.5]
     assert whole_over_sum(laps(steady, steady), 1.25) == pytest.approx(0.8, rel=1e-3)
@@ -265,7 +265,7 @@ def test_a_gpu_s_operators_follow_a_step_only_where_the_host_is_ahead_of_it(slow
     for each, at, laps, total in zip(sizes, steps, inside, busy, strict=True):
         whole = tuple(max(host, slower * total) for host in hosts)
         names = tuple(o.op for o in at.operators)
-        found.append((each, StepLaps(names, (tuple(laps),) * 5, whole, whole, tuple(hosts))))
+        found.append((each, StepLaps(names, (tuple(laps),) * 5, whole, tuple(hosts))))
     times = times_of(trace, found, CPU)
     predicted = [alone_seconds(at, times, is_captured=True) for at in steps]
     assert predicted == pytest.approx([busy[0], busy[1], slower * busy[2]])
