@@ -44,6 +44,7 @@ from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
 from nugnn.traced_step import (
@@ -221,8 +222,37 @@ def at(setting: Setting, place: Any) -> StepTrace:
     return setting.trace.at(place if isinstance(place, PartSizes) else sizes_of(place))
 
 
-def measured(setting: Setting, rounds: int, now: Now, label: str) -> tuple[MeasuredTimes, list[float], list[bool]]:
-    """The table; the seconds of steps at the test sizes, and whether these ran as CUDA graphs."""
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured for a case.
+
+    Args:
+        table: Of its operators.
+        ladder: What the table was made from.
+        seconds: Of steps at the test sizes.
+        are_captured: Whether these ran as CUDA graphs.
+    """
+
+    table: MeasuredTimes
+    ladder: Sequence[tuple[PartSizes, StepLaps]]
+    seconds: Sequence[float]
+    are_captured: Sequence[bool]
+
+    def ladder_rows(self) -> list[dict[str, Any]]:
+        """Of each place: its operators' laps as they came, whole steps, and the host's part of these."""
+        return [
+            {
+                "sizes": dataclasses.asdict(sizes),
+                "laps_seconds": sum(laps.median_laps),
+                "step_seconds": laps.median_seconds,
+                "host_seconds": statistics.median(laps.host_seconds),
+                "least_host_seconds": min(laps.host_seconds),
+            }
+            for sizes, laps in self.ladder
+        ]
+
+
+def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
     ladder_of, tests = list(setting.ladder), list(setting.tests)
 
     def place(each: Any, **options: Any) -> Place:
@@ -239,8 +269,9 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> tuple[Measu
                 each.time_inside()
             for each in plain:
                 each.time_whole()
-        table = times_of(setting.trace, [(p.sizes, p.laps) for p in timed], timed[0].device, limits=label)
-        return table, [p.laps.median_seconds for p in plain], [False] * len(plain)
+        found = [(p.sizes, p.laps) for p in timed]
+        table = times_of(setting.trace, found, timed[0].device, limits=label)
+        return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
     found = []
     for each in ladder_of:
         one = place(each, cuda_graphs="off")
@@ -264,7 +295,7 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> tuple[Measu
         are_captured.append(one.trainer.num_recorded > 0)
         del one
         free_memory()
-    return times_of(setting.trace, found, device, limits=label), seconds, are_captured
+    return Measured(times_of(setting.trace, found, device, limits=label), found, seconds, are_captured)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -308,8 +339,9 @@ def peaks(setting: Setting, place: Any) -> tuple[int, int]:
 def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Recorder) -> None:
     """Measure and predict one case."""
     now = time.thread_time if options.clock == "thread" else time.perf_counter
-    table, seconds, are_captured = measured(setting, options.rounds, now, options.label)
-    for place, taken, is_captured in zip(setting.tests, seconds, are_captured, strict=True):
+    found = measured(setting, options.rounds, now, options.label)
+    table = found.table
+    for place, taken, is_captured in zip(setting.tests, found.seconds, found.are_captured, strict=True):
         trace = at(setting, place)
         sizes = place if isinstance(place, PartSizes) else sizes_of(place)
         predicted = alone_seconds(trace, table, is_captured=is_captured)
@@ -318,6 +350,7 @@ def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Rec
         row |= {"sizes": dataclasses.asdict(sizes), "measured_seconds": taken, "predicted_seconds": predicted}
         row |= {"is_captured": is_captured, "launch_seconds": table.launch_seconds}
         row |= {"busy_seconds": sum(table.seconds(o, trace.storages) for o in trace.operators)}
+        row |= {"ladder": found.ladder_rows()}
         if not options.no_memory:
             row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place)
         recorder.add(row)

@@ -49,9 +49,10 @@ _STEPS = """## Predicted steps on a GPU
 no factor. A step is bound by the device where `busy` is near the measured time, else by the host. Two benchmarks ran
 side by side on the two GPUs of a host.
 
-**Small steps of samples are predicted wrong by factors**: operators that the host is slow to launch were timed with
-the launch in them, and the graph that the step really runs as does without. Memory of transformers in float32 misses
-what another attention kernel takes at large batches. Both are open.
+**Small steps of samples are predicted wrong by factors**: in these tables operators add up to steps that were as long
+as their host, and the graph that the step really runs as does without. That is mended, and not measured again. Of a
+step that runs as a graph, the optimizer counts as one launch, whatever it launches, and memory of transformers in
+float32 misses what another attention kernel takes at large batches. Both are open.
 """
 
 
