@@ -95,7 +95,8 @@ class PredictedWork:
         for device in devices:
             key = id(device.trace), id(device.times), device.device, overlap, sums_in_backward, links.is_nccl
             if key not in self._known:
-                self._known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl)
+                alike = next((tables for known, tables in self._known.items() if known[:2] == key[:2]), None)
+                self._known[key] = _Tables(device, overlap, sums_in_backward, is_nccl=links.is_nccl, alike=alike)
             self._tables.append(self._known[key])
 
     @property
@@ -161,12 +162,18 @@ def halo_share_of(sizes: PartSizes) -> float:
 
 
 class _Tables:
-    """What devices share that make the same step in the same times."""
+    """What devices share that make the same step in the same times.
 
-    def __init__(self, device: DeviceWork, overlap: Passes, sums_in_backward: bool, *, is_nccl: bool) -> None:
+    Tables of operators, which take long to fill, are those of ``alike``, where the step lets other passes overlap.
+    """
+
+    def __init__(
+        self, device: DeviceWork, overlap: Passes, sums_in_backward: bool, *, is_nccl: bool, alike: _Tables | None
+    ) -> None:
         trace = device.trace
-        self.seconds = SecondsTable(trace, device.times)
-        self.peak, self.structure = PeakTable(trace), KeptStructure(trace, overlap, device=device.device)
+        self.seconds: SecondsTable = SecondsTable(trace, device.times) if alike is None else alike.seconds
+        self.peak: PeakTable = PeakTable(trace) if alike is None else alike.peak
+        self.structure = KeptStructure(trace, overlap, device=device.device)
         how = loss_of(trace, is_nccl=is_nccl)
         self.program = make_program(trace, overlap=overlap, sums_in_backward=sums_in_backward, loss=how)
 

@@ -229,3 +229,21 @@ def test_a_cpu_s_trace_stands_for_a_gpu_of_a_cluster_in_memory_and_passes():
     assert model.work.memory(0, sizes) == PredictedWork([gpu, gpu], links, overlap="both").memory(0, sizes)
     with pytest.raises(ValueError, match="must be auto, on, backward or off"):
         overlap_of("none", links)
+
+
+def test_no_operator_is_asked_for_twice_where_only_overlap_differs():
+    class Counting(LinearTimes):
+        asked = 0
+
+        def seconds(self, record, storages):
+            self.asked += 1
+            return super().seconds(record, storages)
+
+    times, sizes = Counting(1e-9), PartSizes(inner=1000, halo=300, edges=50_000, train=100, sent=250)
+    work = PredictedWork([DeviceWork(graph_trace("gcn"), times)] * 2, Links.equal(2, 1e9), overlap="backward")
+    work.seconds(0, sizes)
+    asked = times.asked
+    other = work.among([0, 1], "both").seconds(1, sizes)
+    assert times.asked == asked > 0
+    fresh = PredictedWork([DeviceWork(graph_trace("gcn"), times)] * 2, Links.equal(2, 1e9), overlap="both")
+    assert other == fresh.seconds(1, sizes)
