@@ -19,6 +19,7 @@ def test_a_run_predicts_steps_of_both_families(tmp_path: Path, capsys: pytest.Ca
         assert 0.4 < row["predicted_seconds"] / row["measured_seconds"] < 2.5  # other processes may be at work
         assert row["predicted_peak_bytes"] == pytest.approx(row["measured_peak_bytes"], rel=0.02)
         assert row["label"] == "threads=1" and not row["is_captured"]
+        assert len(row["ladder"]) > 1 and all(each["laps_seconds"] > 0 for each in row["ladder"])
     text = capsys.readouterr().out
     assert "graph: 1 configurations, 2 steps: mean absolute error" in text and "peak memory" in text
 
