@@ -82,16 +82,16 @@ def test_datasets_08_the_same_options_hit_and_others_miss(data, tmp_path, caplog
     check_shards(shards)
     assert shards[0].num_inner == 20
 
-    looped = dataclasses.replace(
-        data, src=torch.cat([data.src, torch.arange(30)]), dst=torch.cat([data.dst, torch.arange(30)])
+    doubled = dataclasses.replace(
+        data, src=torch.cat([data.src, data.src[:30]]), dst=torch.cat([data.dst, data.dst[:30]])
     )
-    with_loops = cached_shards(tmp_path, looped, [2, 1])
+    twice = cached_shards(tmp_path, doubled, [2, 1])
     three = cached_shards(tmp_path, data, [1, 1, 1])
-    assert len({first, with_loops, three}) == 3
-    assert load_meta(with_loops).num_edges == 90
+    assert len({first, twice, three}) == 3
+    assert load_meta(twice).num_edges == 90
     assert load_meta(first).num_edges == 60
     assert load_meta(three).num_parts == 3
-    assert any("30 self-loops" in note for note in load_meta(with_loops).notes)
+    assert any("30 parallel edges" in note for note in load_meta(twice).notes)
 
 
 @pytest.mark.parametrize("damage", ["meta gone", "shard gone", "shard cut", "other key"])
