@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import replay_accuracy
+from harness import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_run_predicts_steps_of_both_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +55,15 @@ def test_errors_with_the_factor_of_the_others_leave_the_own_configuration_out() 
     # errors: 1/2, 3/4, 3/4; with the factor of the others: 4/2 - 1, and 2/4 - 1 twice
     text = "graph: 2 configurations, 3 steps: mean absolute error 66.7% (largest 75.0%), 66.7% with the factor of the"
     assert replay_accuracy.summary(rows) == f"{text} others"
+
+
+def test_the_page_says_what_the_kept_rows_say() -> None:
+    page = (ROOT / "docs/replayer.md").read_text(encoding="utf-8")
+    groups: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for row in read_rows(ROOT / "benchmarks/rows/replay_cpu"):
+        groups.setdefault((row["file"], row["graph"]), []).append(row)
+    said = " ".join(replay_accuracy.summary(rows) for rows in groups.values())
+    found = re.findall(r"(\d+) configurations, (\d+) steps: mean absolute error ([\d.]+)% \(largest ([\d.]+)%\)", said)
+    assert len(found) == 6
+    for configurations, steps, mean, largest in found:
+        assert f"| {configurations} | {steps} | {mean} % | {largest} % |" in page
