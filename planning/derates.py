@@ -42,7 +42,7 @@ CPU_PRODUCT = 0.75
 """Of the vector units' peak: assumed; a machine whose threads share cores with others does half of it."""
 
 CPU_AMX_PRODUCT = 0.12
-"""Of the matrix unit's peak in torch's products: 4.15 of 34 TFLOP/s, 16 threads of a virtual Xeon beside an H200."""
+"""Of the matrix unit's peak in torch's products: 4.15 of 34.4 TFLOP/s, 16 threads of a virtual Xeon beside an H200."""
 
 CPU_STREAM = 0.80
 """Of the channels' bandwidth in a copy: assumed."""

@@ -13,7 +13,7 @@ import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn.models import GNN
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
 
 class Late(nn.Module):
@@ -32,8 +32,6 @@ class Late(nn.Module):
 
 @pytest.mark.parametrize(("kind", "precision"), [("sage", "fp32"), ("gat", "fp32"), ("gcn", "bf16")])
 def test_losses_are_those_of_the_undisturbed_run(kind: str, precision: str) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
     data = make_graph(num_nodes=2000, directed=False, dtype=torch.float32)
     rules = nugnn.RebalanceRules(least_gain_seconds=0.0, node_work=0.0)
     options: dict[str, Any] = {"workers": 2, "epochs": 40, "check": False, "seed": 3, "device": "cuda"}

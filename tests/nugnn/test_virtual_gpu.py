@@ -162,11 +162,11 @@ def test_more_than_there_is_ends_the_run(limits: str, exit_code: int, words: str
     assert failed.value.exit_code == exit_code
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=TWO)])
-@pytest.mark.parametrize("with_torchrun", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "with_torchrun"),  # one process under torchrun is no torchrun to nugnn
+    [(1, False), pytest.param(2, False, marks=TWO), pytest.param(2, True, marks=TWO)],
+)
 def test_a_run_from_the_shell_ends_in_good_order(tmp_path: Path, workers: int, with_torchrun: bool) -> None:
-    if with_torchrun and workers == 1:
-        pytest.skip("torchrun with one process is no torchrun to nugnn")
     starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)] if with_torchrun else []
     command = [sys.executable, *starter, "-m", "nugnn", "train", "--dataset", "digits", "--epochs", "3", "--json"]
     command += ["--device", "cuda", "--limits", ";".join(["none", f"sms={SMS}"][-workers:]), "--out", "out"]
