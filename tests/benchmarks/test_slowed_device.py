@@ -49,7 +49,10 @@ def test_the_page_says_what_the_kept_rows_say() -> None:
     root = Path(slowed_device.__file__).resolve().parents[1]
     page = (root / "docs" / "rebalance.md").read_text(encoding="utf-8")
     lines = (root / "benchmarks" / "rows" / "slowed_device" / "h200.jsonl").read_text(encoding="utf-8").splitlines()
-    for row in map(json.loads, lines):
+    rows = [json.loads(line) for line in lines]
+    more = [f"{row['moves'][-1]['halo_rows'][-1] / row['halo_rows_of_ideal'] - 1:.1%}"[:-1] for row in rows]
+    assert f"halo rows came to {' and '.join(more)} % more than in" in page
+    for row in rows:
         times = " | ".join(f"{row[name]:.1f}" for name in ("before_ms", "slow_ms", "after_ms", "optimum_ms"))
         (moved,) = row["moves"]
         told = f"| {row['model'].upper()} | {row['slower']:.1f} times | {times} | {row['epochs_until_near']} epochs |"

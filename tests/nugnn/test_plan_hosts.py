@@ -66,13 +66,17 @@ def test_a_host_more_never_makes_it_slower(hosts: Hosts, gbit: float) -> None:
 
 
 def test_a_host_that_does_not_pay_is_named_with_the_time_without_it() -> None:
+    alone = planned(((A100, 4),), 100.0).step_seconds
     plan = planned(((A100, 4), (A100, 4)), 100.0)
-    assert plan.step_seconds < 0.024 and sorted(d.share > 0.24 for d in plan.devices) == [False] * 4 + [True] * 4
+    assert (
+        plan.step_seconds <= 1.01 * alone + 1e-3
+        and sorted(d.share > 0.24 for d in plan.devices) == [False] * 4 + [True] * 4
+    )
     assert any(
         "4 x NVIDIA A100-SXM4-80GB on node-1 would hardly be used" in n and "Without them" in n for n in plan.notes
     )
     mixed = planned(((A100, 4), (T4, 2), (T4, 2)), 100.0)
-    assert mixed.step_seconds < 0.024 and min(device.share for device in mixed.devices[:4]) > 0.2
+    assert mixed.step_seconds <= 1.01 * alone + 1e-3 and min(device.share for device in mixed.devices[:4]) > 0.2
     assert any("2 x Tesla T4 on each of node-1 and node-2 would hardly" in note for note in mixed.notes)
 
 

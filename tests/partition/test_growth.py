@@ -91,6 +91,7 @@ def test_nodes_go_to_the_neighbours_that_they_touch() -> None:
     amount = 0.3 * float((middle.in_degrees + _NODE_WORK).sum())
     goes = given_by(middle, {0: amount, 2: amount})
     columns = middle.global_node_ids % side
+    # whole columns were 5 to 7 and 12 to 14, of means 6 and 13; any nodes 9.5
     assert columns[goes == 0].float().mean() < 8 and columns[goes == 2].float().mean() > 11
     assert left.num_inner == right.num_inner == 100
 
@@ -100,4 +101,5 @@ def test_to_a_part_that_it_does_not_touch_and_nothing_at_all() -> None:
     left, middle, _ = stripes(grid(side), side, [5, 15])
     assert torch.equal(given_by(middle, {}), torch.ones(middle.num_inner, dtype=torch.int64))
     goes = given_by(left, {2: 0.5 * float((left.in_degrees + _NODE_WORK).sum())})
+    # half the work of 100 nodes, each of which counts 5 to 7 (corners to inside)
     assert 40 <= int((goes == 2).sum()) <= 60

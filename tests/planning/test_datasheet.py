@@ -18,7 +18,7 @@ from nugnn.planning.datasheet import (
     sheet_of,
     sheets,
 )
-from nugnn.planning.profiles import DeviceProfile
+from nugnn.planning.profiles import DeviceProfile, read_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/hardware.md"
@@ -194,3 +194,14 @@ def test_the_page_shows_the_table_and_the_errors() -> None:
     for name, spmm, by_bytes, product, by_flops in capgnn_rows():
         row = f"| {name} | {spmm:.2f} | {by_bytes:.2f} | {product:.2f} | {by_flops:.2f} |"
         assert row in page, row
+
+
+def test_the_sheet_of_an_h200_is_near_the_one_that_was_measured() -> None:
+    measured = read_profile(ROOT / "benchmarks/rows/profiles/h200.json").devices[0]
+    sheet = sheet_of("H200").as_profile()
+    assert sheet.gemm_flops.keys() == measured.gemm_flops.keys()
+    pairs = [(flops, measured.gemm_flops[form]) for form, flops in sheet.gemm_flops.items()]
+    rates = ("stream_bytes", "gather_bytes", "cached_gather_bytes", "pack_bytes", "launch_seconds")
+    pairs += [(getattr(sheet, rate), getattr(measured, rate)) for rate in rates]
+    # one fraction for all cards, of which the published ones lie on the other side of fp32 and tf32
+    assert all(told == pytest.approx(found, rel=0.08) for told, found in pairs)
