@@ -2,7 +2,8 @@
 
 A part of a GPU's multiprocessors takes more of the memory's bandwidth than of the arithmetic. How much was measured on
 an H200 with 16, 32 and 64 of 132: products and copies (``benchmarks/rows/unequal``). Sums over neighbours were measured
-with 32 alone, once, 2.7 times as slow: a quarter of the way from products to copies, where they are taken to lie throughout.
+with 32 alone, once, 2.7 times as slow: a quarter of the way from products to copies, where they are taken to lie
+throughout.
 """
 
 from __future__ import annotations

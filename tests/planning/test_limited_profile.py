@@ -39,7 +39,7 @@ def rates(profile: DeviceProfile) -> list[float]:
 
 
 def test_what_was_measured_comes_out() -> None:
-    """Two H200, each beside itself: half the last of three digits is 0.3 % of the least share, and the second is 2 % off."""
+    """Two H200: half of the last of three digits is 0.3 % of the least share, and the second card is 2 % off."""
     for name, tolerance in (("h200_products", 0.004), ("h200_mixed", 0.025)):
         rows = [json.loads(line) for line in (ROWS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
         assert {row["sms"] for row in rows} == {16, 32, 64}
