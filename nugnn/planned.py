@@ -160,7 +160,7 @@ def write_plan(path: Path, planned: Planned) -> None:
 
 def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts | None) -> Planned:
     forecast = draft.forecast
-    total = subject.whole.batch if subject.family == "samples" else subject.whole.inner
+    shares, usable = draft.shares, usable_bytes(cluster)
     devices = []
     for rank, (device, size) in enumerate(zip(cluster.devices, draft.sizes, strict=True)):
         profile, limits = device.profile, device.limits
@@ -175,11 +175,11 @@ def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts
                 sms=limits.sms,
                 memory_fraction=limits.memory_fraction,
                 threads=limits.threads,
-                share=(size.batch if subject.family == "samples" else size.inner) / total,
+                share=shares[rank],
                 sizes=PlannedSizes.of(size),
                 seconds=forecast.seconds[rank],
                 memory_bytes=draft.bytes[rank],
-                memory_limit_bytes=int(usable_bytes(cluster)[rank]),
+                memory_limit_bytes=int(usable[rank]),
             )
         )
     plan = Plan(

@@ -10,7 +10,17 @@ import numpy as np
 
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import HARDLY, Draft, SharesBy, as_baseline, asked_shares, by_kind, check_fits, usable_bytes
+from nugnn.planning.draft import (
+    HARDLY,
+    Draft,
+    SharesBy,
+    all_fit,
+    as_baseline,
+    asked_shares,
+    by_kind,
+    check_fits,
+    usable_bytes,
+)
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.host_subsets import HostSubsets, Units
 from nugnn.planning.part_sizes import PartSizes
@@ -163,8 +173,7 @@ class _Counted:
         ]
         names = [str(group) for group in self._groups]
         held = by_kind(self.model.work.bytes, alike, names)
-        fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
-        return _Tried(tuple(shares), held, fits, self.model.forecast(alike))
+        return _Tried(tuple(shares), held, all_fit(held, self.limits), self.model.forecast(alike))
 
     def level(self, *, says_why: bool = False) -> _Tried:
         """Shares at which all devices, each for itself, take as long.
