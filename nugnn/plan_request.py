@@ -120,7 +120,9 @@ def plan_request(
         return PlanRequest(shares_by=chosen.shares_by, plan=chosen, plan_path=path), None
     described = None
     if cluster is not None:
-        need: Need = "measured" if isinstance(shares, str) and shares == "auto" and is_one_host else "any"  # each of several processes asks
+        need: Need = (
+            "measured" if isinstance(shares, str) and shares == "auto" and is_one_host else "any"
+        )  # each of several processes asks
         look = this_machine_for(need, on_stage, on_note)
         own = host_name() if is_one_host else None
         described = cluster if isinstance(cluster, Cluster) else read_cluster(cluster, look, host=own)
