@@ -146,7 +146,8 @@ def _scaled(sizes: PartSizes, share: float) -> PartSizes:
 
 def _kept(subject: PlanSubject, kinds: Sequence[str], parts: Sequence[Sequence[PartSizes]]) -> list[Path]:
     """Where the times of each worker are kept: by the step, the device, who else computes here, and the sizes to a
-    factor of two. A trace does not say how products are rounded: the precision does."""
+    factor of two. A trace does not say how products are rounded: the precision does.
+    """
     step = {
         "traces": {name: trace.to_json() for name, trace in subject.traces.items()},
         "precision": subject.precision,
