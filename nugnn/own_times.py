@@ -72,7 +72,7 @@ def own_times(
     on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
     measures = [
         functools.partial(
-            subject.measures[profile.kind],
+            subject.measure,
             subject.traces[profile.kind],
             part,
             seconds=_SECONDS[profile.kind],
