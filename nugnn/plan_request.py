@@ -14,9 +14,8 @@ from nugnn.machine_profiles import Kind, Need, are_devices_alike, cluster_here, 
 from nugnn.member import host_name
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, read_cluster
-from nugnn.planning.draft import SharesBy
 from nugnn.planning.limits import DeviceLimits
-from nugnn.planning.plan import BASELINES, KnownDevice, Plan, read_plan
+from nugnn.planning.plan import BASELINES, KnownDevice, Plan, SharesBy, read_plan
 from nugnn.planning.profiles import MachineProfile
 
 SHARES_BY = ("auto", *BASELINES)

@@ -21,11 +21,11 @@ from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
 from nugnn.plan_training import graph_data_facts, looked_at_samples, subject_of_graph
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
-from nugnn.planning.draft import SharesBy
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
 from nugnn.planning.limits import parse_limits
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.plan import SharesBy
 from nugnn.sample_config import RunConfig, SampleConfig
 from nugnn.sample_options import SampleOptions, sample_options
 

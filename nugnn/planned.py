@@ -16,7 +16,7 @@ from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
 from nugnn.plan_subject import PlanSubject
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, SharesBy, usable_bytes
+from nugnn.planning.draft import Draft, usable_bytes
 from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
@@ -24,7 +24,7 @@ from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.partition_loop import LoopMethod
-from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes
+from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes, SharesBy
 from nugnn.planning.plan_parts import digest, parts_bytes, parts_path
 from nugnn.planning.predictor import ReplayedSteps, predictor_for
 

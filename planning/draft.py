@@ -18,10 +18,8 @@ from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import Baseline
+from nugnn.planning.plan import Baseline, SharesBy
 from nugnn.planning.shares import DoesNotFitError, in_bytes
-
-SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 
 HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import check_split_fits, fastest_split, split_by_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, SharesBy, all_fit, as_baseline, asked_shares, by_kind, usable_bytes
+from nugnn.planning.draft import Draft, all_fit, as_baseline, asked_shares, by_kind, usable_bytes
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import BASELINES
+from nugnn.planning.plan import BASELINES, SharesBy
 
 
 def draft_of_batch(

@@ -14,7 +14,6 @@ from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import (
     HARDLY,
     Draft,
-    SharesBy,
     all_fit,
     as_baseline,
     asked_shares,
@@ -25,7 +24,7 @@ from nugnn.planning.draft import (
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.host_subsets import HostSubsets, Units
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import BASELINES
+from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.shares import (
     DoesNotFitError,
     Halo,

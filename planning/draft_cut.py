@@ -13,7 +13,6 @@ from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import (
     Draft,
-    SharesBy,
     all_fit,
     are_alike,
     as_baseline,
@@ -26,7 +25,7 @@ from nugnn.planning.forecast import StepModel
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import ArrayLike, LoopMethod, Round, partition_to_fit
 from nugnn.planning.placement import place, traffic_rows
-from nugnn.planning.plan import BASELINES
+from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.shares import DoesNotFitError, Halo, relaxed_sizes
 from nugnn.planning.work_model import count_sizes, ids_array
 
