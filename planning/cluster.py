@@ -370,6 +370,10 @@ def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]
             found[workers[0]] = limited(whole[workers[0]], limits[workers[0]])
             continue
         together = [limits[worker] for worker in workers]
+        divided: dict[str, tuple[DeviceProfile, ...]] = {}  # by what the device is taken to do, which overrides change
         for place, worker in enumerate(workers):
-            found[worker] = shared(whole[worker], together)[place]
+            known = whole[worker].model_dump_json()
+            if known not in divided:
+                divided[known] = shared(whole[worker], together)
+            found[worker] = divided[known][place]
     return found
