@@ -123,7 +123,10 @@ def graph_subject(
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     settings: dict[str, Plain] = {
         name: getattr(options, name)
-        for name in ("precision", "overlap", "activations", "halo_wire", "halo_mode", "recompute_inputs", "grad_sync")
+        for name in (
+            *("precision", "overlap", "cuda_graphs", "activations"),
+            *("halo_wire", "halo_mode", "recompute_inputs", "grad_sync"),
+        )
     }
     return PlanSubject(
         family="graph",
@@ -198,7 +201,10 @@ def sample_subject(
         whole=PartSizes(batch=batch),
         data=data,
         model=model_facts(model),
-        settings={name: getattr(options, name) for name in ("precision", "grad_sync", "batch_norm", "micro_batches")}
+        settings={
+            name: getattr(options, name)
+            for name in ("precision", "cuda_graphs", "grad_sync", "batch_norm", "micro_batches")
+        }
         | {"batch_size": batch},
         precision=options.precision,
         is_captured=captures and options.micro_batches == 1,
