@@ -1,8 +1,9 @@
-"""Whether there is a file at a path: what else is there is named, and a pipe or device is never opened."""
+"""Whether there is a file at a path, or can be: what else is there is named, and a pipe or device is never opened."""
 
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from pathlib import Path
 
@@ -52,3 +53,22 @@ def require_file(path: Path) -> None:
     """
     if (problem := no_file(path)) is not None:
         raise ValueError(f"{shown(path)}: {problem}")
+
+
+def require_place(path: Path, flag: str) -> None:
+    """Refuse a file that could not be written, before time is spent on what goes into it.
+
+    Args:
+        path: Of the file; one that is there may be replaced.
+        flag: The option that names it, for the error.
+
+    Raises:
+        ValueError: Its folder is not there or cannot be written to, or something else than a file is at the path.
+    """
+    if not is_folder(path.parent):
+        raise ValueError(f"{flag} {shown(path)}: there is no folder {shown(path.parent)}; make it first")
+    problem = no_file(path)
+    if problem is not None and not problem.startswith("no such file"):
+        raise ValueError(f"{flag} {shown(path)}: {problem}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{flag} {shown(path)}: the folder {shown(path.parent)} cannot be written to")

@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nugnn.planning.apportioned import apportioned
+
 USUAL_BATCH_SIZE = 64
 """Of a global batch, where neither it nor a split in samples is given."""
-
-
-def apportioned(count: int, sizes: Sequence[float]) -> tuple[int, ...]:
-    """``count`` in the proportions of ``sizes``, by largest remainder; among equal ones the lower rank's goes up.
-
-    >>> apportioned(7, (18, 6)), apportioned(24, (0.7, 0.2, 0.1))
-    ((5, 2), (17, 5, 2))
-    """
-    total = sum(sizes)
-    counts = [int(count * size // total) for size in sizes]
-    by_remainder = sorted(range(len(sizes)), key=lambda rank: (-(count * sizes[rank] % total), rank))
-    for rank in by_remainder[: count - sum(counts)]:
-        counts[rank] += 1
-    return tuple(counts)
 
 
 def batch_sizes(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate, get_worker_info
 
-from nugnn.batch_split import apportioned
+from nugnn.planning.apportioned import apportioned
 from nugnn.user_code import UserCodeError, described, is_of_users_code
 from nugnn.worker_process import is_user_error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from nugnn._regular_file import is_folder, no_file, shown
+from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
 from nugnn.options import ConfigError
@@ -70,7 +70,8 @@ def plan(**given: Any) -> None:
         refuse_torchrun("plan", "Run it once, without torchrun, and give the plan to nugnn train with --plan")
         own = {name: given.pop(name) for name in _OWN}
         for name in ("plan_out", "chrome"):
-            _check_writable(f"--{name.replace('_', '-')}", own[name])
+            if own[name] is not None:
+                require_place(own[name], f"--{name.replace('_', '-')}")
         config = _settings(given, own["graph_stats"])
         console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
         notes: list[str] = []
@@ -133,19 +134,6 @@ def _settings(given: dict[str, Any], graph_stats: str | None) -> Any:
 
         given["workers"] = max(1, torch.cuda.device_count())
     return gather_settings(given, os.environ)
-
-
-def _check_writable(flag: str, path: Path | None) -> None:
-    """Refuse what cannot go well before time is spent on it."""
-    if path is None:
-        return
-    if not is_folder(path.parent):
-        raise ConfigError(f"{flag} {shown(path)}: there is no folder {shown(path.parent)}; make it first")
-    problem = no_file(path)
-    if problem is not None and not problem.startswith("no such file"):
-        raise ConfigError(f"{flag} {shown(path)}: {problem}")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{flag} {shown(path)}: the folder {shown(path.parent)} cannot be written to")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn._regular_file import is_folder, no_file, shown
+from nugnn._regular_file import require_place, shown
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 
 if TYPE_CHECKING:
@@ -71,15 +70,8 @@ def _check(out: Path | None, device: str, seconds: float, limits: str | None) ->
         raise ValueError(f"--seconds {seconds:g} is not allowed; allowed: {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}")
     if limits is not None:
         _check_limits(limits, device)
-    if out is None:
-        return
-    if not is_folder(out.parent):
-        raise ValueError(f"--out {shown(out)}: there is no folder {shown(out.parent)}; make it first")
-    problem = no_file(out)
-    if problem is not None and not problem.startswith("no such file"):
-        raise ValueError(f"--out {shown(out)}: {problem}")
-    if not os.access(out.parent, os.W_OK):
-        raise ValueError(f"--out {shown(out)}: the folder {shown(out.parent)} cannot be written to")
+    if out is not None:
+        require_place(out, "--out")
 
 
 def _check_limits(text: str, device: str) -> None:

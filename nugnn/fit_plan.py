@@ -38,7 +38,7 @@ def request_of(
     Raises:
         ValueError: Two of them say different things; a file is none, or is of another number of workers.
     """
-    if plan is None and cluster is None and (shares in (None, "even") or not isinstance(shares, str)):
+    if plan is None and cluster is None and (not isinstance(shares, str) or shares == "even"):
         return None, None if isinstance(shares, str) else shares
     from nugnn.plan_request import plan_request
 

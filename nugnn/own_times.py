@@ -63,7 +63,7 @@ def own_times(
     """
     kinds = [device.kind for device in cluster.devices]
     parts = [_timed(subject, cluster, work, rank, size) for rank, size in enumerate(sizes)]
-    paths = [_kept(subject, kind, kinds, part) for kind, part in zip(kinds, parts, strict=True)]
+    paths = _kept(subject, kinds, parts)
     try:
         return {kind: read_times(path) for kind, path in zip(kinds, paths, strict=True)}
     except TimesError:
@@ -72,7 +72,7 @@ def own_times(
     on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
     measures = [
         functools.partial(
-            subject.measures[profile.kind],
+            subject.measure,
             subject.traces[profile.kind],
             part,
             seconds=_SECONDS[profile.kind],
@@ -103,11 +103,10 @@ def times_for(
         sizes = tuple(PartSizes(batch=n) for n in split_by_shares(subject.whole.batch, [1.0] * count))
     else:
         halo = ExpectedHalo()
-        even = (relaxed_sizes(subject.whole, 1 / count, halo, alone=count == 1),) * count
         try:
             sizes = draft_from_counts(model, subject.whole, cluster, halo=halo).sizes
         except DoesNotFitError:  # with as much halo as is expected
-            sizes = even
+            sizes = (relaxed_sizes(subject.whole, 1 / count, halo, alone=count == 1),) * count
     return own_times(subject, cluster, devices, limits, sizes, model.work, on_stage=on_stage)
 
 
@@ -145,17 +144,22 @@ def _scaled(sizes: PartSizes, share: float) -> PartSizes:
     return PartSizes(**{name: max(count, 1) if getattr(sizes, name) else 0 for name, count in counts.items()})
 
 
-def _kept(subject: PlanSubject, kind: str, kinds: Sequence[str], parts: Sequence[PartSizes]) -> Path:
-    """Where the times are kept: by the step, the device, who else computes here, and the sizes to a factor of two."""
-    most = max((max(part.edges, part.batch) for part in parts), default=1)
-    on = {
+def _kept(subject: PlanSubject, kinds: Sequence[str], parts: Sequence[Sequence[PartSizes]]) -> list[Path]:
+    """Where the times of each worker are kept: by the step, the device, who else computes here, and the sizes to a
+    factor of two. A trace does not say how products are rounded: the precision does.
+    """
+    step = {
         "traces": {name: trace.to_json() for name, trace in subject.traces.items()},
-        "device": kind,
+        "precision": subject.precision,
         "beside": sorted(kinds),
-        "size": most.bit_length(),
     }
-    name = hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_base() / "operator-times" / f"{name}.json"
+    whole = hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()
+    found = []
+    for kind, sizes in zip(kinds, parts, strict=True):
+        most = max((max(size.edges, size.batch) for size in sizes), default=1)
+        name = hashlib.sha256(json.dumps([whole, kind, most.bit_length()]).encode()).hexdigest()[:16]
+        found.append(cache_base() / "operator-times" / f"{name}.json")
+    return found
 
 
 def _keep(path: Path, times: MeasuredTimes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,26 +14,12 @@ from nugnn.machine_profiles import Kind, Need, are_devices_alike, cluster_here, 
 from nugnn.member import host_name
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, read_cluster
-from nugnn.planning.draft import SharesBy
 from nugnn.planning.limits import DeviceLimits
-from nugnn.planning.plan import BASELINES, Plan, read_plan
+from nugnn.planning.plan import BASELINES, KnownDevice, Plan, SharesBy, read_plan
 from nugnn.planning.profiles import MachineProfile
 
 SHARES_BY = ("auto", *BASELINES)
 """Words for shares; numbers are the other way."""
-
-
-class Known(Protocol):
-    """A device that a plan or cluster names."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def uuid(self) -> str | None: ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,7 +48,7 @@ class PlanRequest:
         return None if self.cluster is None else tuple(device.limits for device in self.cluster.devices)
 
     @property
-    def known_devices(self) -> tuple[Known, ...] | None:
+    def known_devices(self) -> tuple[KnownDevice, ...] | None:
         """Of each worker, where plan or cluster say them."""
         if self.plan is not None:
             return self.plan.devices
@@ -123,7 +109,7 @@ def plan_request(
     if isinstance(shares, str) and shares not in SHARES_BY:
         raise ValueError(f"shares {shares!r} is not known; give {', '.join(SHARES_BY)}, or a number for each worker")
     if plan is not None:
-        if shares is not None and shares != "even":
+        if shares is not None and not (isinstance(shares, str) and shares == "even"):
             raise ValueError("shares and plan both say who gets how much; give one of them")
         if cluster is not None:
             raise ValueError("plan and cluster both say which devices there are; give one of them")
@@ -133,7 +119,9 @@ def plan_request(
         return PlanRequest(shares_by=chosen.shares_by, plan=chosen, plan_path=path), None
     described = None
     if cluster is not None:
-        need: Need = "measured" if shares == "auto" and is_one_host else "any"  # each of several processes asks
+        need: Need = (
+            "measured" if isinstance(shares, str) and shares == "auto" and is_one_host else "any"
+        )  # each of several processes asks
         look = this_machine_for(need, on_stage, on_note)
         own = host_name() if is_one_host else None
         described = cluster if isinstance(cluster, Cluster) else read_cluster(cluster, look, host=own)
@@ -142,18 +130,16 @@ def plan_request(
                 f"the cluster has {len(described.devices)} devices, and there are {workers} workers; give --workers "
                 f"{len(described.devices)}"
             )
-    is_numbers = shares is not None and not isinstance(shares, str)
-    if described is None and (is_numbers or shares in (None, "even")):
+    if described is None and (not isinstance(shares, str) or shares == "even"):
         return None, None if isinstance(shares, str) else shares
-    if is_numbers:
-        assert shares is not None
+    if shares is not None and not isinstance(shares, str):
         numbers = tuple(float(share) for share in shares)
         return PlanRequest(shares_by="given", shares=numbers, cluster=described), None
     word: Any = shares or "even"
     return PlanRequest(shares_by=word, cluster=described), None
 
 
-def found_here(known: Sequence[Known]) -> list[torch.device]:
+def found_here(known: Sequence[KnownDevice]) -> list[torch.device]:
     """Devices of this machine that are the ones of a plan or cluster, one for each worker.
 
     Raises:
@@ -178,7 +164,7 @@ def found_here(known: Sequence[Known]) -> list[torch.device]:
     return found
 
 
-def _is(known: Known, gpu: torch.device) -> bool:
+def _is(known: KnownDevice, gpu: torch.device) -> bool:
     if known.uuid is not None:
         return known.uuid == device_facts.device_uuid(gpu)
     return known.name == device_facts.device_name(gpu)

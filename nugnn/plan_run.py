@@ -18,14 +18,14 @@ from nugnn.machine_profiles import Kind, Need, cluster_here, profile_of_this_mac
 from nugnn.own_times import times_for
 from nugnn.plan_request import this_machine_for
 from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
-from nugnn.plan_training import graph_data_facts, looked_at_samples
+from nugnn.plan_training import graph_data_facts, looked_at_samples, subject_of_graph
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
-from nugnn.planning.draft import SharesBy
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
 from nugnn.planning.limits import parse_limits
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.plan import SharesBy
 from nugnn.sample_config import RunConfig, SampleConfig
 from nugnn.sample_options import SampleOptions, sample_options
 
@@ -90,10 +90,6 @@ def _how(config: RunConfig) -> tuple[SharesBy, Sequence[float] | None]:
     return cast(SharesBy, config.shares), None
 
 
-def _kinds(cluster: Cluster) -> list[Kind]:
-    return list(dict.fromkeys(profile.kind for profile in cluster.profiles))
-
-
 def subject_by_counts(config: TrainConfig, counts: GraphStatistics, kinds: Sequence[Kind], workers: int) -> PlanSubject:
     """What is planned of a graph of which only counts are known.
 
@@ -114,7 +110,7 @@ def subject_by_counts(config: TrainConfig, counts: GraphStatistics, kinds: Seque
 
 def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, on_stage: Say) -> Planned:
     on_stage("tracing a step")
-    subject = subject_by_counts(config, counts, _kinds(cluster), len(cluster.devices))
+    subject = subject_by_counts(config, counts, cluster.device_kinds, len(cluster.devices))
     on_stage("weighing shares")
     shares_by, shares = _how(config)
     times = _own_times(config, subject, cluster, on_stage)
@@ -132,15 +128,7 @@ def _of_graph(
     options = checked_options({n: x for n, x in fit_arguments(config).items() if n in known}, data)
     seen = visible_in_training(model, data) if config.inductive else data
     on_stage("tracing a step")
-    subject = graph_subject(
-        model,
-        options,
-        graph_data_facts(seen),
-        features=None if seen.features is None else seen.num_features,
-        multilabel=seen.is_multilabel,
-        kinds=_kinds(cluster),
-        workers=len(cluster.devices),
-    )
+    subject = subject_of_graph(model, options, seen, graph_data_facts(seen), cluster)
     shares_by, shares = _how(config)
     return plan_with_cut(
         subject,
@@ -178,7 +166,7 @@ def _of_samples(
         facts,
         columns,
         batch=config.batch_size,
-        kinds=_kinds(cluster),
+        kinds=cluster.device_kinds,
         workers=len(cluster.devices),
     )
     on_stage("weighing shares")

@@ -39,8 +39,8 @@ class PlanSubject:
     Args:
         family: Of the data.
         traces: A step by kind of device.
-        measures: By kind of device, what times the operators of such a step: ``measure(trace, parts, seconds=...,
-            device=..., limits=...)``, see `nugnn.measured_step`.
+        measure: What times the operators of such a step: ``measure(trace, parts, seconds=..., device=...,
+            limits=...)``, see `nugnn.measured_step`.
         whole: Of the graph; of samples the batch.
         data: Facts of the data.
         model: Facts of the model.
@@ -55,7 +55,7 @@ class PlanSubject:
 
     family: Literal["graph", "samples"]
     traces: Mapping[str, StepTrace]
-    measures: Mapping[str, Callable[..., MeasuredTimes]]
+    measure: Callable[..., MeasuredTimes]
     whole: PartSizes
     data: DataFacts
     model: dict[str, Plain]
@@ -123,12 +123,15 @@ def graph_subject(
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     settings: dict[str, Plain] = {
         name: getattr(options, name)
-        for name in ("precision", "overlap", "activations", "halo_wire", "halo_mode", "recompute_inputs", "grad_sync")
+        for name in (
+            *("precision", "overlap", "cuda_graphs", "activations"),
+            *("halo_wire", "halo_mode", "recompute_inputs", "grad_sync"),
+        )
     }
     return PlanSubject(
         family="graph",
         traces=traces,
-        measures=dict.fromkeys(traces, measure),
+        measure=measure,
         whole=PartSizes(inner=data.nodes, edges=data.edges, train=data.train),
         data=data,
         model=model_facts(model),
@@ -194,11 +197,14 @@ def sample_subject(
     return PlanSubject(
         family="samples",
         traces=traces,
-        measures=dict.fromkeys(traces, measure),
+        measure=measure,
         whole=PartSizes(batch=batch),
         data=data,
         model=model_facts(model),
-        settings={name: getattr(options, name) for name in ("precision", "grad_sync", "batch_norm", "micro_batches")}
+        settings={
+            name: getattr(options, name)
+            for name in ("precision", "cuda_graphs", "grad_sync", "batch_norm", "micro_batches")
+        }
         | {"batch_size": batch},
         precision=options.precision,
         is_captured=captures and options.micro_batches == 1,

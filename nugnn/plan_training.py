@@ -22,7 +22,7 @@ from nugnn.machine_profiles import are_devices_alike
 from nugnn.own_times import times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.plan_request import PlanRequest
-from nugnn.plan_subject import Kind, PlanSubject, graph_subject, model_facts, sample_subject
+from nugnn.plan_subject import PlanSubject, graph_subject, model_facts, sample_subject
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut, write_plan
 from nugnn.planning import device_facts
 from nugnn.planning.baselines import baseline_shares
@@ -94,15 +94,7 @@ class TrainingPlan:
             return
         assert self.cluster is not None
         try:
-            self._subject = graph_subject(
-                model,
-                options,
-                facts,
-                features=None if data.features is None else data.num_features,
-                multilabel=data.is_multilabel,
-                kinds=self._kinds(),
-                workers=len(self.devices),
-            )
+            self._subject = subject_of_graph(model, options, data, facts, self.cluster)
         except Exception as error:  # whatever a model says to random data
             self._not_foreseen(error)
             return
@@ -139,7 +131,7 @@ class TrainingPlan:
         assert self.cluster is not None
         try:
             subject = sample_subject(
-                model, options, facts, sample, batch=batch, kinds=self._kinds(), workers=len(self.devices)
+                model, options, facts, sample, batch=batch, kinds=self.cluster.device_kinds, workers=len(self.devices)
             )
         except Exception as error:  # whatever a model says to random data
             self._not_foreseen(error)
@@ -209,10 +201,6 @@ class TrainingPlan:
 
     # How
 
-    def _kinds(self) -> list[Kind]:
-        assert self.cluster is not None
-        return list(dict.fromkeys(profile.kind for profile in self.cluster.profiles))
-
     def _own_times(self, subject: PlanSubject) -> Mapping[str, MeasuredTimes] | None:
         """Of the model's operators, where devices differ and are this host's own."""
         assert self.cluster is not None
@@ -225,17 +213,15 @@ class TrainingPlan:
         """Whether there is a plan already, of a file or of the run that is resumed."""
         here = [None if device is None else _Device(device) for device in self.devices]
         if self.request.plan is not None:
-            plan, path = self.request.plan, self.request.plan_path
-            plan.check(facts, model, here)
-            part = read_parts(plan, path) if plan.cut is not None and path is not None else None
-            self._from_file = _read(plan, part)
+            self.request.plan.check(facts, model, here)
+            self._from_file = _read(self.request.plan, self.request.plan_path)
             return True
         if self.kept is None or not self.kept.is_file():
             return False
         try:
             plan = read_plan(self.kept)
             plan.check(facts, model, here)
-            self._from_file = _read(plan, read_parts(plan, self.kept) if plan.cut is not None else None)
+            self._from_file = _read(plan, self.kept)
         except PlanError as error:
             self.on_note(f"planned anew: {error}")
             return False
@@ -297,6 +283,21 @@ def graph_data_facts(data: GraphData) -> DataFacts:
     )
 
 
+def subject_of_graph(
+    model: nn.Module, options: FitOptions, data: GraphData, facts: DataFacts, cluster: Cluster
+) -> PlanSubject:
+    """A model on a graph at hand, of which ``facts`` are known, to be planned for a cluster."""
+    return graph_subject(
+        model,
+        options,
+        facts,
+        features=None if data.features is None else data.num_features,
+        multilabel=data.is_multilabel,
+        kinds=cluster.device_kinds,
+        workers=len(cluster.devices),
+    )
+
+
 def looked_at_samples(
     part: SamplePart, options: SampleOptions, name: str, num_classes: int
 ) -> tuple[list[torch.Tensor], DataFacts]:
@@ -312,8 +313,9 @@ def looked_at_samples(
     return columns, facts
 
 
-def _read(plan: Plan, part: Parts | None) -> Planned:
-    """A plan that was made before, as if made now."""
+def _read(plan: Plan, path: Path | None) -> Planned:
+    """A plan that was made before, as if made now; with its cut where it has one and is read from a file."""
+    part = None if plan.cut is None or path is None else read_parts(plan, path)
     seconds = tuple(dict(device.seconds) for device in plan.devices)
     return Planned(plan=plan, part=part, forecast=Forecast(step_seconds=plan.step_seconds, seconds=seconds))
 
@@ -321,7 +323,6 @@ def _read(plan: Plan, part: Parts | None) -> Planned:
 def _kept(path: Path) -> Planned | None:
     """A plan in the cache, if it is whole."""
     try:
-        plan = read_plan(path)
-        return _read(plan, read_parts(plan, path) if plan.cut is not None else None)
+        return _read(read_plan(path), path)
     except PlanError:
         return None

@@ -16,7 +16,7 @@ from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
 from nugnn.plan_subject import PlanSubject
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, SharesBy, usable_bytes
+from nugnn.planning.draft import Draft, usable_bytes
 from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
@@ -24,7 +24,7 @@ from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.partition_loop import LoopMethod
-from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes
+from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes, SharesBy
 from nugnn.planning.plan_parts import digest, parts_bytes, parts_path
 from nugnn.planning.predictor import ReplayedSteps, predictor_for
 
@@ -160,7 +160,7 @@ def write_plan(path: Path, planned: Planned) -> None:
 
 def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts | None) -> Planned:
     forecast = draft.forecast
-    total = subject.whole.batch if subject.family == "samples" else subject.whole.inner
+    shares, usable = draft.shares, usable_bytes(cluster)
     devices = []
     for rank, (device, size) in enumerate(zip(cluster.devices, draft.sizes, strict=True)):
         profile, limits = device.profile, device.limits
@@ -175,11 +175,11 @@ def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts
                 sms=limits.sms,
                 memory_fraction=limits.memory_fraction,
                 threads=limits.threads,
-                share=(size.batch if subject.family == "samples" else size.inner) / total,
+                share=shares[rank],
                 sizes=PlannedSizes.of(size),
                 seconds=forecast.seconds[rank],
                 memory_bytes=draft.bytes[rank],
-                memory_limit_bytes=int(usable_bytes(cluster)[rank]),
+                memory_limit_bytes=int(usable[rank]),
             )
         )
     plan = Plan(

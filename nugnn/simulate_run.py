@@ -24,7 +24,6 @@ def simulate(
     *,
     per_host: int,
     between: LinkFields,
-    inside: LinkFields | None = None,
     on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[list[Growth], tuple[str, ...]]:
     """How a predicted epoch grows with devices.
@@ -36,7 +35,6 @@ def simulate(
         counts: Numbers of devices.
         per_host: Devices of a host.
         between: A host's way to the others.
-        inside: Between two devices of a host; by data sheets when None.
         on_stage: Called with what is done next.
 
     Returns:
@@ -51,7 +49,7 @@ def simulate(
     notes: dict[str, None] = {}
     for count in counts:
         on_stage(f"planning for {count} devices")
-        cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between, inside=inside)
+        cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
         if (is_split := count > 1) not in subjects:
             subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2))
         try:

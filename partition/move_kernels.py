@@ -16,11 +16,14 @@ INNER, EDGES, HALO, SENT, TRAIN = 0, 1, 2, 3, 4
 
 
 @jit()
-def count_parts(src, dst, part, masks, sizes):  # type: ignore[no-untyped-def]
-    """Adds edges, halo and sent rows to ``sizes``, ``(P, 5)`` int64; ``masks``, ``(N, ceil(P / 64))``, starts as 0."""
+def count_parts(src, dst, part, masks, edges, rows):  # type: ignore[no-untyped-def]
+    """Adds each part's edges to ``edges``, ``(P,)``, and nodes of part p that part q reads to ``rows[p, q]``, of int64.
+
+    ``masks``, ``(N, ceil(P / 64))`` uint64, starts as 0.
+    """
     for edge in range(len(src)):
         reader = part[dst[edge]]
-        sizes[reader, EDGES] += 1
+        edges[reader] += 1
         masks[src[edge], reader >> 6] |= _ONE << np.uint64(reader & 63)
     for node in range(len(part)):
         own = part[node]
@@ -34,8 +37,7 @@ def count_parts(src, dst, part, masks, sizes):  # type: ignore[no-untyped-def]
                     low >>= _ONE
                     reader += 1
                 if reader != own:
-                    sizes[reader, HALO] += 1
-                    sizes[own, SENT] += 1
+                    rows[own, reader] += 1
 
 
 @jit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from nugnn.planning.apportioned import apportioned, one_each
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.shares import DoesNotFitError, in_bytes
 from nugnn.planning.work_model import WorkModel
@@ -23,15 +24,7 @@ def split_by_shares(batch: int, shares: Sequence[float]) -> tuple[int, ...]:
     ((5, 1, 1), (2, 1, 1))
     """
     _check_count(batch, len(shares))
-    total = math.fsum(shares)
-    exact = [batch * share / total for share in shares]
-    counts = [math.floor(x) for x in exact]
-    for rank in sorted(range(len(counts)), key=lambda rank: (counts[rank] - exact[rank], rank))[: batch - sum(counts)]:
-        counts[rank] += 1
-    while min(counts) < 1:
-        counts[counts.index(max(counts))] -= 1
-        counts[counts.index(min(counts))] += 1
-    return tuple(counts)
+    return one_each(apportioned(batch, shares))
 
 
 def fastest_split(

@@ -105,6 +105,11 @@ class Cluster:
             for device, way in zip(self.devices, ways, strict=True)
         )
 
+    @property
+    def device_kinds(self) -> tuple[Literal["cuda", "cpu"], ...]:
+        """How torch reaches the devices, each named once."""
+        return tuple(dict.fromkeys(profile.kind for profile in self.profiles))
+
     def described(self, ranks: Sequence[int], *, has_count: bool = True) -> str:
         """``4 x A100 on node-a, 2 x T4 on each of old-0 and old-1``."""
         counts: dict[str, dict[str, int]] = {}
@@ -153,7 +158,6 @@ def cluster_on_paper(
     *,
     per_host: int,
     between: LinkFields,
-    inside: LinkFields | None = None,
 ) -> Cluster:
     """So many devices of data sheets, filling one host after the other.
 
@@ -161,8 +165,7 @@ def cluster_on_paper(
         sheets: Names of cards; of several, equal numbers as far as that goes, one kind after the other.
         count: P.
         per_host: Devices of a host.
-        between: A host's way to the others, which its devices share.
-        inside: Between two devices of a host; by data sheets when None.
+        between: A host's way to the others, which its devices share; inside hosts data sheets say.
 
     Raises:
         ClusterError: A card has no data sheet, or there are more devices than can be planned.
@@ -173,7 +176,7 @@ def cluster_on_paper(
         for first in range(0, count, per_host)
     ]
     fields = ClusterFields.model_validate(
-        {"schema": SCHEMA, "hosts": hosts, "links": {"between": between.model_dump(), "inside": inside}}, by_alias=True
+        {"schema": SCHEMA, "hosts": hosts, "links": {"between": between.model_dump()}}, by_alias=True
     )
     check_names(fields)
     return _Builder(fields, Path(), None).cluster(None)
@@ -367,6 +370,10 @@ def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]
             found[workers[0]] = limited(whole[workers[0]], limits[workers[0]])
             continue
         together = [limits[worker] for worker in workers]
+        divided: dict[str, tuple[DeviceProfile, ...]] = {}  # by what the device is taken to do, which overrides change
         for place, worker in enumerate(workers):
-            found[worker] = shared(whole[worker], together)[place]
+            known = whole[worker].model_dump_json()
+            if known not in divided:
+                divided[known] = shared(whole[worker], together)
+            found[worker] = divided[known][place]
     return found

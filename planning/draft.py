@@ -18,10 +18,8 @@ from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import Baseline
+from nugnn.planning.plan import Baseline, SharesBy
 from nugnn.planning.shares import DoesNotFitError, in_bytes
-
-SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 
 HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""
@@ -59,12 +57,18 @@ class Draft:
     def shares(self) -> tuple[float, ...]:
         """Of the nodes, or of a batch."""
         counts = [size.inner or size.batch for size in self.sizes]
-        return tuple(count / sum(counts) for count in counts)
+        whole = sum(counts)
+        return tuple(count / whole for count in counts)
 
 
 def usable_bytes(cluster: Cluster) -> tuple[float, ...]:
     """Of each device's memory, for a step."""
     return tuple(USABLE * memory for memory in cluster.memory_bytes)
+
+
+def all_fit(held: Sequence[float], limits: Sequence[float]) -> bool:
+    """Whether every device's memory holds what is on it."""
+    return all(need <= limit for need, limit in zip(held, limits, strict=True))
 
 
 def are_alike(cluster: Cluster) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import check_split_fits, fastest_split, split_by_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, SharesBy, as_baseline, asked_shares, by_kind, usable_bytes
+from nugnn.planning.draft import Draft, all_fit, as_baseline, asked_shares, by_kind, usable_bytes
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import BASELINES
+from nugnn.planning.plan import BASELINES, SharesBy
 
 
 def draft_of_batch(
@@ -41,7 +41,7 @@ def draft_of_batch(
     def tried(split: Sequence[int]) -> tuple[Forecast, bool]:
         parts = [PartSizes(batch=count) for count in split]
         held = by_kind(work.bytes, parts, kinds)
-        return model.forecast(parts), all(need <= limit for need, limit in zip(held, limits, strict=True))
+        return model.forecast(parts), all_fit(held, limits)
 
     splits = {n: split_by_shares(batch, baseline_shares(n, cluster.profiles, precision)) for n in BASELINES}
     known = {split: tried(split) for split in dict.fromkeys(splits.values())}

@@ -8,13 +8,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nugnn.planning.apportioned import apportioned, one_each
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import HARDLY, Draft, SharesBy, as_baseline, asked_shares, by_kind, check_fits, usable_bytes
+from nugnn.planning.draft import (
+    HARDLY,
+    Draft,
+    all_fit,
+    as_baseline,
+    asked_shares,
+    by_kind,
+    check_fits,
+    usable_bytes,
+)
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.host_subsets import HostSubsets, Units
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import BASELINES
+from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.shares import (
     DoesNotFitError,
     Halo,
@@ -163,8 +173,7 @@ class _Counted:
         ]
         names = [str(group) for group in self._groups]
         held = by_kind(self.model.work.bytes, alike, names)
-        fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
-        return _Tried(tuple(shares), held, fits, self.model.forecast(alike))
+        return _Tried(tuple(shares), held, all_fit(held, self.limits), self.model.forecast(alike))
 
     def level(self, *, says_why: bool = False) -> _Tried:
         """Shares at which all devices, each for itself, take as long.
@@ -335,23 +344,10 @@ def _milliseconds(seconds: float) -> str:
 
 def _divided(whole: PartSizes, shares: Sequence[float], halo: Halo) -> tuple[PartSizes, ...]:
     """Whole numbers that add up to the graph's."""
-    columns = {name: _whole_numbers(getattr(whole, name), shares) for name in ("inner", "edges", "train")}
+    columns = {name: one_each(apportioned(getattr(whole, name), shares)) for name in ("inner", "edges", "train")}
     found = []
     for rank in range(len(shares)):
         inner = columns["inner"][rank]
         expected = relaxed_sizes(whole, inner / whole.inner, halo, alone=len(shares) == 1)
         found.append(replace(expected, inner=inner, edges=columns["edges"][rank], train=columns["train"][rank]))
     return tuple(found)
-
-
-def _whole_numbers(total: int, shares: Sequence[float]) -> list[int]:
-    """By largest remainder; of nodes each part keeps at least one where there are enough."""
-    exact = [total * share for share in shares]
-    counts = [math.floor(x) for x in exact]
-    for rank in sorted(range(len(shares)), key=lambda rank: counts[rank] - exact[rank])[: total - sum(counts)]:
-        counts[rank] += 1
-    for rank, count in enumerate(counts):
-        if count == 0 and total >= len(shares):
-            counts[counts.index(max(counts))] -= 1
-            counts[rank] = 1
-    return counts

@@ -11,13 +11,21 @@ import numpy.typing as npt
 from nugnn.partition.assign import partition_nodes
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, SharesBy, are_alike, as_baseline, asked_shares, check_fits, usable_bytes
+from nugnn.planning.draft import (
+    Draft,
+    all_fit,
+    are_alike,
+    as_baseline,
+    asked_shares,
+    check_fits,
+    usable_bytes,
+)
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.forecast import StepModel
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import ArrayLike, LoopMethod, Round, partition_to_fit
 from nugnn.planning.placement import place, traffic_rows
-from nugnn.planning.plan import BASELINES
+from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.shares import DoesNotFitError, Halo, relaxed_sizes
 from nugnn.planning.work_model import count_sizes, ids_array
 
@@ -82,6 +90,7 @@ def draft_with_cut(
     asked = {name: baseline_shares(name, cluster.profiles, precision) for name in BASELINES}
     same_as = {name: next(n for n, other in asked.items() if np.allclose(each, other)) for name, each in asked.items()}
     arrays = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
+    whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, len(train_nodes))
     notes: tuple[str, ...] = ()
     rounds: Mapping[str, Round] = {}
     if count == 1:
@@ -92,7 +101,6 @@ def draft_with_cut(
         also = {} if is_quick or is_large else others
         if not (is_quick or is_large):  # where devices wait for each other, balance of what each does alone is not all
             on_stage("weighing shares")
-            whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, len(train_nodes))
             with contextlib.suppress(DoesNotFitError):  # with as much halo as is expected; the cut may have less
                 also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
         fitted = partition_to_fit(
@@ -124,7 +132,6 @@ def draft_with_cut(
     sizes = count_sizes(*arrays, part, count, train_nodes)
     held = tuple(int(work.bytes(rank, each)) for rank, each in enumerate(sizes))
     check_fits(held, limits, shares_by, cluster)
-    whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, sum(each.train for each in sizes))
     per_node = sum(each.halo for each in sizes) / num_nodes
     baselines = []
     for name, each in asked.items():
@@ -133,8 +140,8 @@ def draft_with_cut(
         else:  # with as much halo as this cut has
             parts = [relaxed_sizes(whole, share, per_node, alone=count == 1) for share in each]
             need = [work.bytes(rank, size) for rank, size in enumerate(parts)]
-            fits = all(x <= limit for x, limit in zip(need, limits, strict=True))
-            baselines.append(as_baseline(name, each, model.forecast(parts).step_seconds, fits=fits))
+            seconds = model.forecast(parts).step_seconds
+            baselines.append(as_baseline(name, each, seconds, fits=all_fit(need, limits)))
     is_placed = len(set(cluster.links.hosts)) > 1  # otherwise all is compared as if nobody preferred any peer
     return Draft(
         shares_by=shares_by,

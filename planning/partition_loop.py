@@ -18,13 +18,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from nugnn.partition.assign import Assignment, partition_nodes, split_graph
 from nugnn.partition.balance import Balance, Floats, Ints, normalise_shares, reachable_shares
 from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_graph
-from nugnn.planning.part_sizes import GRAPH_COUNTS, PartSizes
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.shares import (
     DoesNotFitError,
     Halo,
@@ -39,6 +38,7 @@ from nugnn.planning.shares import (
     relaxed_curves,
     what_is_lacking,
 )
+from nugnn.planning.single_moves import WORTH_WHILE, SingleMoves, marginal_cost
 from nugnn.planning.work_model import WorkModel, ids_array, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
@@ -49,16 +49,6 @@ _DAMPING = 0.7
 """How much of the way to the new targets a round goes, in the logarithm of shares: the cut answers unpredictably."""
 _PATIENCE = 2
 """Rounds in a row that bring nothing before the loop ends."""
-_WORTH_WHILE = 1e-3
-_POWERS = (3.0, 10.0, 40.0, 160.0)
-"""Of seconds in what moves lower: first a small cut counts as well, in the end the slowest part decides alone."""
-_GIVERS = 0.8
-"""Parts give nodes away that take at least so much of the slowest part's time."""
-_MEMORY_WEIGHT = 1e6
-_SWEEPS = 4
-"""For each power, at most."""
-_READERS_LIMIT = 2**32
-"""Bytes of the table that moves need, N times P times 4; larger graphs go without moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,8 +279,8 @@ class _Search:
         """The round whose targets, of the node weights, the next ones correct."""
         self.notes: list[str] = []
         self._graph = symmetric
-        self._sources: tuple[Ints, npt.NDArray[np.int32]] | None = None
         self.degrees = np.bincount(dst, minlength=num_nodes)
+        self._moves = SingleMoves(src, dst, train, self.degrees, work, limits)
 
     # What is tried
 
@@ -314,12 +304,12 @@ class _Search:
         self.on_round("moves")
         began = time.perf_counter()
         part_N = self.parts[start].astype(np.int64)
-        self._sweep(part_N, self.rounds[start])
+        self._moves.improve(part_N, self.rounds[start].sizes)
         return self._keep("moves", self.rounds[start].shares, part_N, began)
 
     def refine(self, most_rounds: int, weights_N: Floats, imbalance: float, moves: bool) -> None:
         """Correct and move until devices hardly wait, or two calls of the partitioner in a row brought nothing."""
-        if moves and 4 * self.num_nodes * self.num_parts > _READERS_LIMIT:
+        if moves and not self._moves.has_room:
             moves = False
             self.notes.append("No single nodes were moved: the graph is too large for the table that needs.")
         if moves:
@@ -330,17 +320,14 @@ class _Search:
             if best.lacking_bytes == 0 and best.idle_share <= imbalance:
                 break
             shares = self._corrected(self.by_work, weights_N)
-            if (
-                max(abs(s / t - 1) for s, t in zip(shares, self.rounds[self.by_work].shares, strict=True))
-                < _WORTH_WHILE
-            ):
+            if max(abs(s / t - 1) for s, t in zip(shares, self.rounds[self.by_work].shares, strict=True)) < WORTH_WHILE:
                 break
             self.partition("targets", shares, weights_N, self.seed + number)
             self.by_work = len(self.rounds) - 1
             if moves:
                 self.move(self.by_work)
             now = self.rounds[self._best()]
-            is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - _WORTH_WHILE)
+            is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - WORTH_WHILE)
             idle_rounds = 0 if is_better else idle_rounds + 1
             if idle_rounds >= _PATIENCE:
                 break
@@ -381,7 +368,7 @@ class _Search:
         for part, share in enumerate(shares):
             inner = share * totals
             sizes = PartSizes(*(round(x) for x in (inner[0], inner[1], 0, 0, inner[2])))
-            costs, _ = _marginal(self.work.seconds, part, sizes)
+            costs, _ = marginal_cost(self.work.seconds, part, sizes)
             costs = np.maximum(costs[[0, 1, 4]], 0)
             sum_of_all = float(costs @ totals)
             mixed += share * costs / sum_of_all if sum_of_all > 0 else 0
@@ -436,52 +423,6 @@ class _Search:
         # what was reached may differ from what was asked; the partitioner will miss by about as much again
         return normalise_shares((asked * (np.asarray(wanted) / reached) ** _DAMPING).tolist())
 
-    def _sweep(self, part_N: Ints, start: Round) -> None:
-        """Single moves in place, those that gain most for the work they move first, in sweep after sweep."""
-        from nugnn.partition import move_kernels as kernels
-
-        indptr, sources = self._distinct_sources()
-        is_train = np.zeros(self.num_nodes, np.int64)
-        is_train[self.train] = 1
-        readers = np.zeros((self.num_nodes, self.num_parts), np.int32)
-        kernels.count_readers(indptr, sources, part_N, readers)
-        sizes = np.array([part.of_graph for part in start.sizes], np.float64)
-        limits = np.minimum(np.array(self.limits), 1e300)
-        for power in _POWERS:
-            for _ in range(_SWEEPS):
-                table = sizes_of(np.rint(sizes).astype(np.int64))
-                seconds = np.array([self.work.seconds(part, size) for part, size in enumerate(table)])
-                held = np.array([self.work.bytes(part, size) for part, size in enumerate(table)])
-                slowest = float(seconds.max())
-                is_giver = (seconds > _GIVERS * slowest) | (held > limits)
-                nodes = np.flatnonzero(is_giver[part_N])
-                costs = (*self._linear(self.work.seconds, table), *self._linear(self.work.bytes, table), limits)
-                arrays = (indptr, sources, self.degrees, is_train, part_N, readers, sizes, costs)
-                aim = (1 / max(slowest, 1e-300), power, _MEMORY_WEIGHT)
-                gains = np.zeros(len(nodes))
-                kernels.try_moves(nodes, False, *arrays, *aim, gains)
-                order = np.argsort(-gains, kind="stable")
-                chosen = nodes[order[: int(np.count_nonzero(gains))]]
-                if not kernels.try_moves(chosen, True, *arrays, *aim, np.zeros(len(chosen))):
-                    break
-                after = sizes_of(np.rint(sizes).astype(np.int64))
-                reached = max(self.work.seconds(part, size) for part, size in enumerate(after))
-                if reached > (1 - _WORTH_WHILE) * slowest and not (held > limits).any():
-                    break
-
-    def _distinct_sources(self) -> tuple[Ints, npt.NDArray[np.int32]]:
-        if self._sources is None:
-            between = self.src != self.dst
-            ones = np.ones(int(between.sum()), np.int8)
-            ends = (self.dst[between], self.src[between])
-            arcs = sparse.csr_array((ones, ends), shape=(self.num_nodes, self.num_nodes))  # merges parallel arcs
-            self._sources = arcs.indptr.astype(np.int64), arcs.indices.astype(np.int32)
-        return self._sources
-
-    def _linear(self, cost: Any, table: Sequence[PartSizes]) -> tuple[Floats, Floats]:
-        pairs = [_marginal(cost, part, sizes) for part, sizes in enumerate(table)]
-        return np.stack([per_size for per_size, _ in pairs]), np.array([constant for _, constant in pairs])
-
     def _lacking(self, kept: Round) -> str:
         total = np.array([part.of_graph for part in kept.sizes]).sum(axis=0)
         whole = PartSizes(int(total[0]), int(total[1]), 0, 0, int(total[4]))
@@ -498,15 +439,3 @@ class _Search:
         else:
             lines.append("With less halo it would fit: another seed or method may find such a cut.")
         return "\n".join(lines)
-
-
-def _marginal(cost: Any, part: int, sizes: PartSizes) -> tuple[Floats, float]:
-    """Cost of one more of each size, near ``sizes``, and of a part without any, were the cost linear."""
-    here = float(cost(part, sizes))
-    values = sizes.of_graph
-    per_size = np.zeros(len(values))
-    for column, name in enumerate(GRAPH_COUNTS):
-        step = max(1, values[column] // 100)
-        more = dataclasses.replace(sizes, **{name: values[column] + step})
-        per_size[column] = (float(cost(part, more)) - here) / step
-    return per_size, here - float(per_size @ np.array(values, np.float64))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.planning.links import Links
+from nugnn.planning.work_model import edges_and_traffic
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -40,7 +41,7 @@ class Placement:
 
 
 def traffic_rows(src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int) -> npt.NDArray[np.int64]:
-    """``(P, P)``: nodes of the row's part that the column's part reads.
+    """``(P, P)``: nodes of the row's part that the column's part reads, of arrays that were checked before.
 
     Args:
         src: ``(E,)`` source of each edge.
@@ -48,12 +49,7 @@ def traffic_rows(src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_part
         part: ``(N,)`` part of each node.
         num_parts: P.
     """
-    reader = part[dst].astype(np.int64)
-    crossing = np.flatnonzero(part[src] != reader)
-    pairs = np.unique(reader[crossing] * np.int64(len(part)) + src[crossing])
-    reader, node = np.divmod(pairs, np.int64(len(part)))
-    counts = np.bincount(part[node].astype(np.int64) * num_parts + reader, minlength=num_parts**2)
-    return counts.reshape(num_parts, num_parts)
+    return edges_and_traffic(src, dst, part, num_parts)[1]
 
 
 def place(rows: npt.NDArray, row_bytes: float, links: Links, kinds: Sequence[Hashable]) -> Placement:

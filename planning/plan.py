@@ -23,6 +23,7 @@ BASELINES = ("even", "flops", "bandwidth")
 
 Whole = Annotated[int, Field(ge=0)]
 Plain = str | int | float | bool | None
+SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 SecondsKind = Literal["compute", "halo", "sync", "wait"]
 """Of a step: at operators; at exchanges of rows, and at sums of gradients, as far as nothing runs beside them; and what
 is left until the slowest device is done."""
@@ -191,7 +192,7 @@ class Plan(_Record):
 
     schema_name: Literal["nugnn.plan/1"] = Field(SCHEMA, alias="schema")
     family: Literal["graph", "samples"]
-    shares_by: Literal["auto", "even", "flops", "bandwidth", "given"]
+    shares_by: SharesBy
     devices: tuple[PlannedDevice, ...] = Field(min_length=1)
     step_seconds: Seconds
     steps_per_epoch: Count = 1

@@ -88,7 +88,6 @@ def plan_shares(
     limits: Sequence[float],
     *,
     halo_fraction: Halo = 0.5,
-    kinds: Sequence[Hashable] | None = None,
 ) -> SharePlan:
     """The shares with the least slowest device, where parts are fractions of the graph in every respect.
 
@@ -101,8 +100,6 @@ def plan_shares(
         limits: Bytes of memory of each device, infinite for no limit; there are as many parts.
         halo_fraction: Halo rows of a part for each of its nodes, as far as there are so many; a function of f where
             small parts have relatively more of them.
-        kinds: For each device a value that is the same for devices that are alike, so that the model is asked about one
-            of them; all are asked about when None.
 
     Returns:
         The plan. Devices whose least part takes longer than the level of the others hold one node.
@@ -115,9 +112,7 @@ def plan_shares(
     check_whole(whole, len(memory))
     if not callable(halo_fraction) and not (math.isfinite(halo_fraction) and halo_fraction >= 0):
         raise ValueError(f"halo_fraction is {halo_fraction}; it must be a number of at least 0")
-    if kinds is not None and len(kinds) != len(memory):
-        raise ValueError(f"kinds are of {len(kinds)} devices, and limits of {len(memory)}")
-    curves = relaxed_curves(work, whole, len(memory), halo_fraction, kinds)
+    curves = relaxed_curves(work, whole, len(memory), halo_fraction)
     plan = level(curves, memory)
     if plan is None:
         raise DoesNotFitError(what_is_lacking(work, curves, memory))

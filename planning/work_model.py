@@ -138,14 +138,23 @@ def sizes_table(
     src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int, train_nodes: npt.NDArray
 ) -> npt.NDArray[np.int64]:
     """``(P, 5)``: :class:`PartSizes` as rows, of arrays that were checked before."""
+    edges, rows = edges_and_traffic(src, dst, part, num_parts)
+    inner, train = (np.bincount(each, minlength=num_parts) for each in (part, part[train_nodes]))
+    return np.stack([inner, edges, rows.sum(axis=0), rows.sum(axis=1), train], axis=1)
+
+
+def edges_and_traffic(
+    src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """``(P,)`` in-edges of each part, and ``(P, P)`` nodes of the row's part that the column's part reads; arrays are
+    as :func:`sizes_table` takes them.
+    """
     from nugnn.partition import move_kernels as kernels
 
-    table = np.zeros((num_parts, 5), np.int64)
+    edges, rows = np.zeros(num_parts, np.int64), np.zeros((num_parts, num_parts), np.int64)
     masks = np.zeros((len(part), (num_parts + 63) // 64), np.uint64)
-    kernels.count_parts(src, dst, part, masks, table)
-    table[:, kernels.INNER] = np.bincount(part, minlength=num_parts)
-    table[:, kernels.TRAIN] = np.bincount(part[train_nodes], minlength=num_parts)
-    return table
+    kernels.count_parts(src, dst, part, masks, edges, rows)
+    return edges, rows
 
 
 def sizes_of(table: npt.NDArray[np.int64]) -> tuple[PartSizes, ...]:

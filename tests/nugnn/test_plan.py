@@ -17,10 +17,15 @@ from nugnn import cli, limited, machine_profiles, own_times, plan_run
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.models import GNN
+from nugnn.plan_request import PlanRequest
 from nugnn.plan_tables import devices_table
+from nugnn.plan_training import TrainingPlan
+from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
+from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.measured_times import read_times
+from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
@@ -314,6 +319,33 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> 
     assert again["predicted_epoch_seconds"] == result["predicted_epoch_seconds"]
     memory = read_plan(tmp_path / "b" / "plan.json").devices
     assert memory[1].memory_limit_bytes < memory[0].memory_limit_bytes
+
+
+def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) -> None:
+    counts = parse_statistics("nodes=100,edges=400,features=8,classes=3,train=50")
+    fp32, tf32, bf16 = (
+        plan_run.subject_by_counts(settings(tmp_path, "a", precision=precision), counts, ["cpu"], 2)
+        for precision in ("fp32", "tf32", "bf16")
+    )
+    assert fp32.traces["cpu"].to_json() == tf32.traces["cpu"].to_json() != bf16.traces["cpu"].to_json()
+    small, large = ([PartSizes(inner=50, edges=edges)] for edges in (200, 400))
+    where = [own_times._kept(each, ["one", "other"], [small, large]) for each in (fp32, tf32, bf16, fp32)]
+    assert where[0] == where[3] and len({path for paths in where for path in paths}) == 6
+    assert own_times._kept(fp32, ["one", "third"], [small, large])[0] != where[0][0]  # who computes beside it
+
+
+def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> None:
+    counts = parse_statistics("nodes=100,edges=400,features=8,classes=3,train=50")
+    request = PlanRequest(shares_by="auto", cluster=cluster_of_machine(MACHINE, [CPU, CPU]))
+    keys = []
+    for choice in ("on", "off", "on"):
+        plan = TrainingPlan(request=request, devices=(None, None), cluster=request.cluster)
+        plan._facts = counts.facts("add")
+        config = settings(tmp_path, "a", device="auto", cuda_graphs=choice)
+        plan._subject = plan_run.subject_by_counts(config, counts, ["cuda"], 2)
+        assert plan._subject.is_captured == (choice == "on")
+        keys.append(plan._key("metis"))
+    assert keys[0] == keys[2] != keys[1]
 
 
 @pytest.mark.usefixtures("forked_workers")

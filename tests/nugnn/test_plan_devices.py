@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from nugnn import machine_profiles, plan_request
+from nugnn.fit_plan import request_of
 from nugnn.machine_profiles import are_devices_alike, cluster_here, kept_profile, profile_of_this_machine
 from nugnn.plan_request import found_here
 from nugnn.planning import device_facts
@@ -98,3 +100,16 @@ def test_what_a_run_is_told_is_one_thing() -> None:
     assert request is None and numbers == [0.3, 0.7]
     request, numbers = plan_request.plan_request("flops", None, None, 2)
     assert request is not None and request.shares_by == "flops" and numbers is None and request.limits is None
+
+
+def test_shares_may_be_an_array(tmp_path: Path) -> None:
+    shares = np.array([0.3, 0.7])
+    request, numbers = request_of(shares, None, None, 2, "auto", None, str, str)  # type: ignore[arg-type]
+    assert request is None and numbers is shares
+    (tmp_path / "c.yaml").write_text(
+        "schema: nugnn.cluster/1\nhosts: [{name: a, devices: [{device: T4, count: 2}]}]\n", encoding="utf-8"
+    )
+    request, _ = request_of(shares, None, tmp_path / "c.yaml", 2, "auto", None, str, str)  # type: ignore[arg-type]
+    assert request is not None and (request.shares_by, request.shares) == ("given", (0.3, 0.7))
+    with pytest.raises(ValueError, match="give one of them"):
+        request_of(shares, tmp_path / "plan.json", None, 2, "auto", None, str, str)  # type: ignore[arg-type]

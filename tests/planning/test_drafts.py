@@ -15,11 +15,11 @@ from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import ExpectedHalo
-from nugnn.planning.forecast import WorkAlone
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.shares import DoesNotFitError
 from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
+from work_alone import WorkAlone
 
 WHOLE = PartSizes(inner=40_000, edges=900_000, train=4_000)
 COST = LinearCost(fixed=1e-3, inner=2e-6, edges=2e-8, halo=1e-6, sent=5e-7)

@@ -12,7 +12,7 @@ import torch
 
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.metis import symmetric_graph
-from nugnn.planning import partition_loop
+from nugnn.planning import single_moves
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import FittedParts, LoopMethod, partition_to_fit
 from nugnn.planning.shares import DoesNotFitError, plan_shares
@@ -233,7 +233,7 @@ def test_a_model_that_is_not_linear() -> None:
 
 
 def test_a_graph_too_large_for_moves_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_loop, "_READERS_LIMIT", 4 * 900 * 3 - 1)
+    monkeypatch.setattr(single_moves, "_READERS_LIMIT", 4 * 900 * 3 - 1)
     graph = num_nodes, src, dst = uneven_graph(900, 9000, seed=8)
     work, limits = devices(1, 2, 4), [NO_LIMIT] * 3
     fitted = partition_to_fit(num_nodes, src, dst, work, limits, rounds=1)
