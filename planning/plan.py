@@ -176,7 +176,6 @@ class Plan(_Record):
         devices: In the order of ranks.
         step_seconds: Expected of a step: of its slowest device, exchanges included.
         steps_per_epoch: 1 for a graph.
-        error: Relative error that predictions by this model and device had where they were compared, if known.
         baselines: Beside it.
         halo: Whether halo rows were ``counted`` in a cut, or are ``expected``; ``none`` without any.
         data: What it was made for.
@@ -196,7 +195,6 @@ class Plan(_Record):
     devices: tuple[PlannedDevice, ...] = Field(min_length=1)
     step_seconds: Seconds
     steps_per_epoch: Count = 1
-    error: Positive | None = None
     baselines: tuple[Baseline, ...] = ()
     halo: Literal["counted", "expected", "none"]
     data: DataFacts
