@@ -55,13 +55,22 @@ class OneProcess:
     def give_back(self) -> None:
         """Let the next one take it; nothing where it is not held."""
         with contextlib.suppress(IndexError, OSError):
+            file = self._held.pop()
+            try:
+                fcntl.flock(file, fcntl.LOCK_UN)  # also of a copy in a child that was forked while this one waited
+            finally:
+                os.close(file)
+
+    def _forget(self) -> None:
+        with contextlib.suppress(IndexError, OSError):
             os.close(self._held.pop())
 
 
 def _forget() -> None:
-    """In a child that was forked: it holds nothing, and its copy of a file would keep the lock of its parent's."""
+    """In a child that was forked: it holds nothing, and its copy of a file would keep the lock of a parent's that ends.
+    """
     for each in list(_ALL):
-        each.give_back()
+        each._forget()
 
 
 os.register_at_fork(after_in_child=_forget)

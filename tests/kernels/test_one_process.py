@@ -75,3 +75,27 @@ def test_a_forked_child_does_not_keep_what_its_parent_gives_back(tmp_path: Path)
     assert other.take()  # while the child lives
     os.write(says_end, b"1")
     os.waitpid(child, 0)
+
+
+def test_a_child_that_was_forked_while_a_thread_waited_keeps_nothing(tmp_path: Path) -> None:
+    held, waits, other = (OneProcess(tmp_path / "lock", seconds) for seconds in (0, 60, 0))
+    assert held.take()
+    begin, before = threading.Event(), len(os.listdir("/proc/self/fd"))
+    thread = threading.Thread(target=lambda: (begin.set(), waits.take()))
+    thread.start()
+    assert begin.wait(60)
+    while len(os.listdir("/proc/self/fd")) == before:  # until it has the file open
+        time.sleep(0.001)
+    ends, says_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(says_end)
+        os.read(ends, 1)  # it ends with its parent at the latest
+        os._exit(0)
+    held.give_back()
+    thread.join()
+    assert not other.take()
+    waits.give_back()
+    assert other.take()  # while the child lives, with its copy of the file
+    os.write(says_end, b"1")
+    os.waitpid(child, 0)
