@@ -16,10 +16,12 @@ from nugnn.planning import device_facts
 from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
 from nugnn.planning.shares import in_bytes
 from nugnn.process_state import host_memory
-from nugnn.worker_cores import WorkerCores, divide_cores, own_cores
+from nugnn.worker_cores import WorkerCores, divide_cores, given_cores, own_cores
 
 Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
 """As a user gives them: ``"sms=132;sms=32"``, or one for each worker."""
+
+_SHARED_CORES = "workers share cores: there are fewer than threads, so that their speeds depend on each other"
 
 
 def checked_limits(limits: Limits | None, workers: int) -> tuple[DeviceLimits, ...] | None:
@@ -93,7 +95,9 @@ def apply_limits(limits: DeviceLimits, device: torch.device) -> dict[str, Any]:
     holds: dict[str, Any] = {"asked": str(limits)}
     if limits.threads is not None:
         torch.set_num_threads(limits.threads)
-        holds |= {"threads": torch.get_num_threads(), "cores": list(own_cores())}
+        holds["threads"] = torch.get_num_threads()
+        if (cores := given_cores()) is not None:
+            holds["cores"] = list(cores)
     if limits.memory_fraction is not None:
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(limits.memory_fraction, device)
@@ -115,22 +119,25 @@ def said_of(limits: Sequence[DeviceLimits] | None, reports: Sequence[dict[str, A
         limits: Of all workers.
         reports: Of all workers, with what `apply_limits` gave under ``limits``.
     """
-    said = []
+    said: list[str] = []
+    shares_cores = False
     for worker, (each, report) in enumerate(zip(limits or (), reports, strict=False)):
-        granted = report.get("limits", {}).get("multiprocessors", each.sms)
+        holds = report.get("limits", {})
+        shares_cores |= "threads" in holds and "cores" not in holds
+        granted = holds.get("multiprocessors", each.sms)
         if granted != each.sms:
             said.append(
                 f"worker {worker} has {granted} multiprocessors where {each.sms} were asked for: the GPU sets them "
                 "apart in groups"
             )
-    return said + said_of_cores(limits)
+    return [*said, *[_SHARED_CORES] * shares_cores]
 
 
 def said_of_cores(limits: Sequence[DeviceLimits] | None) -> list[str]:
-    """A sentence where the workers of this host are to have more threads than it has cores."""
+    """A sentence where workers of this host will have more threads than it has cores."""
     if all(each.cores is not None for each in cores_of(limits) or ()):
         return []
-    return ["workers share cores: there are fewer than threads, so that their speeds depend on each other"]
+    return [_SHARED_CORES]
 
 
 def _limit_host_memory(fraction: float) -> None:

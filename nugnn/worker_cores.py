@@ -83,7 +83,13 @@ def stay_on(cores: Sequence[int]) -> None:
             continue
 
 
+def given_cores() -> tuple[int, ...] | None:
+    """Those that this process was tied to as a worker; None where it was not."""
+    given = os.environ.get(_VARIABLE)
+    return None if given is None else tuple(int(number) for number in given.split(","))
+
+
 def stay_on_given_cores() -> None:
     """What the launching process asked for through the environment, if it did."""
-    if _VARIABLE in os.environ:
-        stay_on([int(number) for number in os.environ[_VARIABLE].split(",")])
+    if (cores := given_cores()) is not None:
+        stay_on(cores)

@@ -19,7 +19,7 @@ from nugnn.config import TrainConfig
 from nugnn.fit_joined import fit_joined
 from nugnn.job import private_job_folder, write_job
 from nugnn.launch import WorkerFailed, launch, worker_environment
-from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, said_of
+from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, said_of, said_of_cores
 from nugnn.options import ConfigError
 from nugnn.process_state import host_memory
 from nugnn.profile_run import limits_of_devices, profile_machine
@@ -146,9 +146,9 @@ def test_a_worker_keeps_to_its_cores_and_ends_where_its_memory_does(monkeypatch:
     assert "can't allocate memory" in failed.value.message and " and may have " in failed.value.message
     (event,) = events
     cores = list(own_cores())
-    expected = cores[:1] if len(cores) > 1 else cores
-    assert event["places"] == [expected] and event["variable"] == "1"
-    assert event["holds"] == {"asked": "threads=1", "threads": 1, "cores": expected}
+    tied = {"cores": cores[:1]} if len(cores) > 1 else {}
+    assert event["places"] == [tied.get("cores", cores)] and event["variable"] == "1"
+    assert event["holds"] == {"asked": "threads=1", "threads": 1} | tied
 
 
 def test_memory_below_what_the_process_holds_is_refused() -> None:
@@ -210,7 +210,7 @@ def test_processes_that_torchrun_started_keep_their_limits_too(ranks: Any) -> No
     reports, _ = ranks.run(2, _joined, "threads=1;none")
     assert reports[0]["limits"]["threads"] == 1 and reports[1]["limits"]["asked"] == "none"
     cores = list(own_cores())
-    assert reports[0]["limits"]["cores"] == (cores[:1] if len(cores) > 1 else cores)
+    assert reports[0]["limits"].get("cores") == (cores[:1] if len(cores) > 1 else None)
 
 
 def test_it_is_said_what_holds_in_another_way() -> None:
@@ -220,8 +220,17 @@ def test_it_is_said_what_holds_in_another_way() -> None:
         "worker 0 has 24 multiprocessors where 20 were asked for: the GPU sets them apart in groups"
     ]
     crowded = (DeviceLimits(threads=len(own_cores())), DeviceLimits(threads=1))
-    assert said_of(crowded, [{}, {}])[0].startswith("workers share cores")
+    reports = [{"limits": {"threads": each.threads}} for each in crowded]
+    assert said_of(crowded, reports) == said_of_cores(crowded)
+    assert said_of(crowded, reports)[0].startswith("workers share cores")
     assert said_of(None, [{}, {}]) == []
+
+
+def test_who_is_tied_to_a_core_counts_not_its_cores_for_the_others() -> None:
+    # rank 0 of torchrun's, on one of its host's cores by now, reads what the workers of other hosts have
+    far = DeviceLimits(threads=len(own_cores()) + 1)
+    reports = [{"limits": {"threads": 1, "cores": [0]}}, {"limits": {"threads": far.threads, "cores": [0, 1]}}]
+    assert said_of((DeviceLimits(threads=1), far), reports) == []
 
 
 # -- profiles ----------------------------------------------------------------------------------------------------------
