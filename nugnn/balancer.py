@@ -54,8 +54,7 @@ class Balancer:
         self._num_epochs, self._looked_at, self._next_look = 0, 0, 1
         self._computed: list[float] = []
         self._passed: list[float] = []
-        self._is_first, self._first_passed, self._has_moved = True, math.nan, False
-        self._has_ever_moved = False
+        self._first_passed: float | None = None
         self._proposed: tuple[Levelling, float] | None = None
 
     @contextmanager
@@ -72,8 +71,8 @@ class Balancer:
     def note(self, computed: float, passed: float) -> None:
         """In place of `epoch`: this rank's seconds of computing in an epoch, and those that passed."""
         self._num_epochs += 1
-        if self._is_first:  # it compiles, and fills caches
-            self._is_first, self._first_passed = False, passed
+        if self._first_passed is None:  # it compiles, and fills caches
+            self._first_passed = passed
             return
         self._computed = [*self._computed, computed][-self._rules.window :]
         self._passed = [*self._passed, passed][-self._rules.window :]
@@ -101,7 +100,7 @@ class Balancer:
 
         Whoever moves them says so by `has_moved`.
         """
-        least = self._rules.least_epochs if self._has_ever_moved else self._rules.window  # at first nothing is warm
+        least = self._rules.least_epochs if self._watch.has_moved else self._rules.window  # at first nothing is warm
         is_due = self._num_epochs >= self._next_look and len(self._computed) >= least
         if not self._ranks.is_split or not is_due:
             return None
@@ -133,8 +132,7 @@ class Balancer:
         own = [time.perf_counter() - began, statistics.median(self._passed)]
         seconds, epoch_seconds = self._ranks.max_(torch.tensor(own, dtype=torch.float64)).tolist()
         self._watch.moved(level, seconds)
-        self._proposed, self._has_moved, self._has_ever_moved = None, True, True
-        self._is_first, self._computed, self._passed = True, [], []
+        self._proposed, self._first_passed, self._computed, self._passed = None, None, [], []
         return level, seconds, epoch_seconds
 
     # -- what all ranks find together ------------------------------------------------------------------------------
@@ -146,16 +144,17 @@ class Balancer:
         answer = torch.zeros(2 + 4 * size, dtype=torch.float64)
         if self._ranks.rank == 0:
             passed = statistics.median(self._passed)
-            if self._has_moved:
-                self._watch.began_slowly(self._first_passed - passed)
-            num_epochs = self._num_epochs - self._looked_at
-            found = self._watch.look(loads, num_epochs=num_epochs, epochs_left=epochs_left)
+            found = self._watch.look(
+                loads,
+                num_epochs=self._num_epochs - self._looked_at,
+                epochs_left=epochs_left,
+                slow_start=(self._first_passed or 0.0) - passed,
+            )
             answer[1] = max(1, round(_SECONDS_BETWEEN_LOOKS / max(passed, 1e-9)))
             if found is not None:
                 answer[0] = 1
                 parts = (found.seconds, found.predicted, found.given, found.node_work)
                 answer[2:] = torch.tensor(parts, dtype=torch.float64).flatten()
-        self._has_moved = False
         self._ranks.broadcast_(answer)
         self._looked_at = self._num_epochs
         self._next_look = self._num_epochs + int(answer[1])

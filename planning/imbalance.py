@@ -198,17 +198,28 @@ class ImbalanceWatch:
     shortfall: tuple[float, float] | None = field(default=None, init=False)
     """Seconds of an epoch that the last move promised and brought, at the look that found them less than half."""
 
-    def look(self, loads: Sequence[RankLoad], *, num_epochs: int, epochs_left: int) -> Levelling | None:
+    @property
+    def has_moved(self) -> bool:
+        """Whether a move was made."""
+        return self._cost is not None
+
+    def look(
+        self, loads: Sequence[RankLoad], *, num_epochs: int, epochs_left: int, slow_start: float = 0.0
+    ) -> Levelling | None:
         """What to do now; None for nothing.
 
         Args:
             loads: Of each rank, medians over the last epochs, none of them from before the last move.
             num_epochs: Since the last look.
             epochs_left: Of the run.
+            slow_start: By how many seconds the first epoch took longer than those after it; after a move that counts
+                for its cost.
         """
         if len(loads) < 2:
             return None
         level = levelled(loads, self.rules)
+        if self._promised is not None and self._cost is not None:  # the first look after a move
+            self._cost += max(slow_start, 0.0)
         self._compare_with_promise(max(level.seconds))
         slowest = max(level.seconds)
         if not slowest > 0 or level.gain < self.rules.least_imbalance * slowest:
@@ -231,11 +242,6 @@ class ImbalanceWatch:
         """What `look` said was done, and took ``seconds``."""
         self._promised, self._cost = levelling, seconds
         self.wasted_seconds = self._gain_before = 0.0
-
-    def began_slowly(self, seconds: float) -> None:
-        """The first epoch after a move took so much longer than those after it."""
-        if self._cost is not None:
-            self._cost += max(seconds, 0.0)
 
     def _compare_with_promise(self, slowest: float) -> None:
         """A move that brought less than half of what it promised makes the next one wait twice as long."""
