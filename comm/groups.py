@@ -277,6 +277,13 @@ class Ranks:
         return [r[:n].to(x.device) for r, n in zip(received, counts.tolist(), strict=True)]
 
 
+def stacked(ranks: Ranks, x: Tensor) -> Tensor:
+    """``(P, ...)``: every rank's ``x``, of one shape and type on all, by rank; a collective call, one sum."""
+    table = x.new_zeros((ranks.world_size, *x.shape))
+    table[ranks.rank] = x
+    return ranks.sum_(table)
+
+
 def gather_texts(ranks: Ranks, text: str) -> list[str]:
     """Every rank's ``text`` on every rank, in rank order; a collective call."""
     rows = ranks.gather_rows(torch.tensor(list(text.encode()), dtype=torch.uint8))

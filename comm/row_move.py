@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, stacked
 from nugnn.comm.halo_transfer import Exchange, Route
 from nugnn.datasets.sparse import csr_matrix
 
@@ -55,9 +55,7 @@ class RowMove:
         self._stay = (~goes_N).nonzero().flatten()
         going = goes_N.nonzero().flatten()
         self._sent = going[torch.argsort(destination_N[going], stable=True)]
-        counts = torch.zeros(size, size, dtype=torch.int64)
-        counts[ranks.rank] = torch.bincount(destination_N, minlength=size)
-        counts = ranks.sum_(counts)
+        counts = stacked(ranks, torch.bincount(destination_N, minlength=size))
         self.counts: tuple[tuple[int, ...], ...] = tuple(map(tuple, counts.tolist()))
         """Rows that go from each rank (first) to each one, those that stay among them; the same on all ranks."""
         counts.fill_diagonal_(0)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, stacked
 from nugnn.node_move import NodeMove, move_nodes
 from nugnn.partition.growth import nodes_to_give
 from nugnn.planning import device_facts
@@ -169,24 +169,22 @@ class Balancer:
             statistics.median(self._computed), graph.num_nodes(), graph.num_edges(), plan.num_halo,
             len(plan.send_rows), most_growth(self._ranks),
         )  # fmt: skip
-        table = torch.zeros(self._ranks.world_size, len(own), dtype=torch.float64)
-        table[self._ranks.rank] = torch.tensor(own, dtype=torch.float64)
         return [
             RankLoad(
                 seconds=seconds,
                 sizes=PartSizes(inner=int(inner), edges=int(edges), halo=int(halo), sent=int(sent)),
                 most_growth=growth,
             )
-            for seconds, inner, edges, halo, sent, growth in self._ranks.sum_(table).tolist()
+            for seconds, inner, edges, halo, sent, growth in stacked(
+                self._ranks, torch.tensor(own, dtype=torch.float64)
+            ).tolist()
         ]
 
     def _chosen(self, graph: ShardGraph, level: Levelling) -> Tensor:
         """Nodes of this rank that come to what it has to give, by part."""
         structure, plan, rank = graph.index.structure, graph.index.plan, self._ranks.rank
-        affinity = torch.zeros(self._ranks.world_size, self._ranks.world_size, dtype=torch.int64)
-        affinity[rank] = torch.tensor(plan.send_splits) + torch.tensor(plan.recv_splits)
-        shared = self._ranks.sum_(affinity)
-        amounts = flows(level.given, (shared + shared.T).tolist())[rank]
+        sent = stacked(self._ranks, torch.tensor(plan.send_splits))
+        amounts = flows(level.given, (sent + sent.T).tolist())[rank]
         return nodes_to_give(
             structure.indptr.cpu(), structure.indices.cpu(), plan.recv_splits, plan.send_rows.cpu(), plan.send_splits,
             own=rank, amounts=amounts, node_work=level.node_work[rank],

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, stacked
 from nugnn.comm.row_move import RowMove, exchanged, starts_of, sums_of
 from nugnn.kernels.rows import IdRuns
 from nugnn.partition.shard import Shard
@@ -194,9 +194,7 @@ def _exchanged_edges(shard: Shard, move: RowMove, starts_M: Tensor, ids_L: Tenso
         every = torch.arange(len(rows)).numpy()
         out = numbers[-1].numpy()
         kernels.copy_runs(starts_N, rows.numpy(), sources_E, number_L.numpy(), starts.numpy(), every, out)
-    counts = torch.zeros(ranks.world_size, ranks.world_size, dtype=torch.int64)
-    counts[ranks.rank] = torch.tensor([len(each) for each in listed])
-    counts = ranks.sum_(counts)
+    counts = stacked(ranks, torch.tensor([len(each) for each in listed]))
     splits, came_splits = tuple(counts[ranks.rank].tolist()), tuple(counts[:, ranks.rank].tolist())
     where = torch.cat(listed)
     ids, parts = (
@@ -218,9 +216,7 @@ def _halo_of(ids: Tensor, parts: Tensor, new_ids: Tensor, ranks: Ranks) -> _Halo
     owner = torch.empty_like(halo_ids).index_copy_(0, inverse, parts[elsewhere])
     by_owner = torch.argsort(owner, stable=True)
     halo_ids, owner = halo_ids[by_owner], owner[by_owner]
-    counts = torch.zeros(ranks.world_size, ranks.world_size, dtype=torch.int64)
-    counts[ranks.rank] = torch.bincount(owner, minlength=ranks.world_size)
-    counts = ranks.sum_(counts)
+    counts = stacked(ranks, torch.bincount(owner, minlength=ranks.world_size))
     recv_splits, send_splits = tuple(counts[ranks.rank].tolist()), tuple(counts[:, ranks.rank].tolist())
     asked = exchanged(halo_ids, recv_splits, send_splits, ranks, "who reads which rows")
     send_rows = _Rows(new_ids)(asked)
