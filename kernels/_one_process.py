@@ -67,8 +67,7 @@ class OneProcess:
 
 
 def _forget() -> None:
-    """In a child that was forked: it holds nothing, and its copy of a file would keep the lock of a parent's that ends.
-    """
+    """In a child that was forked: it holds nothing, and its copy of a file would keep the lock of its parent's."""
     for each in list(_ALL):
         each._forget()
 
