@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from nugnn.comm.groups import Ranks
 from nugnn.datasets.synthetic_device import DeviceGraph
 from nugnn.partition.shard import Shard
 
@@ -75,6 +76,21 @@ def device_shard(graph: DeviceGraph, part: Tensor, rank: int, num_parts: int) ->
         metric="accuracy",
         name=graph.name,
     )
+
+
+def by_clusters(graph: DeviceGraph, ranks: Ranks) -> DeviceGraph:
+    """The graph with its nodes numbered by nested clusters, which rank 0 finds; a collective call."""
+    from nugnn.partition.clusters import unweighted_lists
+    from nugnn.partition.order import locality_order, rows_in_cache
+
+    order = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    if ranks.rank == 0:
+        lists = unweighted_lists(graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
+        order = torch.from_numpy(locality_order(lists, rows_in_cache(400))[0])
+    ranks.broadcast_(order)
+    new_ids = torch.empty_like(order)
+    new_ids[order] = torch.arange(len(order))
+    return graph.renumbered(new_ids.to(ranks.device))
 
 
 def thinned(graph: DeviceGraph) -> DeviceGraph:

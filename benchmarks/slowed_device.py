@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from device_shards import device_shard
+from device_shards import by_clusters, device_shard
 from gpu_epoch import MODELS, adam
 from harness import Recorder, free_memory, synchronize
 from torch import Tensor, nn
@@ -98,18 +98,8 @@ def work(ranks: Any, item: dict[str, Any]) -> Any:
 
 def _make(ranks: Any, family: str, nodes: int, arcs: int, seed: int) -> int:
     """The graph on this rank's device, nodes numbered by nested clusters."""
-    from nugnn.partition.clusters import unweighted_lists
-    from nugnn.partition.order import locality_order, rows_in_cache
-
     graph = device_graph(family, nodes, arcs, seed, device=ranks.device)
-    order = torch.zeros(graph.num_nodes, dtype=torch.int64)
-    if ranks.rank == 0:
-        lists = unweighted_lists(graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
-        order = torch.from_numpy(locality_order(lists, rows_in_cache(400))[0])
-    ranks.broadcast_(order)
-    new_ids = torch.empty_like(order)
-    new_ids[order] = torch.arange(len(order))
-    _KEPT["graph"] = graph.renumbered(new_ids.to(ranks.device))
+    _KEPT["graph"] = by_clusters(graph, ranks)
     free_memory()
     return graph.num_edges
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from device_shards import device_shard, thinned
+from device_shards import by_clusters, device_shard, thinned
 from gpu_epoch import MODELS, adam
 from harness import free_memory, milliseconds, moment, synchronize, timing_of
 from split_pool import keep_graph
@@ -54,21 +54,11 @@ def _make(ranks: Any, family: str, nodes: int, arcs: int, seed: int) -> None:
 
 def _order(ranks: Any, family: str, folder: str, threads: int) -> None:
     """Number nodes by nested clusters; rank 0 finds them and leaves the neighbour lists for the pool."""
-    from nugnn.partition.clusters import unweighted_lists
-    from nugnn.partition.order import locality_order, rows_in_cache
-
-    graph: DeviceGraph = _KEPT["graphs"].pop(family)
-    order = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    before = torch.get_num_threads()
     if ranks.rank == 0:
-        before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        lists = unweighted_lists(graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
-        order = torch.from_numpy(locality_order(lists, rows_in_cache(400))[0])
-        torch.set_num_threads(before)
-    ranks.broadcast_(order)
-    new_ids = torch.empty_like(order)
-    new_ids[order] = torch.arange(len(order))
-    graph = graph.renumbered(new_ids.to(ranks.device))
+    graph = by_clusters(_KEPT["graphs"].pop(family), ranks)
+    torch.set_num_threads(before)
     if ranks.rank == 0:
         keep_graph(Path(folder), family, graph.indptr.cpu().numpy(), graph.indices.cpu().numpy())
     _KEPT["graphs"][family] = graph
