@@ -101,7 +101,7 @@ class GraphFamily:
         self._class_weights, self.has_own_loss = class_weights, loss is not None
         self._rebalance, self._on_move = rebalance, on_move
         self._open(graph, rows)
-        self.first_split = hashlib.blake2b(graph.global_node_ids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        self.first_split = hashlib.blake2b(graph.global_node_ids.cpu().numpy().data, digest_size=8).hexdigest()
         self._evaluated, self._evaluated_rows = self.net, rows
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on

@@ -13,6 +13,7 @@ import torch
 
 from nugnn.kernels.green_context import limit_multiprocessors, usable_multiprocessors
 from nugnn.planning import device_facts
+from nugnn.planning.in_words import in_bytes
 from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
 from nugnn.process_state import host_memory
 from nugnn.worker_cores import WorkerCores, divide_cores, given_cores, own_cores
@@ -145,8 +146,6 @@ def _limit_host_memory(fraction: float) -> None:
     Raises:
         ValueError: The process has more already, or the system does not hold such limits.
     """
-    from nugnn.planning.shares import in_bytes  # which loads scipy, 0.16 s of each worker's start
-
     host = host_memory()
     if sys.platform != "linux" or host is None:
         raise ValueError("memory_fraction of a CPU takes Linux, which limits a process's memory; leave it out")

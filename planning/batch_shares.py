@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from nugnn.planning.apportioned import apportioned, one_each
+from nugnn.planning.in_words import in_bytes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError, in_bytes
+from nugnn.planning.shares import DoesNotFitError
 from nugnn.planning.work_model import WorkModel
 
 _STEPS = 60

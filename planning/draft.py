@@ -17,9 +17,10 @@ import numpy.typing as npt
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
+from nugnn.planning.in_words import in_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import Baseline, SharesBy
-from nugnn.planning.shares import DoesNotFitError, in_bytes
+from nugnn.planning.shares import DoesNotFitError
 
 HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""

@@ -23,6 +23,7 @@ from nugnn.partition.assign import Assignment, partition_nodes, split_graph
 from nugnn.partition.balance import Balance, Floats, Ints, normalise_shares, reachable_shares
 from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.metis import SymmetricGraph, check_index_width, symmetric_graph
+from nugnn.planning.in_words import in_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.shares import (
     DoesNotFitError,
@@ -32,7 +33,6 @@ from nugnn.planning.shares import (
     check_whole,
     checked_limits,
     curve_through,
-    in_bytes,
     level,
     plan_shares,
     relaxed_curves,

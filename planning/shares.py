@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nugnn.partition.balance import Floats
+from nugnn.planning.in_words import in_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.work_model import WorkModel
 
@@ -414,11 +415,3 @@ def fitting_factor(work: WorkModel, curves: Sequence[Curve], limits: Sequence[fl
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def in_bytes(count: float) -> str:
-    """A number of bytes for people."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(count) >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} bytes"

@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from nugnn.planning.in_words import in_bytes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError, fitting_factor, in_bytes, plan_shares, relaxed_curves
+from nugnn.planning.shares import DoesNotFitError, fitting_factor, plan_shares, relaxed_curves
 from nugnn.planning.work_model import LinearCost, LinearWork
 
 GIB = 2**30
