@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from nugnn.comm.halo_wire import HaloWire
@@ -262,15 +263,9 @@ _SCALARS_BYTES = 1024
 
 
 def _allocated(trainer: Trainer) -> int:
-    """The most bytes that torch's allocator has given out, above what there was, during a step, unwatched.
-
-    Of two steps, the second and the third: what another test left may be given back in one of them.
-    """
+    """The most bytes that a second step, unwatched, has of what it makes itself, by torch's allocator."""
     run_steps(trainer, 1)
-    return max(_peak_of(trainer, next(iter(trainer.family.steps(0)))) for _ in range(2))
-
-
-def _peak_of(trainer: Trainer, works: Any) -> int:
+    works = next(iter(trainer.family.steps(0)))
     gc.collect(1)
     gc.disable()
     try:
@@ -278,9 +273,25 @@ def _peak_of(trainer: Trainer, works: Any) -> int:
             trainer.step(works)
     finally:
         gc.enable()
-    events = measured.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return max(itertools.accumulate(change for _, change in changes))
+    events = measured.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    changes: list[tuple[int, int, int]] = []
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.tag == _EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    made: set[int] = set()
+    alive = most = 0
+    for _, pointer, change in sorted(changes, key=lambda x: x[0]):
+        if change > 0:
+            made.add(pointer)
+        elif pointer not in made:  # older than the step: of another test under a profiler, say
+            continue
+        else:
+            made.remove(pointer)
+        alive += change
+        most = max(most, alive)
+    return most
 
 
 def _has_storage(x: Any) -> bool:
