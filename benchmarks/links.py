@@ -9,7 +9,8 @@ share the cores of this machine, so they compute more slowly than on as many hos
 
 ``transformer`` and ``mlp`` have more than 20 M parameters and a small batch, trained by `nugnn.Trainer` on a
 `nugnn.SampleFamily`; ``gnn`` is a 3-layer SAGE of width 256 on a graph shaped like ogbn-products, cut by METIS. Its
-ways name halo rows (``fp32``, ``bf16``, ``int8``, ``int4``, ``int2``), and gradients travel in as many bits. Peers are
+ways name halo rows (``fp32``, ``bf16``, ``int8``, ``int4``, ``int2``), and gradients travel in as many bits; beside them
+plain rows with PowerSGD of gradients, and the late and the sampled rows of ``--halo-mode`` with plain gradients. Peers are
 torch's DistributedDataParallel with buckets as views of gradients and a static graph: float32; its hook to float16 (the
 one to bfloat16 is refused without NCCL); its PowerSGD hook of rank 2 with error feedback and a warm start, in a single
 bucket (it begins sums from callbacks of others, in no fixed order over buckets, at which gloo aborts). All ways take
@@ -57,8 +58,18 @@ PAYLOAD_SHARE = 1448 / 1514
 """Of what the token bucket counts: frames of 1,514 bytes carry 1,448 of TCP with time stamps."""
 SAMPLE_WAYS = ("fp32", "bf16", "8bit", "4bit", "2bit", "powersgd", "auto")
 PEER_WAYS = ("ddp", "ddp fp16", "ddp powersgd")
-HALO_WAYS = {"fp32": "fp32", "bf16": "bf16", "int8": "8bit", "int4": "4bit", "int2": "2bit", "auto": "auto"}
-"""Of halo rows, and what gradients travel as beside them."""
+HALO_WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "fp32": ("fp32", {}),
+    "bf16": ("bf16", {"halo_wire": "bf16"}),
+    "int8": ("8bit", {"halo_wire": "int8"}),
+    "int4": ("4bit", {"halo_wire": "int4"}),
+    "int2": ("2bit", {"halo_wire": "int2"}),
+    "powersgd": ("powersgd", {}),
+    "stale": ("fp32", {"halo_mode": "stale"}),
+    "sampled:0.1": ("fp32", {"halo_mode": "sampled:0.1"}),
+    "auto": ("auto", {"halo_wire": "auto"}),
+}
+"""Of a graph: what gradients travel as, and how halo rows do."""
 _MEASURED = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
 """The ways that ``auto`` is compared with; gradients get no fewer than 4 bits, rows ``fp16`` for ``bf16``."""
 MODELS = ("transformer", "mlp", "gnn")
@@ -317,9 +328,9 @@ def halo_ways(ranks: Any, columns: Sequence[str], num_nodes: int, seed: int) -> 
     rows = torch.arange(graph.num_nodes())
     splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
     found: dict[str, Way] = {}
-    for way, gradients in HALO_WAYS.items():
+    for way, (gradients, how) in HALO_WAYS.items():
         if way in columns:
-            family_of = functools.partial(nugnn.GraphFamily, graph=graph, rows=splits, halo_wire=way)
+            family_of = functools.partial(nugnn.GraphFamily, graph=graph, rows=splits, **how)
             found[way] = OfTrainer(model, family_of, gradients)
     return graph.index.plan.num_halo, found
 
