@@ -3,6 +3,7 @@
     python benchmarks/compression_accuracy.py --data-dir DATA --plan             # what would run, and how long
     python benchmarks/compression_accuracy.py --data-dir DATA --jobs 16 --seconds 330
     python benchmarks/compression_accuracy.py --report                           # the tables of what has run
+    python benchmarks/compression_accuracy.py --keep rows.jsonl                  # what they are made of, without curves
 
 Runs of one seed have the same split, parts, initial weights, dropout masks and order of samples, on two worker
 processes of unequal shares, and differ in what travels alone; what can be compared of that is (`check_pairs`). Test
@@ -426,9 +427,22 @@ def check_pairs(runs: Runs) -> None:
                     raise ValueError(f"{row}, {column}, seed {seed}: {what} differs from {BASELINE}'s; no pair")
 
 
-def first_reached(run: Mapping[str, Any], level: float) -> int | None:
-    """Place in its evaluations where validation accuracy first is ``level``."""
-    return next((place for place, val in enumerate(run["val"]) if val >= level), None)
+Reached = tuple[int, float] | None
+"""Epoch and seconds of training, or never."""
+
+
+def reached(run: Mapping[str, Any], level: float) -> Reached:
+    """When validation accuracy first is ``level``."""
+    place = next((place for place, val in enumerate(run["val"]) if val >= level), None)
+    return None if place is None else (run["at"][place], run["train_seconds"][place])
+
+
+def when_reached(plain: Mapping[str, Any], run: Mapping[str, Any]) -> Reached:
+    """When ``run`` has 99 % of the validation accuracy that its fp32 run ended with; kept lines say it themselves."""
+    if "reached" in run:
+        kept: list[Any] | None = run["reached"]
+        return None if kept is None else (kept[0], kept[1])
+    return reached(run, PART_OF_BASELINE * plain["val"][-1])
 
 
 def time_to_accuracy(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, float, int]:
@@ -436,12 +450,28 @@ def time_to_accuracy(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]
 
     Runs that never have it count as later than all others, and are counted: the third value.
     """
-    epochs, seconds = [], []
-    for plain, run in pairs:
-        place = first_reached(run, PART_OF_BASELINE * plain["val"][-1])
-        epochs.append(math.inf if place is None else run["at"][place])
-        seconds.append(math.inf if place is None else run["train_seconds"][place])
-    return statistics.median(epochs), statistics.median(seconds), epochs.count(math.inf)
+    whens = [when_reached(plain, run) for plain, run in pairs]
+    epochs, seconds = ([math.inf if when is None else when[place] for when in whens] for place in (0, 1))
+    return statistics.median(epochs), statistics.median(seconds), whens.count(None)
+
+
+CURVES = ("at", "val", "train_seconds")
+
+
+def kept_lines(runs: Runs) -> Iterator[dict[str, Any]]:
+    """Every run that has its pair, with what the tables need in place of its curves."""
+    for row, column, seed in sorted(runs):
+        if (plain := runs.get((row, BASELINE, seed))) is not None:
+            run = runs[row, column, seed]
+            line = {name: value for name, value in run.items() if name not in CURVES}
+            yield line | {"num_epochs": run["at"][-1], "reached": when_reached(plain, run)}
+
+
+def runs_of(lines: Sequence[Mapping[str, Any]]) -> Runs:
+    """Kept lines as runs, checked."""
+    runs = {(line["row"], line["column"], line["seed"]): dict(line) for line in lines}
+    check_pairs(runs)
+    return runs
 
 
 HEADER = ("", "seeds", "test %", "difference [95 %]", f"±{GOAL:g}", "epochs", "s", "halo MB", "grad. MB")
@@ -482,7 +512,11 @@ def about(runs: Runs, row: str) -> str:
         how = f"{' + '.join(f'{n:,}' for n in nodes)} nodes, halo rows {100 * halo:.0f} % of them"
     else:
         how = f"{' + '.join(str(part['batch_samples']) for part in parts)} samples of a batch"
-    return f"{ROWS[row].title}: {how}; {first['at'][-1]} epochs"
+    return f"{ROWS[row].title}: {how}; {_num_epochs(first)} epochs"
+
+
+def _num_epochs(run: Mapping[str, Any]) -> int:
+    return int(run["num_epochs"] if "num_epochs" in run else run["at"][-1])
 
 
 def tables(runs: Runs) -> Iterator[tuple[str, list[list[str]]]]:
@@ -491,6 +525,44 @@ def tables(runs: Runs) -> Iterator[tuple[str, list[list[str]]]]:
         lines = [line for column in row.columns if (line := cells(runs, name, column)) is not None]
         if lines:
             yield about(runs, name), lines
+
+
+def difference_table(runs: Runs) -> list[list[str]]:
+    """A head, then a line for each data set and column: seeds, accuracy, and its paired difference."""
+    lines = [["", "", "seeds", "test, %", "difference in points (95 %)", f"within {GOAL:g}"]]
+    for name, row in ROWS.items():
+        for column in row.columns:
+            pairs = pairs_of(runs, name, column)
+            if not pairs:
+                continue
+            title = row.title if column == BASELINE else ""
+            mean = f"{statistics.fmean(100 * run['test'] for _, run in pairs):.1f}"
+            interval = paired_interval([100 * (run["test"] - plain["test"]) for plain, run in pairs])
+            verdict = {"within": "yes", "beyond": "**no**", "open": "not shown"}[interval.verdict]
+            said = ["", ""] if column == BASELINE else [_in_markdown(interval), verdict]
+            lines.append([title, column, str(len(pairs)), mean, *said])
+    return lines
+
+
+def _in_markdown(interval: Interval) -> str:
+    return str(interval).replace("[", "(").replace("]", ")").replace(", ", " to ")
+
+
+def cost_table(runs: Runs) -> list[list[str]]:
+    """A head, then a line for each data set and column: epochs to an accuracy, and what travelled in a run."""
+    lines = [["", "", f"epochs to {PART_OF_BASELINE:.0%}", "never", "halo rows, MB", "gradients, MB"]]
+    for name, row in ROWS.items():
+        for column in row.columns:
+            if (pairs := pairs_of(runs, name, column)) == []:
+                continue
+            epochs, _, never = time_to_accuracy(pairs)
+            halo, gradients = (
+                statistics.fmean(run[what] for _, run in pairs) / 1e6 for what in ("halo_bytes", "gradient_bytes")
+            )
+            title = about(runs, name) if column == BASELINE else ""
+            said = "-" if epochs == math.inf else f"{epochs:g}"
+            lines.append([title, column, said, str(never or ""), f"{halo:.3g}" if halo else "", f"{gradients:.3g}"])
+    return lines
 
 
 def targets(runs: Runs) -> list[str]:
@@ -558,9 +630,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "compression_accuracy.jsonl")
     parser.add_argument("--plan", action="store_true", help="say what would run, and end")
     parser.add_argument("--report", action="store_true", help="print the tables of what has run, and end")
+    parser.add_argument("--keep", type=Path, help="write there what the tables are made of, and end")
     args = parser.parse_args(given)
     path = args.json if args.epochs is None else args.json.with_suffix(".short.jsonl")
     jobs = args.jobs or max(1, len(os.sched_getaffinity(0)) // WORKERS)
+    if args.keep is not None:
+        text = "".join(json.dumps(line) + "\n" for line in kept_lines(read_runs(path, None)))
+        args.keep.write_text(text, encoding="utf-8")
+        return 0
     if args.report:
         show(read_runs(path, None))
         return 0

@@ -9,12 +9,12 @@ share the cores of this machine, so they compute more slowly than on as many hos
 
 ``transformer`` and ``mlp`` have more than 20 M parameters and a small batch, trained by `nugnn.Trainer` on a
 `nugnn.SampleFamily`; ``gnn`` is a 3-layer SAGE of width 256 on a graph shaped like ogbn-products, cut by METIS. Its
-ways name halo rows (``fp32``, ``bf16``, ``int8``, ``int4``, ``int2``), and gradients travel in as many bits; beside them
-plain rows with PowerSGD of gradients, and the late and the sampled rows of ``--halo-mode`` with plain gradients. Peers are
-torch's DistributedDataParallel with buckets as views of gradients and a static graph: float32; its hook to float16 (the
-one to bfloat16 is refused without NCCL); its PowerSGD hook of rank 2 with error feedback and a warm start, in a single
-bucket (it begins sums from callbacks of others, in no fixed order over buckets, at which gloo aborts). All ways take
-turns in the same processes; a step's time is that of the slowest rank.
+ways name halo rows (``fp32``, ``bf16``, ``int8``, ``int4``, ``int2``), and gradients travel in as many bits; beside
+them plain rows with PowerSGD of gradients, and the late and the sampled rows of ``--halo-mode`` with plain gradients.
+Peers are torch's DistributedDataParallel with buckets as views of gradients and a static graph: float32; its hook to
+float16 (the one to bfloat16 is refused without NCCL); its PowerSGD hook of rank 2 with error feedback and a warm start,
+in a single bucket (it begins sums from callbacks of others, in no fixed order over buckets, at which gloo aborts). All
+ways take turns in the same processes; a step's time is that of the slowest rank.
 
 **The model of a step** is ``compute and codec + bytes / (0.956 rate)``: one after the other, nothing hidden. Compute
 and codec are the processor's time for a step of the slowest rank without a limit, all threads together and the copies
@@ -70,7 +70,7 @@ HALO_WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "auto": ("auto", {"halo_wire": "auto"}),
 }
 """Of a graph: what gradients travel as, and how halo rows do."""
-_MEASURED = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
+MEASURED = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
 """The ways that ``auto`` is compared with; gradients get no fewer than 4 bits, rows ``fp16`` for ``bf16``."""
 MODELS = ("transformer", "mlp", "gnn")
 _PORT = 29_571
@@ -518,39 +518,57 @@ def communication_share(cell: Mapping[str, Row]) -> float | None:
     return max(0.0, 1 - exact.local_seconds / exact.seconds)
 
 
-def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """What comes of the rows of a model on some ranks: crossovers, bytes, ``auto``."""
-    by_way: dict[str, dict[float, Row]] = {}
+def crossovers(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Gb/s below which 4 bits are faster, ``(measured, by the model)``, by ``(way of 4 bits, way of more)``."""
+    by_way = _by_way(rows)
     unlimited = {row.way: row for row in rows if row.rate is None}
-    for row in rows:
-        if row.rate is not None:
-            by_way.setdefault(row.way, {})[row.rate] = row
+    found: dict[tuple[str, str], tuple[float, float]] = {}
     for short in ("4bit", "int4"):
         for exact in ("fp32", "bf16"):
             if short not in by_way or exact not in by_way:
                 continue
             sides = [(unlimited[way].local_seconds, unlimited[way].sent_bytes) for way in (exact, short)]
             seconds = [{rate: row.seconds for rate, row in by_way[way].items()} for way in (exact, short)]
-            predicted = predicted_crossover(*sides)  # type: ignore[arg-type]
-            measured = measured_crossover(*seconds)
-            yield f"{short} beats {exact} {_below(measured)}; by the model, {_below(predicted)}"
+            found[short, exact] = measured_crossover(*seconds), predicted_crossover(*sides)  # type: ignore[arg-type]
+    return found
+
+
+def interface_ratios(rows: Sequence[Row]) -> tuple[float, float] | None:
+    """Least and most bytes of interfaces beside those of the reports, where these are many."""
     ratios = [row.interface_bytes / row.sent_bytes for row in rows if row.way not in PEER_WAYS and row.sent_bytes > 1e5]
-    if ratios:
-        yield f"interfaces sent {min(ratios):.3f} to {max(ratios):.3f} times the bytes of the reports"
-    if "auto" in by_way:
-        for rate, row in by_way["auto"].items():
-            best = min(
-                (by_way[way][rate] for way in _MEASURED if way in by_way),
-                key=lambda other: other.seconds,
-                default=row,
-            )
-            yield (
-                f"auto at {rate:g} Gb/s: {row.chosen}, {100 * (row.seconds / best.seconds - 1):+.0f} % "
-                f"beside the fastest, {best.way}"
-            )
+    return (min(ratios), max(ratios)) if ratios else None
 
 
-def _below(rate: float) -> str:
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """What comes of the rows of a model on some ranks: crossovers, bytes, ``auto``."""
+    for (short, exact), (measured, predicted) in crossovers(rows).items():
+        yield f"{short} beats {exact} {below(measured)}; by the model, {below(predicted)}"
+    if (ratios := interface_ratios(rows)) is not None:
+        yield f"interfaces sent {ratios[0]:.3f} to {ratios[1]:.3f} times the bytes of the reports"
+    by_way = _by_way(rows)
+    for rate, row in by_way.get("auto", {}).items():
+        best = min(
+            (by_way[way][rate] for way in MEASURED if way in by_way),
+            key=lambda other: other.seconds,
+            default=row,
+        )
+        yield (
+            f"auto at {rate:g} Gb/s: {row.chosen}, {100 * (row.seconds / best.seconds - 1):+.0f} % "
+            f"beside the fastest, {best.way}"
+        )
+
+
+def _by_way(rows: Sequence[Row]) -> dict[str, dict[float, Row]]:
+    """By way and rate; none without a limit."""
+    found: dict[str, dict[float, Row]] = {}
+    for row in rows:
+        if row.rate is not None:
+            found.setdefault(row.way, {})[row.rate] = row
+    return found
+
+
+def below(rate: float) -> str:
+    """Of a rate below which something is so, in words."""
     return "at no rate" if rate == 0 else "at every rate" if math.isinf(rate) else f"below {rate:.2g} Gb/s"
 
 

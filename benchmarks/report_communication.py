@@ -1,26 +1,29 @@
-"""Writes the tables of docs/communication.md that stand between marks from the JSON rows of two benchmarks.
+"""Writes the tables of docs/communication.md that stand between marks from the JSON rows of benchmarks.
 
     python benchmarks/report_communication.py
 
 Rows are those of ``codec.py --speed cuda --out`` and ``gradient_sync.py --device cuda --out`` in
-``benchmarks/rows/communication``. Of rows that measure the same on the same card the last one counts. The text around
-the tables is written by hand.
+``benchmarks/rows/communication``, of ``links.py --json`` in ``links``, and of ``compression_accuracy.py --keep`` in
+``accuracy``. Of rows that measure the same on the same card the last one counts. The text around the tables is written
+by hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from codec import WORKS, rate_of
+from compression_accuracy import cost_table, difference_table, runs_of
 from gradient_sync import WAYS
 from harness import ROOT, read_rows
+from link_tables import rows_by_model, said_of, step_table, verdict_table
 
 Row = dict[str, Any]
-KEPT = ROOT / "benchmarks" / "rows" / "communication"
+KEPT = ROOT / "benchmarks" / "rows"
 PAGE = ROOT / "docs" / "communication.md"
 IDENTITY = ("kind", "bits", "work", "bucket", "way", "link", "num_ranks", "num_hosts", "is_flat", "num_values")
 
@@ -78,17 +81,40 @@ def sync_tables(rows: list[Row]) -> str:
     return "\n\n".join(tables)
 
 
-def page(text: str, rows: list[Row]) -> str:
+def tables(folder: Path) -> dict[str, str]:
+    """What stands between the marks of each name.
+
+    Args:
+        folder: Of the folders of rows.
+    """
+    rows = latest(read_rows(folder / "communication"))
+    found = {"gradient_sync.py": sync_tables(rows), "codec.py": codec_tables(rows)}
+    lines = read_rows(folder / "links")
+    by_model = rows_by_model(lines)
+    for (model, ranks), own in by_model.items():
+        of_case = [line for line in lines if (line["model"], line["ranks"]) == (model, ranks)]
+        head = f"torch {_code_of(of_case, 'torch')}; code: {_code_of(of_case, 'code')}."
+        found[f"links.py {model} {ranks}"] = f"{head}\n\n{_markdown(step_table(own))}"
+    found["links.py reached"] = _markdown(verdict_table(by_model))
+    found["links.py crossings"] = _markdown(said_of(by_model))
+    lines = read_rows(folder / "accuracy")
+    runs = runs_of(lines)
+    head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."
+    found["compression_accuracy.py"] = f"{head}\n\n{_markdown(difference_table(runs))}"
+    found["compression_accuracy.py costs"] = _markdown(cost_table(runs))
+    return found
+
+
+def page(text: str, made: Mapping[str, str]) -> str:
     """``text`` with what is between its marks made anew.
 
     Raises:
         ValueError: A mark is missing.
     """
-    rows = latest(rows)
-    for name, made in (("gradient_sync.py", sync_tables(rows)), ("codec.py", codec_tables(rows))):
+    for name, table in made.items():
         marks = f"<!-- {name}: rows -->", f"<!-- {name}: end -->"
         pattern = f"{re.escape(marks[0])}.*?{re.escape(marks[1])}"
-        text, count = re.subn(pattern, lambda _: f"{marks[0]}\n{made}\n{marks[1]}", text, flags=re.DOTALL)  # noqa: B023
+        text, count = re.subn(pattern, lambda _: f"{marks[0]}\n{table}\n{marks[1]}", text, flags=re.DOTALL)  # noqa: B023
         if count != 1:
             raise ValueError(f"the page has {count} times the marks {marks[0]} and {marks[1]}, must have them once")
     return text
@@ -106,6 +132,14 @@ def _code(rows: Iterable[Row]) -> str:
     return " and ".join(dict.fromkeys(str(row["machine"].get("code")) for row in rows))
 
 
+def _code_of(lines: Iterable[Mapping[str, Any]], what: str) -> str:
+    return " and ".join(dict.fromkeys(str(line[what]) for line in lines))
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    return _table(lines[0], lines[1:])
+
+
 def _table(head: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines))
 
@@ -113,14 +147,12 @@ def _table(head: list[str], lines: list[list[str]]) -> str:
 def main(given: list[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, default=KEPT, help="folder of rows")
+    parser.add_argument("--rows", type=Path, default=KEPT, help="folder of the folders of rows")
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args(given)
-    rows = read_rows(arguments.rows)
-    if not rows:
-        raise SystemExit(f"no rows in {arguments.rows}; the commands are in benchmarks/README.md")
-    arguments.page.write_text(page(arguments.page.read_text(encoding="utf-8"), rows), encoding="utf-8")
-    print(f"{arguments.page}: {len(rows)} rows")
+    made = tables(arguments.rows)
+    arguments.page.write_text(page(arguments.page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(f"{arguments.page}: {len(made)} tables")
 
 
 if __name__ == "__main__":

@@ -177,6 +177,25 @@ def test_the_table_has_the_difference_in_points(call: Any, capsys: pytest.Captur
     assert f"int4 halo, Cora, GCN, random parts: -0.50 [{low:+.2f}, {high:+.2f}] points over 2 seeds, open ±0.5" in told
 
 
+def test_what_is_kept_makes_the_tables_that_the_runs_make(call: Any, tmp_path: Path) -> None:
+    def outcome(case: Case) -> list[dict[str, Any]]:
+        slow = (0.1, 0.1) if case.column == "stale" and case.seed else (0.5, 0.8)
+        return [run | {"val": list(slow)} for run in made_up(case)]
+
+    call(outcome)
+    path, kept = tmp_path / "runs.jsonl", tmp_path / "kept.jsonl"
+    assert accuracy.main([f"--json={path}", f"--keep={kept}"]) == 0
+    runs = accuracy.read_runs(path, "here")
+    lines = [json.loads(text) for text in kept.read_text().splitlines()]
+    assert len(lines) == len(runs) and not any(name in line for line in lines for name in accuracy.CURVES)
+    again = accuracy.runs_of(lines)
+    assert accuracy.difference_table(again) == accuracy.difference_table(runs)
+    costs = accuracy.cost_table(again)
+    assert costs == accuracy.cost_table(runs)
+    assert {line[1]: line[2:4] for line in costs[1:]}["stale"] == ["-", "1"]  # the median of one that did and one
+    assert {line[1]: line[2:4] for line in costs[1:]}[BASELINE] == ["2", ""]
+
+
 def test_a_run_that_fails_is_told_and_left_for_the_next_time(call: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def outcome(case: Case) -> Any:
         is_bad = case.column == "int2 halo" and case.seed == 1

@@ -1,10 +1,9 @@
-"""The tables of communication over GPUs are what the kept rows say."""
+"""The tables of the page on communication are what the kept rows say."""
 
 from __future__ import annotations
 
 import pytest
 import report_communication
-from harness import read_rows
 
 
 def a_row(**changed: object) -> dict[str, object]:
@@ -16,12 +15,12 @@ def a_row(**changed: object) -> dict[str, object]:
 
 def test_the_page_is_what_the_kept_rows_say() -> None:
     text = report_communication.PAGE.read_text(encoding="utf-8")
-    assert report_communication.page(text, read_rows(report_communication.KEPT)) == text
+    assert report_communication.page(text, report_communication.tables(report_communication.KEPT)) == text
 
 
 def test_a_page_without_its_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="0 times the marks"):
-        report_communication.page("nothing", [])
+        report_communication.page("nothing", {"codec.py": ""})
 
 
 def test_ways_are_columns_and_links_lines_and_the_last_row_counts() -> None:
