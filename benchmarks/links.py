@@ -76,6 +76,7 @@ MODELS = ("transformer", "mlp", "gnn")
 _PORT = 29_571
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
 _PROBE_SECONDS = 0.2
+_STILL_SECONDS = 0.02
 _BATCH, _TOKENS = 2, 8
 _ONE_BUCKET_MB = 4096
 _STEPS_TO_CHOOSE = 6
@@ -177,6 +178,9 @@ class Row:
 class Way(Protocol):
     """One way for a model's steps."""
 
+    lead_in: int
+    """Steps before one that counts: late rows of a step travel during the next one."""
+
     def step(self) -> None:
         """One optimizer step."""
         ...
@@ -201,10 +205,11 @@ class OfTrainer:
         model: On this rank; a copy is trained.
         family_of: Gives the copy's family, with one step an epoch.
         name: ``grad_sync``.
+        lead_in: See `Way`.
     """
 
-    def __init__(self, model: nn.Module, family_of: Callable[[nn.Module], Any], name: str) -> None:
-        self._model, self._family_of, self._name = model, family_of, name
+    def __init__(self, model: nn.Module, family_of: Callable[[nn.Module], Any], name: str, lead_in: int = 0) -> None:
+        self._model, self._family_of, self._name, self.lead_in = model, family_of, name, lead_in
         self._steps = 0
         self._begin()
 
@@ -251,6 +256,8 @@ class OfPeer:
         ranks: Who takes part.
         hook: ``ddp``, ``ddp fp16`` or ``ddp powersgd``.
     """
+
+    lead_in = 0
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, Tensor], ranks: Any, hook: str) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -331,7 +338,7 @@ def halo_ways(ranks: Any, columns: Sequence[str], num_nodes: int, seed: int) -> 
     for way, (gradients, how) in HALO_WAYS.items():
         if way in columns:
             family_of = functools.partial(nugnn.GraphFamily, graph=graph, rows=splits, **how)
-            found[way] = OfTrainer(model, family_of, gradients)
+            found[way] = OfTrainer(model, family_of, gradients, lead_in=int(way == "stale"))
     return graph.index.plan.num_halo, found
 
 
@@ -439,10 +446,14 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
         order = list(ways.items())
         for name, way in order if number % 2 == 0 else reversed(order):
             ranks.sum_(torch.zeros(1))
-            seen, begin, used = interface_bytes(), time.perf_counter(), time.process_time()
+            seen = interface_bytes()
+            for _ in range(way.lead_in):
+                way.step()
+            begin, used = time.perf_counter(), time.process_time()
             way.step()
             seconds[name].append(time.perf_counter() - begin)
             processor[name].append(time.process_time() - used)
+            wait_until_still()
             ranks.sum_(torch.zeros(1))  # all have sent what they had to
             bytes_seen[name] += interface_bytes() - seen
             _forget_gradients(way)
@@ -451,9 +462,9 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
             break
     found = {}
     for name, way in ways.items():
-        rounds = len(seconds[name])
+        steps = len(seconds[name]) * (1 + way.lead_in)
         sent, halo = (after - first for after, first in zip(way.counts(), before[name], strict=True))
-        means = torch.tensor([sent, halo, bytes_seen[name]], dtype=torch.float64) / rounds / ranks.world_size
+        means = torch.tensor([sent, halo, bytes_seen[name]], dtype=torch.float64) / steps / ranks.world_size
         sent, halo, seen_mean = ranks.sum_(means).tolist()
         is_peer = isinstance(way, OfPeer)
         found[name] = {
@@ -469,6 +480,14 @@ def timed(ways: Mapping[str, Way], ranks: Any, budget_seconds: float) -> dict[st
 def interface_bytes() -> int:
     """This rank's interface has sent so far."""
     return int(Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes").read_text())
+
+
+def wait_until_still() -> None:
+    """Until this rank's interface sends nothing more: late rows would slow down the way whose turn comes next."""
+    seen = -1
+    while (now := interface_bytes()) != seen:
+        seen = now
+        time.sleep(_STILL_SECONDS)
 
 
 def _forget_gradients(way: Way) -> None:
