@@ -62,7 +62,7 @@ def counted(
             ranks.sum_(values)
         else:
             compressor.open()
-            compressor.sum(values.clone(), [""], [None], 0, link)
+            compressor.sum_(values.clone(), [""], [None], 0, link)
             compressor.settle(link)
     ranks.synchronize()
     ranks.sum_(torch.zeros(1))

@@ -54,6 +54,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
+from nugnn.launch import grants_huge_pages
+
 PAYLOAD_SHARE = 1448 / 1514
 """Of what the token bucket counts: frames of 1,514 bytes carry 1,448 of TCP with time stamps."""
 SAMPLE_WAYS = ("fp32", "bf16", "8bit", "4bit", "2bit", "powersgd", "auto")
@@ -632,7 +634,8 @@ def run(num_ranks: int, arguments: argparse.Namespace, on_line: Callable[[Any], 
             command += ["--rates", *map(str, arguments.rates), "--models", *arguments.models]
             command += ["--columns", *arguments.columns, f"--seconds={arguments.seconds}"]
             command += [f"--nodes={arguments.nodes}", f"--seed={arguments.seed}"]
-            lab.start(rank, command, log, {**os.environ, "OMP_NUM_THREADS": "1"})
+            huge = {"THP_MEM_ALLOC_ENABLE": "1"} if grants_huge_pages() else {}  # as workers of `nugnn.fit` have it
+            lab.start(rank, command, log, {**os.environ, **huge, "OMP_NUM_THREADS": "1"})
         with open(path, encoding="utf-8") as rows:
             while True:
                 codes = lab.codes()

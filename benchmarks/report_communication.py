@@ -3,9 +3,9 @@
     python benchmarks/report_communication.py
 
 Rows are those of ``codec.py --speed cuda --out`` and ``gradient_sync.py --device cuda --out`` in
-``benchmarks/rows/communication``, of ``links.py --json`` in ``links``, and of ``compression_accuracy.py --keep`` in
-``accuracy``. Of rows that measure the same on the same card the last one counts. The text around the tables is written
-by hand.
+``benchmarks/rows/communication``, of ``links.py --json`` in ``links`` and ``links_faster_cores``, and of
+``compression_accuracy.py --keep`` in ``accuracy``. Of rows that measure the same on the same card the last one counts.
+The text around the tables is written by hand.
 """
 
 from __future__ import annotations
@@ -97,11 +97,13 @@ def tables(folder: Path) -> dict[str, str]:
         found[f"links.py {model} {ranks}"] = f"{head}\n\n{_markdown(step_table(own))}"
     found["links.py reached"] = _markdown(verdict_table(by_model))
     found["links.py crossings"] = _markdown(said_of(by_model))
-    lines = read_rows(folder / "accuracy")
-    runs = runs_of(lines)
-    head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."
-    found["compression_accuracy.py"] = f"{head}\n\n{_markdown(difference_table(runs))}"
-    found["compression_accuracy.py costs"] = _markdown(cost_table(runs))
+    faster = rows_by_model(read_rows(folder / "links_faster_cores"))
+    found["links.py reached, faster cores"] = _markdown(verdict_table(faster))
+    if lines := read_rows(folder / "accuracy"):
+        runs = runs_of(lines)
+        head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."
+        found["compression_accuracy.py"] = f"{head}\n\n{_markdown(difference_table(runs))}"
+        found["compression_accuracy.py costs"] = _markdown(cost_table(runs))
     return found
 
 

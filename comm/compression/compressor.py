@@ -16,6 +16,7 @@ from nugnn.comm.compression.arrangement import Arrangement, across, best, errors
 from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.reduction import Rounding, num_slices, sum_encoded
+from nugnn.comm.compression.rooms import RestRooms
 from nugnn.comm.compression.settings import ADAPTIVE, Compression, check_types
 from nugnn.comm.compression.wire import Wire
 
@@ -56,6 +57,7 @@ class Traffic:
 class _Pending:
     """What a step leaves to the next, if it counts."""
 
+    groups: set[str] = field(default_factory=set)
     rests: dict[str, Tensor] = field(default_factory=dict)
     is_finite: list[Tensor] = field(default_factory=list)
     errors: dict[str, list[float]] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class Compressor:
         self._packed: dict[str, Order] = {}
         """In which gradients come."""
         self._room: Tensor | None = None
+        self._rest_rooms = RestRooms()
         self.step = 0
         self.traffic: dict[str, Traffic] = {}
         self._plans = Traffic()
@@ -117,14 +120,14 @@ class Compressor:
         """
         self._scale, self._pending = scale, _Pending()
 
-    def sum(self, values: Tensor, names: Sequence[str], orders: Sequence[Order], num_plain: int, link: Link) -> Tensor:
-        """The sum of ``values`` over ranks, the same bits on every rank; a collective call.
+    def sum_(self, values: Tensor, names: Sequence[str], orders: Sequence[Order], num_plain: int, link: Link) -> None:
+        """Sum ``values`` over ranks, in place, the same bits on every rank; a collective call.
 
         A value that is not finite on some rank makes its bucket NaN on all.
 
         Args:
             values: float32: gradients of the parameters ``names``, and ``num_plain`` values that travel as they are.
-                Changed.
+                Becomes the sum.
             names: Of parameters.
             orders: Of each the order in which its values come.
             num_plain: Values at the end.
@@ -136,25 +139,31 @@ class Compressor:
         held = self._as_they_travel(values, names, feeds_back=feeds_back)
         if self.settings.is_quantized and self.step % STEPS_BETWEEN_PLANS == 0:
             held = self._arrange(values, names, held, link)
-        out, rest = self._reduce(values, names, num_plain, link, keep_rest=feeds_back or looks)
-        num_gradients = len(values) - num_plain
-        least, most = torch.aminmax(out[:num_gradients]) if num_gradients else (out.new_zeros(()),) * 2
+        group, num_gradients = names[0] if names else "", len(values) - num_plain
+        rest = self._rest_rooms.room(group, values, self._kept.values()) if feeds_back or looks else None
+        sizes: list[Tensor] = []
+
+        def look(sent: Tensor) -> None:
+            if looks:
+                sizes.append(sent[:num_gradients].norm().clamp(min=torch.finfo(sent.dtype).tiny))
+            if self._bits_are_measured:
+                for name, part in self._parts(sent, names):
+                    self._pending.errors[name] = quantization_errors(part, self._arranged[name].bucket)
+
+        self._reduce_(values, names, num_plain, link, rest, look)
+        least, most = torch.aminmax(values[:num_gradients]) if num_gradients else (values.new_zeros(()),) * 2
+        self._pending.groups.add(group)
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
-        traffic = self.traffic.setdefault(names[0] if names else "", Traffic())
+        traffic = self.traffic.setdefault(group, Traffic())
         if rest is not None and looks:
-            size = values[:num_gradients].norm().clamp(min=torch.finfo(values.dtype).tiny)
-            traffic.error = float(rest[:num_gradients].norm() / size)
+            traffic.error = float(rest[:num_gradients].norm() / sizes[0])
         if rest is not None and feeds_back:
             self._keep(rest, names, held)
-        if self._bits_are_measured:
-            for name, part in self._parts(values, names):  # as it travels; the sums have been rounded already
-                self._pending.errors[name] = quantization_errors(part, self._arranged[name].bucket)
         traffic.num_values, traffic.steps = num_gradients, traffic.steps + 1
         traffic.sent_bytes += link.sent.num_bytes - before.num_bytes
         traffic.across_bytes += link.sent.across_bytes - before.across_bytes
         traffic.exchange_seconds += link.sent.seconds - before.seconds
         traffic.seconds += time.perf_counter() - begin
-        return out
 
     def settle(self, link: Link, *, is_good: bool = True) -> None:
         """End a step; a collective call in steps after which bits are chosen anew.
@@ -166,6 +175,7 @@ class Compressor:
         """
         if is_good and self._pending.is_finite:
             self._commit_all(torch.stack(self._pending.is_finite).all())
+            self._rest_rooms.keep_groups(self._pending.groups)
         if self._bits_are_measured:
             before = replace(link.sent)
             self._choose_bits(self._pending.errors, link)
@@ -174,14 +184,21 @@ class Compressor:
         self._pending = _Pending()
         self.step += 1
 
-    def _reduce(
-        self, values: Tensor, names: Sequence[str], num_plain: int, link: Link, *, keep_rest: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """The sum and what this rank has not sent; see `sum_encoded`. ``values`` are left as they travel."""
+    def _reduce_(
+        self,
+        values: Tensor,
+        names: Sequence[str],
+        num_plain: int,
+        link: Link,
+        rest: Tensor | None,
+        look: Callable[[Tensor], object],
+    ) -> None:
+        """``values`` as they travel become the sum as it comes, and ``rest`` what this rank has not sent; see
+        `sum_encoded`.
+        """
         rounding = Rounding(self.settings.seed if self.settings.rounding == "stochastic" else None, self.step)
-        out, rest = sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, keep_rest=keep_rest)
-        self._turn(out, names, back=True)
-        return out, rest
+        sum_encoded(values, self._layout(tuple(names), num_plain), link, rounding, rest=rest, look=look)
+        self._turn(values, names, back=True)
 
     def _as_they_travel(self, values: Tensor, names: Sequence[str], *, feeds_back: bool) -> dict[str, Tensor]:
         """Pack ``values`` as they are arranged and add what was kept; see `_add_residuals`."""
@@ -288,8 +305,10 @@ class Compressor:
 
     @property
     def residuals(self) -> dict[str, Tensor]:
-        """What this rank has kept, by name and in the shape of the parameter, float32."""
-        return {name: shaped(kept, self._named[name].shape, self._orders[name]) for name, kept in self._kept.items()}
+        """What this rank has kept, by name and in the shape of the parameter, float32: copies."""
+        return {
+            name: shaped(kept, self._named[name].shape, self._orders[name]).clone() for name, kept in self._kept.items()
+        }
 
     # -- plans, the same on every rank ---------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class CompressedGradients:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's."""
-        residuals = {name: kept.detach().clone() for name, kept in self._compressor.residuals.items()}
+        residuals = self._compressor.residuals
         return {**self._compressor.shared_state(), "world_size": self._link.world_size, "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,8 +144,9 @@ class CompressedGradients:
             if is_first:
                 self._check()
                 self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
-            values = torch.mul(buffer, weight) if buffer.dtype is torch.float32 else buffer.float().mul_(weight)
-            buffer.copy_(self._compressor.sum(values, names, orders, 0, self._link))
+            values = buffer.float().mul_(weight)  # the buffer itself, where it is float32
+            self._compressor.sum_(values, names, orders, 0, self._link)
+            buffer.copy_(values)
             if is_last:
                 self._compressor.settle(self._link)
 

@@ -124,7 +124,9 @@ class GradientSync:
         assert self._compressor is not None
         names = [self._names[id(p)] for p in bucket.parameters]
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            packed.copy_(self._compressor.sum(packed.float(), names, bucket.orders, bucket.num_plain, link))
+            values = packed.float()  # itself, where it is float32
+            self._compressor.sum_(values, names, bucket.orders, bucket.num_plain, link)
+            packed.copy_(values)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ that unlike machines end with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from nugnn.kernels.philox import RandomKey, random_words
 
 RANK = 2
 _STREAM = 0x68_00_00_00
+_BLOCK_VALUES = 1 << 15
+"""Of a product that are made at a time on a CPU: they stay in its cache."""
 
 
 class LowRank(Compressor):
@@ -62,9 +64,16 @@ class LowRank(Compressor):
         for name, right in self._next_right.items():
             self._right[name] = torch.where(finite, right, self._right_of(name))
 
-    def _reduce(
-        self, values: Tensor, names: Sequence[str], num_plain: int, link: Link, *, keep_rest: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def _reduce_(
+        self,
+        values: Tensor,
+        names: Sequence[str],
+        num_plain: int,
+        link: Link,
+        rest: Tensor | None,
+        look: Callable[[Tensor], object],
+    ) -> None:
+        look(values)
         parts, start, plain = dict(self._parts(values, names)), 0, []
         for name in names:
             size = self._named[name].numel()
@@ -80,20 +89,25 @@ class LowRank(Compressor):
         right = dict(zip(own, _sums(list(own.values()), link), strict=True))
         for name, q in right.items():  # a direction without a gradient is kept for the time when there is one
             self._next_right[name] = torch.where((q != 0).any(0), q, self._right_of(name))
-        out, rest = torch.empty_like(values), torch.zeros_like(values) if keep_rest else None
         start = at = 0
         for name in names:
             size = self._named[name].numel()
+            own_rest = None if rest is None else rest[start : start + size]
             if name in matrices:
-                out[start : start + size] = _product(left[name], right[name]).flatten()
-                if rest is not None:
-                    rest[start : start + size] = (matrices[name] - _product(left[name], own[name])).flatten()
+                if own_rest is not None:
+                    left_out = own_rest.view_as(matrices[name])
+                    _product(left[name], own[name], left_out)
+                    torch.sub(matrices[name], left_out, out=left_out)
+                _product(left[name], right[name], matrices[name])
             else:
-                out[start : start + size] = plain_sum[at : at + size]
+                values[start : start + size] = plain_sum[at : at + size]
                 at += size
+                if own_rest is not None:
+                    own_rest.zero_()
             start += size
-        out[start:] = plain_sum[at:]
-        return out, rest
+        values[start:] = plain_sum[at:]
+        if rest is not None:
+            rest[start:].zero_()
 
     def _right_of(self, name: str) -> Tensor:
         """``(m, r)``: that of the step before; random at first, the same on every rank."""
@@ -126,8 +140,8 @@ def make_compressor(
 def _sums(tensors: Sequence[Tensor], link: Link) -> list[Tensor]:
     """Of each over ranks, float32 on the way, in the order of ranks."""
     flat = torch.cat([x.flatten() for x in tensors]) if tensors else torch.empty(0)
-    total, _ = sum_encoded(flat, Layout.plain(len(flat), link.world_size), link, Rounding(), keep_rest=False)
-    parts = total.split([x.numel() for x in tensors])
+    sum_encoded(flat, Layout.plain(len(flat), link.world_size), link, Rounding())
+    parts = flat.split([x.numel() for x in tensors])
     return [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
 
 
@@ -168,9 +182,14 @@ def _gram_schmidt(matrix: Tensor) -> Tensor:
     return torch.stack(columns, 1).float()
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right.t()`` by single operations, so that all devices make the same bits."""
-    total = left[:, :1] * right[:, 0]
-    for k in range(1, left.shape[1]):
-        total = total + left[:, k : k + 1] * right[:, k]
-    return total
+def _product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``left @ right.t()`` into ``out`` by single operations, so that all devices make the same bits."""
+    num_rows, num_columns = out.shape
+    step = max(1, _BLOCK_VALUES // max(num_columns, 1)) if out.device.type == "cpu" else max(num_rows, 1)
+    room = out.new_empty(min(step, num_rows), num_columns)
+    for first in range(0, num_rows, step):
+        rows = slice(first, first + step)
+        block = out[rows]
+        torch.mul(left[rows, :1], right[:, 0], out=block)
+        for k in range(1, left.shape[1]):
+            block.add_(torch.mul(left[rows, k : k + 1], right[:, k], out=room[: len(block)]))

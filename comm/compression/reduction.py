@@ -14,7 +14,7 @@ A long vector is summed in slices: while bytes of one travel, the next one is en
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -60,43 +60,43 @@ def num_slices(num_values: int) -> int:
 
 
 def sum_encoded(
-    values: Tensor, layout: Layout, link: Link, rounding: Rounding, *, keep_rest: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Sum ``values`` over ranks; a collective call.
+    values: Tensor,
+    layout: Layout,
+    link: Link,
+    rounding: Rounding,
+    *,
+    rest: Tensor | None = None,
+    look: Callable[[Tensor], object] = lambda _: None,
+) -> None:
+    """Sum ``values`` over ranks, in place; a collective call.
 
     Args:
-        values: ``(layout.size,)`` float32, this rank's summand. Given up where ``link`` goes by host: it is then what
-            this rank had to send to other hosts, the sum of its host in its own piece and zeros elsewhere. Not modified
-            otherwise.
+        values: ``(layout.size,)`` float32, this rank's summand. Becomes the sum, the same bits on every rank.
         layout: The same on every rank, with as many chunks for each rank as there shall be slices.
         link: To the other ranks.
         rounding: To levels.
-        keep_rest: Whether to return what rounding left out.
-
-    Returns:
-        The sum, the same bits on every rank, and what this rank has not sent: sum and rests of all ranks add up to the
-        summands of all ranks. Of its own chunk that is what the rounding of the sum left out.
+        rest: ``(layout.size,)``, becomes what this rank has not sent: sum and rests of all ranks add up to the summands
+            of all ranks. Of its own chunk that is what the rounding of the sum left out.
+        look: Called with ``values`` before anything is rounded: this rank's summand, or where ``link`` goes by host
+            what it has to send to other hosts, the sum of its host in its own piece and zeros elsewhere.
     """
     if link.by_host is not None:
-        return _sum_by_host(values, layout, link.by_host, rounding, keep_rest=keep_rest)
-    out, rest, start = torch.empty_like(values), torch.empty_like(values) if keep_rest else None, 0
-    slices = []
+        _sum_by_host(values, layout, link.by_host, rounding, rest, look)
+        return
+    look(values)
+    slices, start = [], 0
     for piece in layout.pieces(layout.num_ranks // link.world_size):
         part = slice(start, start + piece.size)
-        given = None if rest is None else rest[part]
-        slices.append(_slice_sum(values[part], piece, link, rounding, out[part], given))
+        slices.append(_slice_sum(values[part], piece, link, rounding, None if rest is None else rest[part]))
         start += piece.size
     for turn in range(len(slices) + 2):  # a slice begins to travel while the one before it is added
         for each in reversed(slices[max(turn - 2, 0) : turn + 1]):
             with suppress(StopIteration):
                 next(each)
-    return out, rest
 
 
-def _slice_sum(
-    values: Tensor, layout: Layout, link: Link, rounding: Rounding, out: Tensor, rest: Tensor | None
-) -> Generator[None]:
-    """Fill ``out`` with the sum and ``rest`` with what was not sent; pauses twice, while bytes travel."""
+def _slice_sum(values: Tensor, layout: Layout, link: Link, rounding: Rounding, rest: Tensor | None) -> Generator[None]:
+    """Fill ``values`` with the sum and ``rest`` with what was not sent; pauses twice, while bytes travel."""
     rank, spans, own_bytes = link.rank, layout.spans, layout.chunk_bytes[link.rank]
     key = rounding.key(rank, is_sum=False)
     others = [chunk for chunk in range(link.world_size) if chunk != rank]
@@ -106,7 +106,8 @@ def _slice_sum(
     rows = torch.cat([encoded[chunk] for chunk in others]) if others else values.new_empty(0, dtype=torch.uint8)
     exchanged = link.begin_exchange(rows, sizes, own_sizes)
     yield
-    total = _sum_in_order(values[spans[rank]], list(exchanged().split(own_sizes)), layout, rank)
+    total = torch.empty_like(values[spans[rank]]) if rest is None else rest[spans[rank]]
+    _sum_in_order(values[spans[rank]], list(exchanged().split(own_sizes)), layout, rank, total)
     row = values.new_zeros(max(layout.chunk_bytes), dtype=torch.uint8)  # chunks differ by a bucket or so
     row[:own_bytes] = layout.encode(rank, total, rounding.key(rank, is_sum=True))
     gathered = link.begin_gathering(row)
@@ -118,14 +119,19 @@ def _slice_sum(
     yield
     found = gathered()
     for chunk, span in enumerate(spans):
-        layout.decode(chunk, found[chunk, : layout.chunk_bytes[chunk]], out[span])
+        layout.decode(chunk, found[chunk, : layout.chunk_bytes[chunk]], values[span])
     if rest is not None:
-        torch.sub(total, out[spans[rank]], out=rest[spans[rank]])
+        total.sub_(values[spans[rank]])
 
 
 def _sum_by_host(
-    values: Tensor, layout: Layout, links: HostLinks, rounding: Rounding, *, keep_rest: bool
-) -> tuple[Tensor, Tensor | None]:
+    values: Tensor,
+    layout: Layout,
+    links: HostLinks,
+    rounding: Rounding,
+    rest: Tensor | None,
+    look: Callable[[Tensor], object],
+) -> None:
     inside, across = links.inside, links.across
     pieces = layout.pieces(inside.world_size)
     sizes = [piece.size for piece in pieces]
@@ -138,25 +144,25 @@ def _sum_by_host(
             total.copy_(summand)
         else:
             total.add_(summand)
-    piece, piece_rest = sum_encoded(total, pieces[inside.rank], across, rounding, keep_rest=keep_rest)
+    look(values)
+    piece_rest = None if rest is None else rest.zero_()[start : start + own_size]
+    sum_encoded(total, pieces[inside.rank], across, rounding, rest=piece_rest)
     row = values.new_zeros(max(sizes))  # pieces differ in size, since their bytes on the wire are alike
-    row[:own_size] = piece
+    row[:own_size] = total
     gathered = inside.gather(row.view(torch.uint8)).flatten().view(torch.float32).view(inside.world_size, len(row))
-    out = torch.cat([found[:size] for found, size in zip(gathered, sizes, strict=True)])
-    if piece_rest is None:
-        return out, None
-    rest = torch.zeros_like(values)
-    rest[start : start + own_size] = piece_rest
-    return out, rest
+    torch.cat([found[:size] for found, size in zip(gathered, sizes, strict=True)], out=values)
 
 
-def _sum_in_order(own: Tensor, received: list[Tensor], layout: Layout, rank: int) -> Tensor:
-    total: Tensor | None = None
+def _sum_in_order(own: Tensor, received: list[Tensor], layout: Layout, rank: int, total: Tensor) -> None:
+    """Fill ``total`` with the sum of what came of all ranks, ``own`` in its place, which is given up."""
+    free = own if rank == 0 else None
     for sender, wire in enumerate(received):
-        part = own
-        if sender != rank:
-            part = torch.empty_like(own)
-            layout.decode(rank, wire, part)
-        total = part.clone() if total is None else total.add_(part)
-    assert total is not None
-    return total
+        if sender == rank:
+            total.copy_(own) if sender == 0 else total.add_(own)
+            free = own
+        elif sender == 0:
+            layout.decode(rank, wire, total)
+        else:
+            free = torch.empty_like(own) if free is None else free
+            layout.decode(rank, wire, free)
+            total.add_(free)

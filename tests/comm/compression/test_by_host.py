@@ -52,7 +52,10 @@ def _sums(hosts: str, summands: Tensor, layout: Layout, rounding: Rounding) -> l
     def run(ranks: Ranks) -> tuple[Any, ...]:
         link = Link.of(ranks, groups=groups_by_host(ranks))
         assert link.by_host is not None
-        return *sum_encoded(summands[ranks.rank].clone(), layout, link, rounding, keep_rest=True), link.sent
+        values = summands[ranks.rank].clone()
+        rest = torch.full_like(values, torch.nan)
+        sum_encoded(values, layout, link, rounding, rest=rest)
+        return values, rest, link.sent
 
     return run_local_ranks(len(hosts), run, hosts=hosts)
 
@@ -99,8 +102,9 @@ def test_a_piece_is_what_hosts_alone_would_sum() -> None:
     for piece in layout.pieces(3):
 
         def run(ranks: Ranks, piece: Layout = piece, start: int = start) -> Tensor:
-            values = of_hosts[ranks.rank][start : start + piece.size]
-            return sum_encoded(values, piece, Link.of(ranks), Rounding(seed=1), keep_rest=False)[0]
+            values = of_hosts[ranks.rank][start : start + piece.size].clone()
+            sum_encoded(values, piece, Link.of(ranks), Rounding(seed=1))
+            return values
 
         expected.append(run_local_ranks(2, run)[0])
         start += piece.size
@@ -139,7 +143,7 @@ def test_fewer_bytes_leave_a_host() -> None:
 
     def flat(ranks: Ranks) -> int:
         link = Link.of(ranks)
-        sum_encoded(summands[ranks.rank], layout, link, Rounding(), keep_rest=False)
+        sum_encoded(summands[ranks.rank].clone(), layout, link, Rounding())
         return link.sent.across_bytes
 
     layout = Layout([size], [Wire("4bit")], [0], num_ranks)

@@ -13,6 +13,7 @@ from nugnn.comm.compression import compressor as module
 from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.rooms import RestRooms
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks, groups_by_host
 from nugnn.comm.local_ranks import run_local_ranks
@@ -45,8 +46,8 @@ class _Run:
         sums = {}
         for names in self.groups:
             values = torch.cat([*(gradients[name].flatten() * scale for name in names), torch.ones(1)])
-            out = self.compressor.sum(values, names, [None] * len(names), 1, self.link)
-            parts = out.split([*(gradients[name].numel() for name in names), 1])
+            self.compressor.sum_(values, names, [None] * len(names), 1, self.link)
+            parts = values.split([*(gradients[name].numel() for name in names), 1])
             for name, part in zip(names, parts, strict=False):
                 sums[name] = part.view(SHAPES[name]) / scale
         self.compressor.settle(self.link, is_good=is_good)
@@ -110,6 +111,39 @@ def test_what_rounding_leaves_out_stays_bounded() -> None:
     widest = max(float(g.max() - g.min()) for step in range(3) for r in (0, 1) for g in _gradients(r, step).values())
     # of a sum of two ranks' values, what they keep included
     assert max(run_local_ranks(2, run)) <= 2 * widest / (2 * (2**2 - 2))
+
+
+@pytest.mark.parametrize("wire", ["4bit", "powersgd"])
+def test_what_is_kept_takes_turns_in_two_tensors(wire: str) -> None:
+    """A step that is left out is written where what was kept before does not lie."""
+
+    def run(ranks: Ranks) -> None:
+        run, places = _Run(ranks, wire=wire), set[int]()
+        for step in range(8):
+            before, own = run.compressor.residuals, dict(run.compressor._kept)
+            is_good = step not in (3, 4)
+            run.step(_gradients(ranks.rank, step), is_good=is_good)
+            after = run.compressor.residuals
+            if step:
+                assert all(torch.equal(kept, after[name]) is not is_good for name, kept in before.items())
+            if not is_good:
+                assert all(run.compressor._kept[name] is kept for name, kept in own.items())
+            places |= {kept.untyped_storage().data_ptr() for kept in run.compressor._kept.values()}
+        assert len(places) == 2 * len(run.groups)
+
+    run_local_ranks(2, run)
+
+
+def test_rests_of_other_groups_are_forgotten() -> None:
+    rooms, kept = RestRooms(), list[Tensor]()
+    for size in (5, 5, 5, 7, 7):  # groups are laid out anew: what is kept may still lie in an old room
+        room = rooms.room("a", torch.zeros(size), kept)
+        assert len(room) == size and all(room.data_ptr() != x.data_ptr() for x in kept)
+        kept = [*kept[-1:], room]
+    rooms.room("b", torch.zeros(3), [])
+    again = rooms.room("a", torch.zeros(7), kept[-1:])
+    rooms.keep_groups(["b"])
+    assert rooms.room("a", torch.zeros(7), kept).data_ptr() not in (again.data_ptr(), kept[-1].data_ptr())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -193,7 +227,7 @@ def test_what_is_kept_follows_the_order_in_which_values_come() -> None:
         before = {name: kept.clone() for name, kept in run.compressor.residuals.items()}
         run.compressor.open()
         order = [0, 2, 3, 1]
-        run.compressor.sum(torch.zeros(9 * 125), ["b.weight"], [order], 0, run.link)
+        run.compressor.sum_(torch.zeros(9 * 125), ["b.weight"], [order], 0, run.link)
         run.compressor.settle(run.link)
         return before, run.compressor.residuals
 
@@ -248,11 +282,11 @@ def test_buckets_hold_values_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> 
             compressor.open()
             values = torch.cat([x.flatten() for x in given.values()])
             exact = values.clone()
-            sums = compressor.sum(values, list(shapes), [None] * len(shapes), 0, link)
+            compressor.sum_(values, list(shapes), [None] * len(shapes), 0, link)
             total = link.gather(exact.view(torch.uint8)).clone().view(torch.float32).view(2, -1).sum(0)
             compressor.settle(link)
             plans.append(compressor.report()["arranged"])
-            worst.append(float(((sums - total) / total).nan_to_num().abs().max()))
+            worst.append(float(((values - total) / total).nan_to_num().abs().max()))
         return plans, worst
 
     for plans, worst in run_local_ranks(2, run):

@@ -163,11 +163,11 @@ def _all_that_was_sent(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tenso
     """Sums of gradients that arrived, of this rank's own, and what it keeps, over DDP's change of buckets."""
     model = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
     sync = _compress(ranks, model, 3, bucket=64)
-    layouts, sum_ = set(), compressor.Compressor.sum
+    layouts, sum_ = set(), compressor.Compressor.sum_
 
-    def seen(self: Any, values: Tensor, names: list[str], *args: Any) -> Tensor:
+    def seen(self: Any, values: Tensor, names: list[str], *args: Any) -> None:
         layouts.add(tuple(names))
-        return sum_(self, values, names, *args)
+        sum_(self, values, names, *args)
 
     twin = copy.deepcopy(model.module)
     arrived: dict[str, Tensor] = {}
@@ -175,7 +175,7 @@ def _all_that_was_sent(ranks: Ranks) -> tuple[dict[str, Tensor], dict[str, Tenso
     for step in range(4):
         for net in (model, twin):
             net.zero_grad()
-            with mock.patch.object(compressor.Compressor, "sum", seen):
+            with mock.patch.object(compressor.Compressor, "sum_", seen):
                 net(_x(ranks.rank, step)).square().mean().backward()
         for (name, a), b in zip(model.module.named_parameters(), twin.parameters(), strict=True):
             for total, grad in ((arrived, a.grad), (own, b.grad)):
