@@ -15,7 +15,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -276,6 +276,11 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8") as file:
             rows += [json.loads(line) | {"file": path.name} for line in file if line.strip()]
     return rows
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table for a page."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
 
 
 def result_differs(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> str | None:

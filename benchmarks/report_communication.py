@@ -19,7 +19,7 @@ from typing import Any
 from codec import WORKS, rate_of
 from compression_accuracy import cost_table, difference_table, runs_of
 from gradient_sync import WAYS
-from harness import ROOT, read_rows
+from harness import ROOT, markdown, read_rows
 from link_tables import rows_by_model, said_of, step_table, verdict_table
 
 Row = dict[str, Any]
@@ -54,7 +54,7 @@ def codec_tables(rows: list[Row]) -> str:
         said = f"{card}, {num_values / 2**20:g} Mi values in buckets of {bucket:,}; a copy: "
         said += " to ".join(dict.fromkeys(f"{rate / 1e12:.2f}" for rate in (copies[0], copies[-1])))
         head = ["bits", "encoding, to nearest", "at random", "decoding"]
-        tables.append(f"{said} TB/s; code: {_code(here.values())}.\n\n{_table(head, lines)}")
+        tables.append(f"{said} TB/s; code: {_code(here.values())}.\n\n{markdown(head, lines)}")
     return "\n\n".join(tables)
 
 
@@ -77,7 +77,7 @@ def sync_tables(rows: list[Row]) -> str:
         num_ranks, num_hosts, is_flat, num_values = numbers
         said = f"{num_ranks} ranks, {card}, {num_values:,} values"
         said += f", on {num_hosts} hosts by name" + (", not by hosts" if is_flat else "") if num_hosts > 1 else ""
-        tables.append(f"{said}; milliseconds; code: {_code(here.values())}.\n\n{_table(['', *ways], lines)}")
+        tables.append(f"{said}; milliseconds; code: {_code(here.values())}.\n\n{markdown(['', *ways], lines)}")
     return "\n\n".join(tables)
 
 
@@ -139,11 +139,7 @@ def _code_of(lines: Iterable[Mapping[str, Any]], what: str) -> str:
 
 
 def _markdown(lines: list[list[str]]) -> str:
-    return _table(lines[0], lines[1:])
-
-
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines))
+    return markdown(lines[0], lines[1:])
 
 
 def main(given: list[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, read_rows
+from harness import ROOT, markdown, read_rows
 
 Row = dict[str, Any]
 KEPT = ROOT / "benchmarks" / "rows"
@@ -430,9 +430,7 @@ def titled(title: str, head: list[str], lines: list[list[str]], said: str = "") 
     """A section with a table, and what is to be said about it; nothing without lines."""
     if not lines:
         return ""
-    table = [head, ["---"] * len(head), *lines]
-    rows = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-    return "\n\n".join(part for part in (f"### {title}", rows, said) if part)
+    return "\n\n".join(part for part in (f"### {title}", markdown(head, lines), said) if part)
 
 
 def main(given: list[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, read_rows
+from harness import ROOT, markdown, read_rows
 
 Row = dict[str, Any]
 ROWS = ROOT / "benchmarks" / "rows"
@@ -86,7 +86,7 @@ def splits_table(rows: Sequence[Row]) -> str:
     repeats = min(row["repeats"] for row in rows if "error" not in row)
     said = _BEST.format(tuned=_range(tuned), auto=_range(auto), behind=", ".join(dict.fromkeys(behind)) or "no case")
     intro = _SPLITS.format(repeats=repeats, spread=spread)
-    return f"{intro}\n{_machines(rows)}\n\n{_table(head, lines)}\n\n{said}"
+    return f"{intro}\n{_machines(rows)}\n\n{markdown(head, lines)}\n\n{said}"
 
 
 def steps_table(rows: Sequence[Row]) -> str:
@@ -120,7 +120,7 @@ def steps_table(rows: Sequence[Row]) -> str:
             f"**{name}**: {len(here)} steps of {len(dict.fromkeys(row['case'] for row in here))} configurations, "
             f"mean absolute error {mean:.1%}, "
             f"median {statistics.median(abs(error) for error in errors):.1%}; of peak memory {held:.1%}, median "
-            f"{statistics.median(abs(value) for value in memory):.1%}.\n\n{_table(head, lines)}"
+            f"{statistics.median(abs(value) for value in memory):.1%}.\n\n{markdown(head, lines)}"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -150,10 +150,6 @@ def _machines(rows: Sequence[Row]) -> str:
     cards = dict.fromkeys(row["machine"]["card"] for row in rows)
     codes = dict.fromkeys(row["machine"]["code"] for row in rows)
     return f"{', '.join(cards)}; torch {rows[0]['machine']['torch']}; code {', '.join(codes)}"
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
 
 
 def main() -> None:
