@@ -1,6 +1,6 @@
 """Training steps over links of limited rate, each way of sending gradients and halo rows in turn; needs root and tc.
 
-    python benchmarks/links.py                              # 2 and 4 ranks, 0.1 to 3 Gb/s; 10 idle minutes
+    python benchmarks/links.py                              # 2 and 4 ranks, 0.1 to 3 Gb/s; 15 idle minutes
     python benchmarks/links.py --models gnn --ranks 2 --rates 0.1 1
     python benchmarks/links.py --models transformer --columns fp32 4bit auto --json rows.jsonl
 
