@@ -44,17 +44,22 @@ class HaloFeedback:
             wire: Of few bits.
         """
         x = x_SD.detach().float()
-        kept = self._kept.get(name)
-        if kept is not None and kept.shape == x.shape:
-            x = x + kept
-        else:
+        kept = self.owed(name, x)
+        if kept is None:
             kept = torch.zeros_like(x)
+        else:
+            x = x + kept
         coded = wire.encode(x, None, None)
         arrived = torch.empty_like(x)
         wire.decode(coded, arrived)
         is_number = torch.isfinite(arrived).all(1, keepdim=True)
         self._next[name] = torch.where(is_number, x - arrived, kept)
         return coded
+
+    def owed(self, name: str, x_SD: Tensor) -> Tensor | None:
+        """``(S, D)`` float32 that this step adds to rows ``x_SD``; None for nothing."""
+        kept = self._kept.get(name)
+        return kept if kept is not None and kept.shape == x_SD.shape else None
 
     def settle(self) -> None:
         """The step counts: what it left out is owed from now on."""

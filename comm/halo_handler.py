@@ -17,8 +17,9 @@ from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_mode import HaloMode
 from nugnn.comm.halo_sample import HaloSampler
 from nugnn.comm.halo_stale import StaleRows
+from nugnn.comm.halo_traffic import Direction, HaloTraffic
 from nugnn.comm.halo_transfer import HaloPlan
-from nugnn.comm.halo_wire import Direction, HaloTraffic, HaloWire, Travel
+from nugnn.comm.halo_wire import HaloWire, Travel
 from nugnn.comm.meeting import meet
 from nugnn.comm.overlap import Fetch, Passes, can_overlap, overlapped_sum, repeated_sum
 from nugnn.kernels.interceptor import Interceptor, OperatorCall
@@ -97,7 +98,7 @@ class HaloHandler:
         self.num_overlapped = 0
         """How many of them travel while edges are summed, in backward if not in both passes."""
         self.traffic = HaloTraffic()
-        """Bytes handed over since the handler exists."""
+        """What was exchanged since the handler exists."""
         self._is_training, self._is_exact = is_training, False
         self._memo: dict[tuple[int, int], _Known] = {}
 

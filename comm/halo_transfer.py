@@ -5,6 +5,8 @@ Shape suffixes: N inner, H halo, S rows sent.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.byte_exchange import Work, begin_exchange
-from nugnn.comm.groups import Ranks
+from nugnn.comm.groups import Ranks, is_recording
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_stale import Arriving
 from nugnn.comm.halo_wire import HaloWire, RowIds, Travel
@@ -100,11 +102,13 @@ class Exchange:
         out: ``(sum of out_splits, ...)`` contiguous; neither read nor written before `finish`.
         rows: ``(sum of splits, ...)``, in the dtype of ``out``.
         route: Its splits are of ``out`` and ``rows``.
-        travel: Counts the bytes; nobody does when None.
+        travel: Counts the exchange; nobody does when None.
     """
 
     def __init__(self, out: Tensor, rows: Tensor, route: Route, travel: Travel | None = None) -> None:
         self._out, self._ranks = out, route.ranks
+        counted = None if travel is None else travel.counted
+        self._took = None if counted is None else counted.took
         self._work: Work | None = None
         row_bytes = out.element_size() * out.shape[1:].numel()
         if row_bytes == 0:
@@ -114,10 +118,11 @@ class Exchange:
         self._number, self._label = self._ranks.clock.halo_rounds, route.label
         counts = zip(route.out_splits, route.splits, strict=True)
         self._peers = [str(rank) for rank, both in enumerate(counts) if any(both)]
-        with self._failing(), self._ranks.clock.measure("halo", out.device, route.label):
+        with self._failing(), self._ranks.clock.measure("halo", out.device, route.label, self._took):
             self._sent: Tensor | None = self._ranks.on_wire(rows).contiguous()
-            if travel is not None:
-                travel.count(self._sent.numel() * self._sent.element_size())
+            if counted is not None:
+                num_bytes = self._sent.numel() * self._sent.element_size()
+                self._ranks.clock.count(out.device, functools.partial(counted.begun, num_bytes))
             is_direct = self._sent.device == out.device
             self._received = out if is_direct else torch.empty(out.shape, dtype=out.dtype)
             assert self._ranks.halo is not None
@@ -138,7 +143,7 @@ class Exchange:
         if self._work is not None:
             clock, pulse = self._ranks.clock, self._ranks.pulse
             waiting = pulse.waiting(f"halo exchange {self._number} ({self._label})")
-            with self._failing(), clock.measure("halo", self._out.device, self._label), waiting:
+            with self._failing(), clock.measure("halo", self._out.device, self._label, self._took), waiting:
                 self._work.wait()
                 if self._received is not self._out:
                     self._out.copy_(self._received)
@@ -220,6 +225,9 @@ class _Coded(_InFewBits):
             coded = self._wire.encode(rows, travel.key, row_ids)
         else:
             coded = feedback.encode(travel.name, rows, self._wire)
+        if _is_measured(travel, rows):
+            owed = None if feedback is None else feedback.owed(travel.name, rows)
+            travel.counted.measured(_rounded(rows, coded, self._wire, owed), travel.bits)
         coded_out = coded.new_empty((len(out), coded.shape[1]))
         super().__init__(out, coded_out, coded, route, travel, width)
 
@@ -240,6 +248,9 @@ class _CodedByPeer(_InFewBits):
         parts = _as_matrix(rows)[:, :width].split(route.splits)
         ids = [None] * len(parts) if row_ids is None else row_ids.split(route.splits)
         coded = [_coded(x, wire, travel, of_x) for x, wire, of_x in zip(parts, wires, ids, strict=True)]
+        if _is_measured(travel, rows):
+            pairs = (_rounded(*each) for each in zip(parts, coded, wires, strict=True))
+            travel.counted.measured(itertools.chain.from_iterable(pairs), travel.bits)
         sizes = (n * wire.row_bytes(width, out.dtype) for n, wire in zip(self._counts, self._wires, strict=True))
         self._sizes = tuple(sizes)
         in_bytes = replace(route, out_splits=self._sizes, splits=tuple(map(len, coded)))
@@ -261,6 +272,39 @@ def _coded(x: Tensor, wire: HaloWire, travel: Travel, row_ids: Tensor | None) ->
     if wire.compresses(x.shape[1], x.dtype):
         return wire.encode(x, travel.key, row_ids).flatten()
     return _bytes_of(x.detach().contiguous())
+
+
+_VALUES_OF_A_LOOK = 1 << 20
+"""So many are decoded at once where rounding is measured: the step needs no more memory than others."""
+
+
+def _is_measured(travel: Travel, rows: Tensor) -> bool:
+    return travel.counted.is_due(travel.step, travel.bits) and not is_recording(rows.device)
+
+
+def _rounded(
+    rows_nD: Tensor, coded: Tensor, wire: HaloWire, owed_nD: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What was to be sent and what arrives, in blocks of rows.
+
+    Args:
+        rows_nD: ``(n, D)`` floating.
+        coded: Their bytes.
+        wire: That made them, unless rows are longer in it.
+        owed_nD: Was added to the rows first; nothing when None.
+    """
+    rows_nD, (num_rows, width) = rows_nD.detach(), rows_nD.shape
+    wide = torch.promote_types(rows_nD.dtype, torch.float32)
+    block = max(16, _VALUES_OF_A_LOOK // width // 16 * 16)  # values lie at multiples of their sizes
+    coded = coded.view(num_rows, -1) if num_rows else coded
+    for start in range(0, num_rows, block):
+        span = slice(start, start + block)
+        arrived = rows_nD[span]
+        if wire.compresses(width, rows_nD.dtype):
+            arrived = arrived.new_empty(arrived.shape)
+            wire.decode(coded[span], arrived)
+        wanted = rows_nD[span].to(wide)
+        yield wanted if owed_nD is None else wanted + owed_nD[span], arrived.to(wide)
 
 
 def _as_matrix(rows: Tensor) -> Tensor:
@@ -336,10 +380,13 @@ def _send(
         if travel.watch is not None:
             travel.watch.see(travel.name, _as_matrix(rows)[:, :num_values], route.splits)
         if travel.bits.is_plain(travel.name):  # between all ranks: as they are, with what pads them
+            travel.counted.left_nothing_out()
             return Exchange(out, rows, route, travel)
         ids = _row_ids(plan, route.label, places, goes_home=goes_home)
         return _CodedByPeer(out, rows, route, travel, ids, num_values)
     if travel is None or not travel.wire.compresses(num_values, out.dtype):
+        if travel is not None:
+            travel.counted.left_nothing_out()
         return Exchange(out, rows, route, travel)
     feedback = None if goes_home else travel.feedback
     if travel.wire.is_random and feedback is None:

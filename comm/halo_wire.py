@@ -11,11 +11,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from nugnn.comm.halo_traffic import Direction, ExchangeTraffic, HaloTraffic
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.quantize import decode_rows, encode_rows, row_bytes
 from nugnn.kernels.rows import IdRuns
@@ -199,18 +200,6 @@ class RowIds:
         return first_L[num_inner:].clone()
 
 
-Direction = Literal["forward", "gradient", "evaluation"]
-
-
-@dataclass
-class HaloTraffic:
-    """Bytes of the buffers this rank handed over for halo rows, its own padding and all."""
-
-    forward: int = 0
-    gradient: int = 0
-    evaluation: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Travel:
     """How the rows of one exchange travel.
@@ -220,8 +209,8 @@ class Travel:
         name: What travels; selects the random words, together with ``seed`` and ``step``.
         seed: Of the run.
         step: Of training.
-        traffic: Where bytes are counted.
-        direction: As what they are counted.
+        traffic: Where the exchange is counted.
+        direction: As what it is counted.
         feedback: Adds what earlier steps have left out of rows that are fetched; in place of rounding at random.
         sample: Which of the rows travel, and of their gradients; all when None.
         stale: Gives what was sent in the step before in place of what is sent now.
@@ -264,6 +253,7 @@ class Travel:
         direction: Direction = "gradient" if self.direction == "forward" else self.direction
         return replace(self, name=f"gradient of {self.name}", direction=direction, feedback=None)
 
-    def count(self, num_bytes: int) -> None:
-        """Note what is handed over."""
-        setattr(self.traffic, self.direction, getattr(self.traffic, self.direction) + num_bytes)
+    @property
+    def counted(self) -> ExchangeTraffic:
+        """Where this exchange is counted."""
+        return self.traffic.of(self.direction, self.name)

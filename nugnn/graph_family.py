@@ -106,6 +106,7 @@ class GraphFamily:
         if evaluate_on is not None:
             evaluation_graph, self._evaluated_rows = evaluate_on
             self._evaluated = ModelOnShard(model, evaluation_graph, **self._how)
+            self._evaluated.count_in(self.net.halo_traffic)
         self.storage = self.net.storage
 
     def _open(self, graph: ShardGraph, rows: Rows) -> None:
@@ -267,12 +268,8 @@ class GraphFamily:
         return report | ({"halo": self._halo_report()} if self.ranks.is_split else {})
 
     def _halo_report(self) -> dict[str, Any]:
-        nets = [self.net] if self._evaluated is self.net else [self.net, self._evaluated]
-        totals = {
-            f"{direction}_bytes": sum(getattr(net.halo_traffic, direction) for net in nets)
-            for direction in ("forward", "gradient", "evaluation")
-        }
-        report = {"wire": self._halo_wire, "mode": str(self._halo_mode), **totals}
+        self.ranks.clock.catch_up()
+        report = {"wire": self._halo_wire, "mode": str(self._halo_mode), **self.net.halo_traffic.report()}
         bits = self.net.halo_bits
         return report if bits is None else report | {"plan": bits.report()}
 

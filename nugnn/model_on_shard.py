@@ -14,7 +14,7 @@ from nugnn.comm.halo_auto import AutoBits
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_stale import StaleRows
-from nugnn.comm.halo_wire import HaloTraffic
+from nugnn.comm.halo_traffic import HaloTraffic
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import shard_embeddings
 from nugnn.kernels.padded import is_padded, padded_copy, padded_width
@@ -90,11 +90,11 @@ class ModelOnShard:
 
     @property
     def halo_traffic(self) -> HaloTraffic:
-        """Bytes that this rank has handed over for halo rows."""
+        """What this rank has exchanged for halo rows."""
         return self.interceptor.find(HaloHandler).traffic
 
     def count_in(self, traffic: HaloTraffic) -> None:
-        """Count bytes there from now on."""
+        """Count exchanges there from now on."""
         self.interceptor.find(HaloHandler).traffic = traffic
 
     def _features(self) -> Tensor | None:

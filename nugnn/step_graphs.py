@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nugnn.comm.groups import Span, keeps_exchanges
+from nugnn.comm.groups import Recorded, keeps_exchanges
 from nugnn.family import Family, Work
 from nugnn.kernels.green_context import new_stream
 from nugnn.known_models import HOOKS, is_known
@@ -107,7 +107,7 @@ class _Recorded:
     share: Tensor
     said: Any
     gradients: list[tuple[nn.Parameter, Tensor | None]]
-    spans: list[Span]
+    measured: Recorded
 
 
 class StepGraphs:
@@ -200,7 +200,7 @@ class StepGraphs:
         ranks.pulse.begin_step()
         recorded.graph.replay()
         ranks.pulse.beat()
-        ranks.clock.add(recorded.spans)
+        ranks.clock.add(recorded.measured)
         for parameter, gradient in recorded.gradients:
             parameter.grad = gradient
         return recorded.share.clone(), recorded.said
@@ -259,7 +259,7 @@ class StepGraphs:
                 "the GPU for a number or waits for it, or takes another course from step to step. Train with "
                 "cuda_graphs off (--cuda-graphs off)."
             ) from error
-        spans = clock.withdraw()
+        measured = clock.withdraw()
         clock.add(before)
         gradients = [(p, p.grad) for p in self._parameters()]
-        return _Recorded(graph, self._family.tensors_of(held), share, said, gradients, spans)
+        return _Recorded(graph, self._family.tensors_of(held), share, said, gradients, measured)

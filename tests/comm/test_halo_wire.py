@@ -16,8 +16,9 @@ from nugnn.comm import halo_exchange
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import add_home, fetch_halo
 from nugnn.comm.halo_feedback import HaloFeedback
+from nugnn.comm.halo_traffic import HaloTraffic
 from nugnn.comm.halo_transfer import HaloPlan
-from nugnn.comm.halo_wire import WIRES, HaloTraffic, HaloWire, Travel
+from nugnn.comm.halo_wire import WIRES, HaloWire, Travel
 from nugnn.comm.overlap import overlapped_sum
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.philox import RandomKey
