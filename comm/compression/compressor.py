@@ -322,9 +322,19 @@ class Compressor:
     def _choose_bits(self, errors: dict[str, list[float]], link: Link) -> None:
         sizes, nothing = [self._named[name].numel() for name in self._compressed], [0.0] * len(BITS)
         buckets = [self._arranged[name].bucket for name in self._compressed]
-        of_each = [errors.get(name, nothing) for name in self._compressed]  # nothing: it did not travel
+        of_each = [errors.get(name, nothing) for name in self._compressed]
+
+        def choose(total: list[list[float]]) -> list[int]:
+            bits = list(self.bits.values())
+            known = [number for number, errors in enumerate(total) if any(errors)]  # others did not travel
+            if known:
+                given = ([of_all[number] for number in known] for of_all in (sizes, total, buckets))
+                for number, chosen in zip(known, bits_for(*given), strict=True):
+                    bits[number] = chosen
+            return bits
+
         device = self._named[self._compressed[0]].device
-        bits = self._agreed(of_each, lambda total: bits_for(sizes, total, buckets), link, device)
+        bits = self._agreed(of_each, choose, link, device)
         self._set_wires({name: f"{b}bit" for name, b in zip(self._compressed, bits, strict=True)})
 
     def _arrange(

@@ -16,7 +16,7 @@ from nugnn.comm.buckets import memory_order
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import RANK, make_compressor
-from nugnn.comm.compression.settings import LEAST_SIZE, Compression
+from nugnn.comm.compression.settings import LEAST_SIZE, TYPES, Compression
 from nugnn.comm.compression.wire import BUCKET
 from nugnn.comm.groups import number_of
 from nugnn.comm.hosts import (
@@ -56,7 +56,9 @@ class CompressedGradients:
             )
         if isinstance(hosts, HostGroups) and len(hosts.grid.hosts()) != len(members):
             raise ValueError(f"hosts has {len(hosts.grid.hosts())} ranks, and the model is on {len(members)}")
-        self._named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._named = {  # one that was frozen after DDP was made travels, too, as zeros
+            name: p for name, p in model.module.named_parameters() if p.requires_grad or p.dtype in TYPES
+        }
         self._names = {id(p): name for name, p in self._named.items()}
         self._compressor = make_compressor(self._named, settings, len(members), rank=rank)
         self._scaler, self._check_every = scaler, check_every

@@ -12,6 +12,8 @@ from nugnn.comm.compression.wire import BUCKET, WIRES, Wire
 
 ADAPTIVE, POWERSGD = "adaptive", "powersgd"
 LEAST_SIZE = 1024
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Of parameters whose gradients may be compressed: no precision is lost before they are rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +86,13 @@ class Compression:
 
 
 def check_types(named: Mapping[str, Tensor]) -> None:
-    """Refuse parameters that would lose precision before they are rounded.
+    """Refuse parameters of other types than `TYPES`.
 
     Raises:
         ValueError: One is neither float32 nor of 16 bits.
     """
     for name, parameter in named.items():
-        if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if parameter.dtype not in TYPES:
             raise ValueError(
                 f"{name} is {parameter.dtype}, and compressed gradients are summed in float32; leave compression out"
             )

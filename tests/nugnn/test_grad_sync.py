@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import nugnn
+from exactness import NUM_FEATURES, make_graph, make_parts
+from logged_sums import LoggedStep, clipped, logged, parts_of, sums_of
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
 from nugnn.comm import backward_sums
 from nugnn.comm.backward_sums import BackwardSums
@@ -20,11 +23,14 @@ from nugnn.comm.compression import compressor
 from nugnn.comm.compression.gradient_sync import GRAD_SYNCS
 from nugnn.comm.groups import Ranks
 from nugnn.loss import cross_entropy
+from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.sample_family import SampleFamily
 from nugnn.trainer import History, Trainer
 from nugnn.trainer_state import capture, restore
 from sample_cases import NUM_CLASSES, make_data
+from shard_calls import shard_of
+from trainers import graph_trainer
 
 SIZES = {2: (18, 6), 3: (13, 0, 11), 4: (9, 1, 8, 6)}
 
@@ -203,6 +209,226 @@ def _overflow(ranks: Ranks) -> tuple[list[Tensor], int, float, bool]:
 def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(ranks: Any) -> None:
     (a, *first), (b, *second) = ranks.run(2, _overflow)
     assert _equal(a, b) and first == second == [1, 2.0**15, True]
+
+
+# -- clipping ----------------------------------------------------------------------------------------------------------
+
+LARGEST, RATE_OF_CLIPPED, STEP_LEFT_OUT = 0.05, 0.5, 2
+
+
+class _Loss:
+    """Infinite while it is told to be."""
+
+    is_bad = False
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        rows = cross_entropy(logits, labels)
+        return rows * float("inf") if self.is_bad else rows
+
+
+def _clipping_trainer(ranks: Ranks, kind: str, loss: _Loss) -> Trainer:
+    torch.manual_seed(0)
+    how: dict[str, Any] = {
+        "make_optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=RATE_OF_CLIPPED),
+        "grad_sync": "4bit",
+        "clip_norm": LARGEST,
+    }
+    if kind == "samples":
+        model = MLP(72, NUM_CLASSES, hidden=64, layers=3, dropout=0.3)
+        data, sizes = make_data("images", 130, torch.float32), SIZES[ranks.world_size]
+        return Trainer(SampleFamily(model, data, ranks, sizes=sizes, seed=3, precision="fp16", loss=loss), **how)
+    graph_data = make_graph(dtype=torch.float32)
+    graph = shard_of(ranks, graph_data, make_parts(graph_data, ranks.world_size, "metis_unequal"))
+    rows = {"train": torch.isin(graph.global_node_ids, graph_data.train_nodes).nonzero().flatten()}
+    model = GNN("sage", NUM_FEATURES, int(graph_data.num_classes), hidden=48, layers=3)
+    return graph_trainer(model, graph, rows, precision="fp16", loss=loss, **how)
+
+
+def _clipped(ranks: Ranks, kind: str) -> tuple[list[LoggedStep], list[float | None], list[dict[str, Tensor]]]:
+    """What was summed, the norms by which gradients were clipped, and weights before each step and at the end."""
+    loss, clip, norms = _Loss(), nn.utils.clip_grad_norm_, []
+
+    def seen(*args: Any) -> Tensor:
+        norm = clip(*args)
+        norms[-1] = float(norm)
+        return norm
+
+    trainer = _clipping_trainer(ranks, kind, loss)
+    trainer.loss_scale.scale = 2.0**8  # with no overflow of its own
+    works = list(trainer.family.steps(0)) if kind == "samples" else [[None]] * 5
+    weights = []
+    with logged() as steps, mock.patch.object(nn.utils, "clip_grad_norm_", seen):
+        for step, work in enumerate(works[:5]):
+            weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+            loss.is_bad = step == STEP_LEFT_OUT and ranks.rank == 0
+            norms.append(None)
+            trainer.step(work)
+    weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
+    return steps, norms, weights
+
+
+@pytest.mark.parametrize("kind", ["graphs", "samples"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_is_clipped_is_the_sum_that_arrived(ranks: Any, kind: str, num_ranks: int) -> None:
+    """Norm and step are those of one process that sums what all ranks have by the same codec."""
+    results = ranks.run(num_ranks, _clipped, kind)
+    _, norms, weights = results[0]
+    for _, other_norms, other_weights in results[1:]:
+        assert other_norms == norms
+        for ours, theirs in zip(weights, other_weights, strict=True):
+            assert _equal(list(ours.values()), list(theirs.values()))
+    assert [norm is None for norm in norms] == [step == STEP_LEFT_OUT for step in range(5)]
+    assert all(torch.equal(x, weights[STEP_LEFT_OUT + 1][name]) for name, x in weights[STEP_LEFT_OUT].items())
+    sums = sums_of([steps for steps, *_ in results], weights[0], "4bit")
+    eps, num_values = 2.0**-24, sum(p.numel() for p in weights[0].values())
+    for step, (norm, gradients) in enumerate(zip(norms, sums, strict=True)):
+        if norm is None:
+            continue
+        assert gradients.keys() == weights[0].keys()
+        expected, factor = clipped(gradients, LARGEST)
+        # a sum of squares in any order is within n eps of it, Higham 2002, sec. 4.2
+        assert abs(norm - expected) <= num_values * eps * expected
+        assert factor < 1
+        for name, flat in gradients.items():
+            before, after = weights[step][name].double(), weights[step + 1][name].double()
+            move = RATE_OF_CLIPPED * factor * flat.double().view(before.shape)
+            bound = (num_values + 4) * eps * move.abs() + eps * (before.abs() + move.abs())
+            assert ((before - move - after).abs() <= bound).all(), name
+
+
+# -- frozen parameters -------------------------------------------------------------------------------------------------
+
+FROZEN = "hidden.weight"
+
+
+class _Three(nn.Module):
+    """Three matrices that are compressed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.hidden, self.last = nn.Linear(72, 64), nn.Linear(64, 48), nn.Linear(48, 40)
+        self.head = nn.Linear(40, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1)).tanh()
+        return self.head(self.last(self.hidden(x).tanh()).tanh())  # type: ignore[no-any-return]
+
+
+def _freeze(trainer: Trainer, *, is_frozen: bool = True) -> None:
+    trainer.model.get_parameter(FROZEN).requires_grad_(not is_frozen)
+
+
+def _bytes_of_steps(trainer: Trainer, epochs: int) -> list[int]:
+    """Of each step of the next epochs."""
+    found, before = [], (trainer.grad_sync.report() or {})["sent_bytes"]
+    for _ in range(epochs):
+        for works in trainer.family.steps(trainer.num_steps // trainer.family.steps_per_epoch):
+            trainer.step(works)
+            now = (trainer.grad_sync.report() or {})["sent_bytes"]
+            found.append(now - before)
+            before = now
+    return found
+
+
+@dataclass
+class _Frozen:
+    """An epoch with all parameters, one with a frozen one, one with all again."""
+
+    steps: list[LoggedStep]
+    named: dict[str, Tensor]
+    kept: list[dict[str, Tensor]]
+    frozen_weight: list[Tensor]
+    num_bytes: list[list[int]]
+    bits: list[dict[str, int]]
+    is_resumed: bool
+    from_the_start: tuple[set[str], list[int], bool]
+
+
+def _frozen(ranks: Ranks, wire: str, folder: Path) -> _Frozen:
+    def made() -> Trainer:
+        return _trainer(ranks, wire, model=_Three())
+
+    def kept(trainer: Trainer) -> dict[str, Tensor]:
+        return {name: rows.clone() for name, rows in trainer.grad_sync.residuals.items()}
+
+    with _small_buckets(), mock.patch.multiple(compressor, FIRST_PLAN=5, STEPS_BETWEEN_PLANS=100):
+        trainer, residuals, weights, num_bytes, bits = made(), [], [], [], []
+        with logged() as steps:
+            for is_frozen in (False, True, False):
+                _freeze(trainer, is_frozen=is_frozen)
+                num_bytes.append(_bytes_of_steps(trainer, 1))
+                residuals.append(kept(trainer))
+                weights.append(trainer.model.get_parameter(FROZEN).detach().clone())
+                bits.append(dict(trainer.grad_sync._compressor.bits))  # type: ignore[union-attr]
+                if is_frozen:
+                    shared, own = capture(trainer, History())
+                    where = write_checkpoint(folder, ranks, epoch=2, shared=shared, own=own, identity={})
+        again = made()
+        _freeze(again)
+        restore(again, open_checkpoint(where))
+        is_resumed = all(torch.equal(residuals[1][name], rows) for name, rows in kept(again).items())
+        _freeze(again, is_frozen=False)
+        _bytes_of_steps(again, 1)
+        is_resumed = is_resumed and _equal(_bits(trainer), _bits(again)) and kept(again).keys() == residuals[2].keys()
+        is_resumed = is_resumed and all(torch.equal(residuals[2][name], rows) for name, rows in kept(again).items())
+        without = made()
+        _freeze(without)
+        first = without.model.get_parameter(FROZEN).detach().clone()
+        of_steps = _bytes_of_steps(without, 2)
+        stays = torch.equal(first, without.model.get_parameter(FROZEN))
+        from_the_start = (set(without.grad_sync.residuals), of_steps, stays)
+    named = {name: p.detach() for name, p in trainer.model.named_parameters()}
+    return _Frozen(steps, named, residuals, weights, num_bytes, bits, is_resumed, from_the_start)
+
+
+@pytest.mark.parametrize(("num_ranks", "wire"), [(2, "4bit"), (2, "adaptive"), (2, "powersgd"), (3, "2bit")])
+def test_a_frozen_parameter_does_not_travel_and_goes_on_owing(
+    ranks: Any, tmp_path: Path, num_ranks: int, wire: str
+) -> None:
+    results = ranks.run(num_ranks, _frozen, wire, tmp_path)
+    steps_per_epoch = len(results[0].num_bytes[0])
+    for of_rank in results:
+        assert _equal(list(of_rank.named.values()), list(results[0].named.values()))
+        assert of_rank.is_resumed
+        travels = [FROZEN in step.names for step in of_rank.steps]
+        assert travels == [epoch != 1 for epoch in range(3) for _ in range(steps_per_epoch)]
+        before, meanwhile, after = of_rank.kept
+        assert before.keys() == meanwhile.keys() == after.keys() and FROZEN in before
+        assert torch.equal(before[FROZEN], meanwhile[FROZEN]) and not torch.equal(before[FROZEN], after[FROZEN])
+        assert any(not torch.equal(before[name], meanwhile[name]) for name in before)
+        assert torch.equal(of_rank.frozen_weight[0], of_rank.frozen_weight[1])
+        assert not torch.equal(of_rank.frozen_weight[1], of_rank.frozen_weight[2])
+        names, of_steps, stays = of_rank.from_the_start
+        assert names == before.keys() - {FROZEN} and stays
+        if wire == "adaptive":  # bits are chosen in the epoch in which it does not travel
+            assert of_rank.bits[0][FROZEN] == of_rank.bits[1][FROZEN] == 4
+        else:  # and arrangements in the first step
+            assert of_rank.num_bytes[1] == of_steps[steps_per_epoch:]
+            assert of_rank.num_bytes[2] == [of_rank.num_bytes[0][1]] * steps_per_epoch
+            assert max(of_rank.num_bytes[1]) < min(of_rank.num_bytes[2])
+    _check_that_nothing_is_lost(results)
+
+
+def _check_that_nothing_is_lost(results: list[_Frozen]) -> None:
+    """What arrived and what is kept are all gradients that ranks had to send."""
+    named = results[0].named
+    for name in results[0].kept[-1]:
+        # what is added to a gradient of what was kept cancels from step to step
+        given, largest, arrived = torch.zeros(named[name].numel(), dtype=torch.float64), 0.0, 0.0
+        num_terms = 0
+        for number, step in enumerate(results[0].steps):
+            for each, *others in zip(*(of_rank.steps[number].sums for of_rank in results), strict=True):
+                if name in each.names:
+                    assert each.total is not None
+                    arrived = arrived + parts_of(each.total, each, named)[name].double()
+                    for summed in (each, *others):
+                        part = parts_of(summed.values, summed, named)[name].double()
+                        given += part
+                        largest, num_terms = max(largest, float(part.abs().max())), num_terms + 1
+            assert step.is_good
+        kept = sum(of_rank.kept[-1][name].double().flatten() for of_rank in results)
+        # each term is rounded some 6 times in float32, as it is or with what is kept, which is no larger
+        assert float((arrived + kept - given).abs().max()) <= 6 * num_terms * 2 * largest * len(results) * 2.0**-24
 
 
 def _diverged(ranks: Ranks, every: int) -> str:

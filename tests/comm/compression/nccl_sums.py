@@ -1,6 +1,6 @@
 """Trains under DDP, uneven batches, each code with feedback and without; prints a digest of the weights. By torchrun.
 
-torchrun --nproc-per-node 2 nccl_sums.py BACKEND
+torchrun --nproc-per-node 2 nccl_sums.py BACKEND cuda WAY...
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def _num_rows(rank: int) -> int:
 
 
 def main() -> None:
-    backend = sys.argv[1]
+    backend, _, *ways = sys.argv[1:]
+    assert ways, "name what gradients travel as, such as 4 or bf16"
     dist.init_process_group(backend)
     rank = dist.get_rank()
     device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -33,7 +34,8 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     digest = hashlib.sha256()
     total = sum(_num_rows(each) for each in range(dist.get_world_size()))
-    for bits, feeds_back in itertools.product(("bf16", "fp16", 8, 4, 3, 2, 1, "adaptive", "powersgd"), (True, False)):
+    for way, feeds_back in itertools.product(ways, (True, False)):
+        bits = int(way) if way.isdigit() else way
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(200, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 10))
         model = DistributedDataParallel(net.to(device), device_ids=[device.index], bucket_cap_mb=0.2)

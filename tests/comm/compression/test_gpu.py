@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressed_ways import WAYS
 from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
@@ -81,8 +82,10 @@ def test_fingerprints_are_those_of_cpus() -> None:
         assert int(fingerprint(x)) == int(fingerprint(x.cuda()))
 
 
-@pytest.mark.parametrize(("script", "num_ranks"), [("nccl_sums.py", 2), ("host_sums.py", 4)])
-def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "num_ranks", "arguments"), [("nccl_sums.py", 2, tuple(map(str, WAYS))), ("host_sums.py", 4, ())]
+)
+def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int, arguments: tuple[str, ...]) -> None:
     if torch.cuda.device_count() < num_ranks:
         pytest.skip(f"NCCL needs {num_ranks} GPUs")
     said = []
@@ -98,6 +101,7 @@ def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int) -> None:
                 str(Path(__file__).with_name(script)),
                 backend,
                 "cuda",
+                *arguments,
             ],
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
             capture_output=True,
