@@ -328,9 +328,10 @@ class Compressor:
             bits = list(self.bits.values())
             known = [number for number, errors in enumerate(total) if any(errors)]  # others did not travel
             if known:
-                given = ([of_all[number] for number in known] for of_all in (sizes, total, buckets))
-                for number, chosen in zip(known, bits_for(*given), strict=True):
-                    bits[number] = chosen
+                known_sizes, known_buckets = ([given[number] for number in known] for given in (sizes, buckets))
+                chosen = bits_for(known_sizes, [total[number] for number in known], known_buckets)
+                for number, bits_of_one in zip(known, chosen, strict=True):
+                    bits[number] = bits_of_one
             return bits
 
         device = self._named[self._compressed[0]].device
