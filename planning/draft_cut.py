@@ -6,28 +6,23 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from nugnn.partition.assign import partition_nodes
+from nugnn.partition.metis import symmetric_graph
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import (
-    Draft,
-    all_fit,
-    are_alike,
-    as_baseline,
-    asked_shares,
-    check_fits,
-    usable_bytes,
-)
+from nugnn.planning.counted_cut import GraphOnCluster
+from nugnn.planning.cut_among_sets import best_among_sets
+from nugnn.planning.draft import Draft, all_fit, are_alike, as_baseline, asked_shares, check_fits, usable_bytes
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.forecast import StepModel
+from nugnn.planning.host_subsets import HostSubsets
+from nugnn.planning.left_out import notes_of_left_out
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import ArrayLike, LoopMethod, Round, partition_to_fit
-from nugnn.planning.placement import place, traffic_rows
 from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.shares import DoesNotFitError, Halo, relaxed_sizes
-from nugnn.planning.work_model import count_sizes, ids_array
+from nugnn.planning.work_model import edge_arrays, ids_array
 
 _LARGE_EDGES = 30_000_000
 """From so many on a cut takes minutes: one is made, one more for corrected shares, and no single nodes move."""
@@ -62,9 +57,11 @@ def draft_with_cut(
 ) -> Draft:
     """Shares of a graph with its cut: counted, and for ``auto`` not slower than any baseline by the forecast.
 
-    Where all devices are alike, one cut that balances work is made and refined; there is nothing else to find out, and
+    Where all devices are alike, one cut that balances work is made and refined; there are no other shares to find, and
     the baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
-    baselines; of a large graph from shares by work alone, and baselines are predicted with as much halo as the result.
+    baselines; of a large graph from shares by work alone, and baselines are predicted with as much halo as the cut over
+    all devices has. For ``auto`` sets of devices are then weighed by counts, and the graph is cut among the few likely
+    ones (`nugnn.planning.cut_among_sets`); of all cuts the fastest by the forecast is kept.
 
     Args:
         model: What a step costs.
@@ -86,29 +83,31 @@ def draft_with_cut(
         DoesNotFitError: The memories do not hold the graph.
         ValueError: There are more devices than nodes, or arrays are malformed.
     """
-    work, count, limits = model.work, len(cluster.devices), usable_bytes(cluster)
+    count = len(cluster.devices)
     asked = {name: baseline_shares(name, cluster.profiles, precision) for name in BASELINES}
     same_as = {name: next(n for n, other in asked.items() if np.allclose(each, other)) for name, each in asked.items()}
-    arrays = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
-    whole = PartSizes(num_nodes, len(arrays[0]), 0, 0, len(train_nodes))
-    notes: tuple[str, ...] = ()
+    src_E, dst_E = edge_arrays(src, dst, num_nodes)
+    train = ids_array(train_nodes, num_nodes, "train_nodes")
+    whole = PartSizes(num_nodes, len(src_E), 0, 0, len(train))
+    graph = GraphOnCluster(model=model, src=src_E, dst=dst_E, train_nodes=train, cluster=cluster, row_bytes=row_bytes)
+    subsets, notes = HostSubsets(cluster), tuple[str, ...]()
     rounds: Mapping[str, Round] = {}
-    if count == 1:
-        part = np.zeros(num_nodes, np.int32)
-    elif shares_by == "auto":
-        is_quick, is_large = are_alike(cluster), len(arrays[0]) >= _LARGE_EDGES
+    if count > 1 and shares_by == "auto":
+        is_quick, is_large = are_alike(cluster), len(src_E) >= _LARGE_EDGES
         others = {name: each for name, each in asked.items() if same_as[name] == name != "even"}
         also = {} if is_quick or is_large else others
         if not (is_quick or is_large):  # where devices wait for each other, balance of what each does alone is not all
             on_stage("weighing shares")
             with contextlib.suppress(DoesNotFitError):  # with as much halo as is expected; the cut may have less
                 also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
+        symmetric = symmetric_graph(num_nodes, src_E, dst_E, None)
         fitted = partition_to_fit(
             num_nodes,
-            *arrays,
-            work,
-            limits,
-            train_nodes=train_nodes,
+            src_E,
+            dst_E,
+            model.work,
+            usable_bytes(cluster),
+            train_nodes=train,
             method=partitioner,
             rounds=0 if is_quick else 1 if is_large else 6,
             seed=seed,
@@ -116,55 +115,56 @@ def draft_with_cut(
             also=also,
             only_work=is_quick or is_large,
             moves=not is_large,
+            symmetric=symmetric,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )
-        part = fitted.assignment.part.numpy()
         rounds = {each.name: each for each in reversed(fitted.rounds)}
-        notes = fitted.assignment.notes
-    else:
+        on_stage("counting what parts exchange")
+        over_all = graph.counted(fitted.assignment.part.numpy(), fitted.assignment.notes)
+        cut = best_among_sets(
+            graph,
+            over_all,
+            subsets,
+            symmetric,
+            halo=halo,
+            partitioner=partitioner,
+            precision=precision,
+            seed=seed,
+            is_large=is_large,
+            on_stage=on_stage,
+        )
+        notes = notes_of_left_out(
+            cut.shares, cut.step_seconds, cluster, subsets, lambda ranks: graph.seconds_among(cut, ranks)
+        )
+    elif count > 1:
         on_stage(f"cutting the graph by {shares_by} shares")
         chosen = asked_shares(shares_by, shares, cluster, precision)
-        made = partition_nodes(num_nodes, *arrays, chosen, method=partitioner, seed=seed)
-        part, notes = made.part.numpy(), made.notes
-    on_stage("counting what parts exchange")
-    part, sent_rows = _placed(part, arrays, cluster, row_bytes)
-    sizes = count_sizes(*arrays, part, count, train_nodes)
-    held = tuple(int(work.bytes(rank, each)) for rank, each in enumerate(sizes))
-    check_fits(held, limits, shares_by, cluster)
-    per_node = sum(each.halo for each in sizes) / num_nodes
+        made = partition_nodes(num_nodes, src_E, dst_E, chosen, method=partitioner, seed=seed)
+        on_stage("counting what parts exchange")
+        cut = over_all = graph.counted(made.part.numpy(), made.notes)
+    else:
+        on_stage("counting what it holds")
+        cut = over_all = graph.counted(np.zeros(num_nodes, np.int32))
+    check_fits(cut.bytes, usable_bytes(cluster), shares_by, cluster)
+    per_node = sum(each.halo for each in over_all.sizes) / num_nodes
     baselines = []
     for name, each in asked.items():
-        if (cut := rounds.get(same_as[name])) is not None:  # cut as well
-            baselines.append(as_baseline(name, each, cut.makespan, fits=cut.lacking_bytes == 0))
-        else:  # with as much halo as this cut has
+        if (known := rounds.get(same_as[name])) is not None:  # cut as well
+            baselines.append(as_baseline(name, each, known.makespan, fits=known.lacking_bytes == 0))
+        else:  # with as much halo as the cut over all devices has
             parts = [relaxed_sizes(whole, share, per_node, alone=count == 1) for share in each]
-            need = [work.bytes(rank, size) for rank, size in enumerate(parts)]
+            need = [model.work.bytes(rank, size) for rank, size in enumerate(parts)]
             seconds = model.forecast(parts).step_seconds
-            baselines.append(as_baseline(name, each, seconds, fits=all_fit(need, limits)))
-    is_placed = len(set(cluster.links.hosts)) > 1  # otherwise all is compared as if nobody preferred any peer
+            baselines.append(as_baseline(name, each, seconds, fits=all_fit(need, usable_bytes(cluster))))
     return Draft(
         shares_by=shares_by,
-        sizes=sizes,
-        bytes=held,
-        forecast=model.forecast(sizes, sent_rows if is_placed else None),
+        sizes=cut.sizes,
+        bytes=cut.bytes,
+        forecast=cut.forecast,
         baselines=tuple(baselines),
         halo="counted" if count > 1 else "none",
-        sent_rows=sent_rows,
-        part=part,
-        notes=notes,
+        sent_rows=cut.sent_rows,
+        part=cut.part,
+        notes=(*cut.notes, *notes),
     )
-
-
-def _placed(
-    part: npt.NDArray[np.int32], arrays: tuple[npt.NDArray, npt.NDArray], cluster: Cluster, row_bytes: float
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Parts renumbered so that heavy traffic stays on fast links, and the traffic between them."""
-    count = len(cluster.devices)
-    rows = traffic_rows(*arrays, part, count)
-    found = place(rows, row_bytes, cluster.links, [device.kind for device in cluster.devices])
-    if found.is_identity:
-        return part, rows
-    rank_of = np.asarray(found.rank_of, np.int32)
-    part_at = np.argsort(rank_of)
-    return rank_of[part], rows[np.ix_(part_at, part_at)]

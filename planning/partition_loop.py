@@ -39,7 +39,7 @@ from nugnn.planning.shares import (
     what_is_lacking,
 )
 from nugnn.planning.single_moves import WORTH_WHILE, SingleMoves, marginal_cost
-from nugnn.planning.work_model import WorkModel, ids_array, sizes_of, sizes_table
+from nugnn.planning.work_model import WorkModel, edge_arrays, ids_array, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
 WholeStep: TypeAlias = Callable[[Sequence[PartSizes]], float]
@@ -203,9 +203,7 @@ def partition_to_fit(
         raise ValueError(f"seed is {seed!r}; it must be an integer of at least 0")
     if method == "kaminpar":
         check_kaminpar()
-    src_E, dst_E = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
-    if len(src_E) != len(dst_E):
-        raise ValueError(f"src has {len(src_E)} entries and dst {len(dst_E)}; each edge needs one of both")
+    src_E, dst_E = edge_arrays(src, dst, num_nodes)
     train = ids_array(train_nodes, num_nodes, "train_nodes")
     whole = PartSizes(num_nodes, len(src_E), 0, 0, len(train))
     check_whole(whole, num_parts)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.planning.links import Links
-from nugnn.planning.work_model import edges_and_traffic
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -38,18 +37,6 @@ class Placement:
     @property
     def is_identity(self) -> bool:
         return self.rank_of == tuple(range(len(self.rank_of)))
-
-
-def traffic_rows(src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int) -> npt.NDArray[np.int64]:
-    """``(P, P)``: nodes of the row's part that the column's part reads, of arrays that were checked before.
-
-    Args:
-        src: ``(E,)`` source of each edge.
-        dst: ``(E,)`` destination.
-        part: ``(N,)`` part of each node.
-        num_parts: P.
-    """
-    return edges_and_traffic(src, dst, part, num_parts)[1]
 
 
 def place(rows: npt.NDArray, row_bytes: float, links: Links, kinds: Sequence[Hashable]) -> Placement:

@@ -127,10 +127,8 @@ def count_sizes(
     """
     part_N = ids_array(part, num_parts, "part")
     num_nodes = len(part_N)
-    src_E, dst_E = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
-    if len(src_E) != len(dst_E):
-        raise ValueError(f"src has {len(src_E)} entries and dst {len(dst_E)}; each edge needs one of both")
-    table = sizes_table(src_E, dst_E, part_N, num_parts, ids_array(train_nodes, num_nodes, "train_nodes"))
+    arrays = edge_arrays(src, dst, num_nodes)
+    table = sizes_table(*arrays, part_N, num_parts, ids_array(train_nodes, num_nodes, "train_nodes"))
     return sizes_of(table)
 
 
@@ -138,9 +136,16 @@ def sizes_table(
     src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int, train_nodes: npt.NDArray
 ) -> npt.NDArray[np.int64]:
     """``(P, 5)``: :class:`PartSizes` as rows, of arrays that were checked before."""
+    return sizes_and_traffic(src, dst, part, num_parts, train_nodes)[0]
+
+
+def sizes_and_traffic(
+    src: npt.NDArray, dst: npt.NDArray, part: npt.NDArray, num_parts: int, train_nodes: npt.NDArray
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """:func:`sizes_table`, and ``(P, P)`` nodes of the row's part that the column's part reads."""
     edges, rows = edges_and_traffic(src, dst, part, num_parts)
     inner, train = (np.bincount(each, minlength=num_parts) for each in (part, part[train_nodes]))
-    return np.stack([inner, edges, rows.sum(axis=0), rows.sum(axis=1), train], axis=1)
+    return np.stack([inner, edges, rows.sum(axis=0), rows.sum(axis=1), train], axis=1), rows
 
 
 def edges_and_traffic(
@@ -165,6 +170,18 @@ def sizes_of(table: npt.NDArray[np.int64]) -> tuple[PartSizes, ...]:
 def table_of(sizes: Sequence[PartSizes]) -> npt.NDArray[np.int64]:
     """The other way."""
     return np.array([part.of_graph for part in sizes], np.int64)
+
+
+def edge_arrays(src: ArrayLike, dst: ArrayLike, num_nodes: int) -> tuple[npt.NDArray, npt.NDArray]:
+    """Both ends of each edge, as :func:`ids_array` has them.
+
+    Raises:
+        ValueError: an id is out of range, or there are not as many sources as destinations.
+    """
+    src_E, dst_E = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
+    if len(src_E) != len(dst_E):
+        raise ValueError(f"src has {len(src_E)} entries and dst {len(dst_E)}; each edge needs one of both")
+    return src_E, dst_E
 
 
 def ids_array(values: ArrayLike, limit: int, name: str) -> npt.NDArray:

@@ -292,6 +292,33 @@ def test_a_planned_run_is_any_run_and_its_plan_runs_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("forked_workers")
+def test_a_plan_that_leaves_a_host_out_is_said_and_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its device holds a node; the run is any other."""
+    (tmp_path / "cpu.json").write_text(MACHINE.to_json())
+    (tmp_path / "c.yaml").write_text(
+        "schema: nugnn.cluster/1\nhosts:\n  - {name: node, count: 2, devices: [{device: cpu.json}]}\n"
+        "links: {between: {gbit_per_second: 0.01}}\n"
+    )
+    file = tmp_path / "plan.json"
+    code, out, _ = call(
+        capsys, "plan", "--dataset", "digits", "--hidden", "8", "--dropout", "0", "--cluster", str(tmp_path / "c.yaml"),
+        "--plan-out", str(file),
+    )  # fmt: skip
+    plan = read_plan(file)
+    counts = [device.sizes.inner for device in plan.devices]
+    assert code == 0 and plan.cut is not None and min(counts) == 1
+    (note,) = (note for note in plan.notes if "would hardly be used: over these links" in note)
+    assert f"of 2 devices, 1 x {CPU.name} on node-" in note and "Without it an epoch" in note
+    assert f"note: {note}" in " ".join(out.split())
+    run_from_config(settings(tmp_path, "one", workers=1))
+    result = run_from_config(settings(tmp_path, "two", plan=str(file)))
+    assert [report["nodes"] for report in result["ranks"]] == counts
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

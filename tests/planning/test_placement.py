@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nugnn.planning.links import Links
-from nugnn.planning.placement import place, traffic_rows
-from nugnn.planning.work_model import count_sizes
+from nugnn.planning.placement import place
+from nugnn.planning.work_model import count_sizes, edges_and_traffic
 
 
 def hosts_of_two(num_hosts: int, inside: float = 1e11, between: float = 1e9) -> Links:
@@ -52,7 +52,7 @@ def test_traffic_is_distinct_nodes_that_others_read(num_parts: int, seed: int) -
     rng = np.random.default_rng(seed)
     src, dst = rng.integers(0, 40, (2, 150))
     part = np.concatenate([np.arange(num_parts), rng.integers(0, num_parts, 40 - num_parts)])
-    rows = traffic_rows(src, dst, part, num_parts)
+    _, rows = edges_and_traffic(src, dst, part, num_parts)
     read = {(int(u), int(part[v])) for u, v in zip(src, dst, strict=True) if part[u] != part[v]}
     wanted = np.zeros((num_parts, num_parts), np.int64)
     for node, reader in read:

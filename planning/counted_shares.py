@@ -1,0 +1,167 @@
+"""Shares of a graph by counts among some devices, judged by forecasts of a run of these alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from nugnn.planning.apportioned import apportioned, one_each
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.draft import all_fit, by_kind, usable_bytes
+from nugnn.planning.forecast import Forecast, StepModel
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.shares import (
+    DoesNotFitError,
+    Halo,
+    check_whole,
+    flooded,
+    level,
+    relaxed_curves,
+    relaxed_sizes,
+    what_is_lacking,
+)
+
+_REACH, _LEAST_REACH = 0.4, 0.02
+"""How far a share grows or shrinks at first and in the end, in its logarithm."""
+_ROOM = (1.0, 0.99, 0.96)
+"""Of the memories, tried in turn: between the samples of a curve a part may need more than the curve says."""
+_MOST_FORECASTS = 60
+"""Of one set's shares."""
+_SHARES, _AT_LEAST = 60_000, 400
+"""What may be spent on the shares of a set: pairs of ranks in all forecasts, of which each counts as some pairs at
+least; a second or two."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """Shares, and what they come to."""
+
+    shares: tuple[float, ...]
+    bytes: tuple[float, ...]
+    fits: bool
+    forecast: Forecast
+
+    @property
+    def step_seconds(self) -> float:
+        return self.forecast.step_seconds
+
+
+class CountedShares:
+    """Shares of a graph by counts among some devices, judged by forecasts of a run of these alone.
+
+    Args:
+        model: Of all devices.
+        whole: Of the graph.
+        cluster: All devices.
+        halo: Expected.
+        ranks: Of the devices, ascending.
+        group_of: Of each device of the cluster, equal for those that stand for each other: these have the same sizes.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        whole: PartSizes,
+        cluster: Cluster,
+        halo: Halo,
+        ranks: Sequence[int],
+        group_of: Sequence[int],
+    ) -> None:
+        self.all, self.whole, self.cluster, self.halo, self.group_of = model, whole, cluster, halo, group_of
+        self.ranks, self.count = tuple(ranks), len(ranks)
+        self.model = model if self.count == len(cluster.devices) else model.among(self.ranks)
+        self._groups = [group_of[rank] for rank in self.ranks]
+        usable = usable_bytes(cluster)
+        self.limits = [usable[rank] for rank in self.ranks]
+        self._known: dict[tuple[PartSizes, ...], Tried] = {}
+
+    @property
+    def price(self) -> int:
+        """Of a forecast, in pairs of ranks."""
+        return max(self.count**2, _AT_LEAST)
+
+    def among(self, ranks: Sequence[int]) -> CountedShares:
+        """The same for others of the cluster's devices."""
+        return CountedShares(self.all, self.whole, self.cluster, self.halo, ranks, self.group_of)
+
+    def of(self, shares: Sequence[float]) -> Tried:
+        """What ``shares`` come to."""
+        sizes = self.whole_numbers(shares)
+        if sizes not in self._known:
+            self._known[sizes] = self._of(shares, sizes)
+        return self._known[sizes]
+
+    def _of(self, shares: Sequence[float], sizes: Sequence[PartSizes]) -> Tried:
+        first = {group: size for group, size in zip(reversed(self._groups), reversed(sizes), strict=True)}
+        alike = [
+            first[group] if abs(first[group].inner - size.inner) <= 1 else size
+            for group, size in zip(self._groups, sizes, strict=True)
+        ]
+        names = [str(group) for group in self._groups]
+        held = by_kind(self.model.work.bytes, alike, names)
+        return Tried(tuple(shares), held, all_fit(held, self.limits), self.model.forecast(alike))
+
+    def level(self, *, says_why: bool = False) -> Tried:
+        """Shares at which all devices, each for itself, take as long.
+
+        Raises:
+            DoesNotFitError: The memories do not hold the graph; without a word on what would do unless ``says_why``.
+        """
+        if len(set(self._groups)) == 1 and (even := self.of([1 / self.count] * self.count)).fits:
+            return even
+        check_whole(self.whole, self.count)
+        work = self.model.work
+        curves = relaxed_curves(work, self.whole, self.count, self.halo, self._groups)
+        found = None
+        for room in _ROOM:
+            plan = flooded(curves, [room * limit for limit in self.limits])
+            if plan is not None:
+                found = self.of(plan.shares)
+            if found is None or found.fits:
+                break
+        if found is not None:
+            return found
+        if not says_why:
+            raise DoesNotFitError
+        if (plan := level(curves, self.limits)) is not None:
+            return self.of(plan.shares)
+        names = [self.cluster.described([rank], has_count=False) for rank in self.ranks]
+        raise DoesNotFitError(what_is_lacking(work, curves, self.limits, names))
+
+    def improved(self, start: Tried) -> Tried:
+        """After shares of one kind of device after the other grew or shrank, as long as that helps."""
+        best, reach = start, _REACH
+        groups = list(dict.fromkeys(self._groups))
+        left = min(_MOST_FORECASTS, _SHARES // self.price) if len(groups) > 1 else 0
+        masks = [np.array([own == group for own in self._groups]) for group in groups]
+        while left > 0 and reach > _LEAST_REACH:
+            before = best
+            for mask in masks:
+                for factor in (math.exp(reach), math.exp(-reach)):
+                    moved = np.where(mask, factor, 1.0) * np.asarray(best.shares)
+                    tried = self.of((moved / moved.sum()).tolist())
+                    left -= 1
+                    if tried.fits and tried.step_seconds < best.step_seconds:
+                        best = tried
+                        break
+            if best is before:
+                reach /= 2
+        return best
+
+    def whole_numbers(self, shares: Sequence[float]) -> tuple[PartSizes, ...]:
+        """Sizes that add up to the graph's."""
+        return _divided(self.whole, shares, self.halo)
+
+
+def _divided(whole: PartSizes, shares: Sequence[float], halo: Halo) -> tuple[PartSizes, ...]:
+    """Whole numbers that add up to the graph's."""
+    columns = {name: one_each(apportioned(getattr(whole, name), shares)) for name in ("inner", "edges", "train")}
+    found = []
+    for rank in range(len(shares)):
+        inner = columns["inner"][rank]
+        expected = relaxed_sizes(whole, inner / whole.inner, halo, alone=len(shares) == 1)
+        found.append(replace(expected, inner=inner, edges=columns["edges"][rank], train=columns["train"][rank]))
+    return tuple(found)

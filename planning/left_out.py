@@ -1,0 +1,62 @@
+"""What is said of devices that hardly have a share of a graph, or that one device alone would be faster than."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.draft import HARDLY
+from nugnn.planning.host_subsets import HostSubsets
+
+_CLEARLY = 0.95
+"""Of the time; fewer devices that take less of it are worth a word."""
+
+
+def notes_of_left_out(
+    shares: Sequence[float],
+    step_seconds: float,
+    cluster: Cluster,
+    subsets: HostSubsets,
+    seconds_among: Callable[[Sequence[int]], float],
+) -> tuple[str, ...]:
+    """Sentences on devices that an epoch would hardly be longer without.
+
+    Args:
+        shares: Of each device.
+        step_seconds: Expected with them.
+        cluster: The devices.
+        subsets: Of them.
+        seconds_among: Expected of some of the ranks alone, with shares in the same proportion; infinite where their
+            memory does not hold the graph.
+    """
+    count, notes = len(shares), []
+    used = [rank for rank, share in enumerate(shares) if share >= HARDLY / count]
+    fewest = step_seconds
+    if len(used) < count:
+        idle = [rank for rank in range(count) if rank not in set(used)]
+        without = seconds_among(used)
+        them = "it" if len(idle) == 1 else "them"
+        text = f"of {count} devices, {cluster.described(idle)} would hardly be used: over these links "
+        text += "a larger share costs more than it brings"
+        if math.isfinite(without):
+            text += f". Without {them} an epoch would take {_milliseconds(without)} and with {them} "
+            text += _milliseconds(step_seconds)
+            if without <= step_seconds:
+                text += f": leave {them} out"
+            elif len({cluster.devices[rank].host for rank in used}) == 1:
+                text += ", as sums overlap with more exchanges in runs over several hosts"
+        fewest = min(fewest, without)
+        notes.append(text)
+    alone = [(seconds_among([rank]), rank) for rank in subsets.single_devices()]
+    if alone and min(alone)[0] < _CLEARLY * fewest:
+        seconds, rank = min(alone)
+        notes.append(
+            f"of {count} devices, {cluster.described([rank])} alone would take {_milliseconds(seconds)} an epoch "
+            f"in place of {_milliseconds(step_seconds)}: exchanges cost more than the others bring"
+        )
+    return tuple(notes)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

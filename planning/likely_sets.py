@@ -1,0 +1,83 @@
+"""The sets of a cluster's devices that share a graph best, by counts: all looked at roughly, the best ones closely."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from nugnn.planning.baselines import baseline_shares
+from nugnn.planning.counted_shares import CountedShares, Tried
+from nugnn.planning.host_subsets import HostSubsets, Units
+from nugnn.planning.plan import BASELINES
+from nugnn.planning.shares import DoesNotFitError
+
+_BEST = 3
+"""Sets of devices whose shares are looked at closely."""
+_SETS = 80_000
+"""What may be spent on finding sets: pairs of ranks in all forecasts, see `CountedShares.price`; a second or two."""
+
+
+class LikelySets:
+    """The search over sets of devices.
+
+    Args:
+        every: All devices.
+        subsets: Of them.
+        precision: For shares by FLOP/s.
+    """
+
+    def __init__(self, every: CountedShares, subsets: HostSubsets, precision: str) -> None:
+        self._every, self._subsets, self._precision = every, subsets, precision
+        self._found: dict[object, tuple[CountedShares, Tried] | None] = {}
+        self._spent = 0
+
+    def best(self) -> list[tuple[CountedShares, Tried]]:
+        """Sets with their improved shares, the one first that was fastest before; all devices are not among them."""
+        for units in self._subsets.sensible(self._seconds):
+            self._seconds(units)
+        if len(self._subsets.all) > 1:
+            self._walk()
+        sets = sorted((each for each in self._found.values() if each), key=lambda each: each[1].step_seconds)[:_BEST]
+        return [(search, self.improved(search, start)) for search, start in sets if search is not self._every]
+
+    def improved(self, search: CountedShares, start: Tried) -> Tried:
+        """Shares of a set from the best of ``start`` and the baselines."""
+        profiles = [search.cluster.profiles[rank] for rank in search.ranks]
+        names = BASELINES if len(set(search.group_of)) > 1 else ()
+        starts = [start, *(search.of(baseline_shares(name, profiles, self._precision)) for name in names)]
+        fitting = [each for each in starts if each.fits] or [start]
+        return search.improved(min(fitting, key=lambda each: each.step_seconds))
+
+    def among_all(self, search: CountedShares, shares: Sequence[float]) -> Tried:
+        """Shares of a set as those of all devices, each of which holds a node at least."""
+        found = dict(zip(search.ranks, shares, strict=True))
+        return self._every.of([found.get(rank, 0.0) for rank in range(self._every.count)])
+
+    def _seconds(self, units: Units) -> float:
+        """Of a set alone with level shares; infinite where it does not hold the graph, or there is no time to look."""
+        name = self._subsets.name(units)
+        if name not in self._found:
+            ranks = self._subsets.ranks(units)
+            search = self._every if len(ranks) == self._every.count else self._every.among(ranks)
+            if search is not self._every and self._spent + search.price > _SETS:
+                return math.inf
+            self._spent += search.price
+            try:
+                found = search.level()
+                self._found[name] = (search, found) if found.fits else None
+            except DoesNotFitError:
+                self._found[name] = None
+        known = self._found[name]
+        return math.inf if known is None else known[1].step_seconds
+
+    def _walk(self) -> None:
+        """From the best set to better ones near it."""
+        fitting = [each for each in self._found.values() if each is not None]
+        if not fitting:
+            return
+        at = min(fitting, key=lambda each: each[1].step_seconds)[0].ranks
+        best = frozenset(unit for unit in self._subsets.all if set(self._subsets.ranks(frozenset({unit}))) <= set(at))
+        while (next_ := min(self._subsets.near(best), key=self._seconds, default=best)) != best and self._seconds(
+            next_
+        ) < self._seconds(best):
+            best = next_
