@@ -133,9 +133,11 @@ class Family(Protocol):
         """A digest of the ids that this rank's rows had when the family was made; empty for samples."""
         ...
 
-    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> None:
-        """Have each rank own the rows that ``ids_of`` lists for it, in that order, if ``trainer``'s model lets them
-        move; a collective call.
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> str | None:
+        """Have each rank own the rows that ``ids_of`` lists for it, in that order; a collective call.
+
+        Returns:
+            Why they cannot move and have stayed, in words; None where they have. The same on every rank.
         """
         ...
 

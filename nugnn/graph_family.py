@@ -208,7 +208,7 @@ class GraphFamily:
             self._evaluated, self._evaluated_rows = self.net, self.rows
         return move
 
-    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> None:
+    def move_as(self, ids_of: Callable[[int], Tensor], trainer: Trainer) -> str | None:
         own_ids, wanted = self.row_ids.cpu(), None
         destination, is_listed = torch.zeros_like(own_ids), torch.zeros(len(own_ids), dtype=torch.bool)
         for rank in range(self.ranks.world_size):
@@ -216,10 +216,14 @@ class GraphFamily:
             is_theirs = torch.isin(own_ids, ids)
             destination[is_theirs], is_listed = rank, is_listed | is_theirs
             wanted = ids if rank == self.ranks.rank else wanted
+        if bool(self.ranks.max_(torch.tensor([float(not is_listed.all())]))):
+            return "some nodes are on no worker of the checkpoint, so it is of another graph or damaged"
         held = HeldRows(trainer.model, trainer.optimizer, self.graph, trusts_user=self._on_move is not None)
-        is_lacking = bool(self.ranks.max_(torch.tensor([float(not is_listed.all())])))
-        if held.why_not is None and not is_lacking:
-            self.move(destination, held, arranged_as=wanted)
+        if held.why_not is None:
+            move = self.move(destination, held, arranged_as=wanted)
+            if self._on_move is not None:
+                self._on_move(trainer.model, move)
+        return held.why_not
 
     def rebalancer(self, trainer: Trainer) -> Rebalancer | None:
         if self._rebalance is None or not self.ranks.is_split:

@@ -83,7 +83,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> History:
     that own the nodes now. Where rows had moved since the run began on the present split, they move again first.
 
     Raises:
-        CheckpointError: The optimizer or the schedule is another one; lists what differs.
+        CheckpointError: The optimizer or the schedule is another one, listing what differs; or rows had moved, and the
+            model does not let them move here.
     """
     shared = checkpoint.read_shared()
     _check_optimizer(trainer, shared, checkpoint)
@@ -115,7 +116,13 @@ def _move_as_then(trainer: Trainer, checkpoint: Checkpoint) -> None:
         first = checkpoint.read_rank(ranks.rank, ("first_split",)).get("first_split")
         differs = first is None or first != trainer.family.first_split
     if not bool(ranks.max_(torch.tensor([float(differs)]))):
-        trainer.family.move_as(lambda rank: checkpoint.read_rank(rank, ("node_ids",))["node_ids"], trainer)
+        why_not = trainer.family.move_as(lambda rank: checkpoint.read_rank(rank, ("node_ids",))["node_ids"], trainer)
+        if why_not is not None:
+            raise CheckpointError(
+                f"{checkpoint.folder} is of a run whose nodes moved between workers, and here they cannot: {why_not}"
+                ". Give rebalance and on_move as that run had them, or go on with other shares, on which nodes stay "
+                "where they are"
+            )
 
 
 def _load_in_progress(trainer: Trainer, shared: Tree, own: Tree) -> None:

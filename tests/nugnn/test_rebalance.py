@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn.balancer import most_growth
+from nugnn.checkpoint import CheckpointError, open_checkpoint, write_checkpoint
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
@@ -28,10 +29,11 @@ from nugnn.node_move import NodeMove, move_nodes
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.planning.imbalance import RebalanceRules
-from nugnn.rebalance import checked_rules, move_text
+from nugnn.rebalance import OnMove, checked_rules, move_text
 from nugnn.run import _EpochLog
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import Epoch
+from nugnn.trainer import Epoch, History
+from nugnn.trainer_state import capture, restore
 from trainers import fit_rank
 
 # in-edges alone are work here: it is slept through
@@ -251,6 +253,74 @@ def test_users_tensors_follow_in_on_move(ranks: Any) -> None:
     model = Slowed(Holding("unknown"), 0)
     outcome = ranks.run(2, _fitted, model, make_data(), epochs=30, rebalance=RULES, on_move=_Follows())[0]
     assert outcome["moves"]
+
+
+# -- resumed runs ------------------------------------------------------------------------------------------------------
+
+
+class Keeping(nn.Module):
+    """A model with a number for each row of its rank, of which nuGNN knows nothing."""
+
+    def __init__(self, graph: ShardGraph) -> None:
+        super().__init__()
+        self.layer = nn.Linear(NUM_FEATURES, NUM_CLASSES).double()
+        self.kept = graph.global_node_ids.clone()
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def _keep_up(model: nn.Module, move: NodeMove) -> None:
+    assert isinstance(model, Keeping)
+    model.kept = move.rows(model.kept)
+
+
+def _trainer(ranks: Ranks, data: GraphData, on_move: OnMove | None) -> nugnn.Trainer:
+    torch.manual_seed(0)
+    graph = _graph(ranks, data)
+    rows = {name: torch.arange(3) for name in ("train", "val", "test")}
+    return nugnn.Trainer(GraphFamily(Keeping(graph), graph, rows, on_move=on_move), make_optimizer=adam)
+
+
+def _resumed(ranks: Ranks, data: GraphData, folder: Path, on_move: OnMove | None) -> list[Any]:
+    """Of a run whose nodes have moved: whether rows and what is kept for them are where they were, and what it says."""
+    first = _trainer(ranks, data, _keep_up)
+    ids = first.family.row_ids
+    family = first.family
+    assert isinstance(family, GraphFamily)
+    held = HeldRows(first.model, first.optimizer, family.graph, trusts_user=True)
+    _keep_up(first.model, family.move(torch.where(ids % 3 == 0, 1 - ranks.rank, ranks.rank), held))
+    shared, own = capture(first, History(moves=[{"after_epoch": 1}]))
+    where = write_checkpoint(folder, ranks, epoch=1, shared=shared, own=own, identity={})
+    again = _trainer(ranks, data, on_move)
+    said = ""
+    try:
+        restore(again, open_checkpoint(where))
+    except CheckpointError as error:
+        said = str(error)
+    assert isinstance(again.model, Keeping) and not torch.equal(family.row_ids, ids)
+    is_there = torch.equal(again.family.row_ids, family.row_ids)
+    return [is_there, torch.equal(again.model.kept, again.family.row_ids), said]
+
+
+def test_a_resumed_run_brings_nodes_where_they_were_or_says_why_not(ranks: Any, tmp_path: Path) -> None:
+    data = make_graph()
+    assert ranks.run(2, _resumed, data, tmp_path / "a", _keep_up) == [[True, True, ""]] * 2
+    for is_there, is_kept, said in ranks.run(2, _resumed, data, tmp_path / "b", None):
+        assert not is_there and is_kept, "refused before anything has moved"
+        assert "nodes moved between workers, and here they cannot: kept holds" in said
+        assert "Give rebalance and on_move as that run had them" in said
+
+
+def _of_another_graph(ranks: Ranks, data: GraphData) -> tuple[str | None, bool]:
+    trainer = _trainer(ranks, data, _keep_up)
+    before = trainer.family.row_ids
+    return trainer.family.move_as(lambda rank: torch.arange(rank, 10, 2), trainer), trainer.family.row_ids is before
+
+
+def test_a_list_that_lacks_nodes_moves_none(ranks: Any) -> None:
+    for said, has_stayed in ranks.run(2, _of_another_graph, make_graph()):
+        assert said is not None and "some nodes are on no worker of the checkpoint" in said and has_stayed
 
 
 # -- own loops ---------------------------------------------------------------------------------------------------------
