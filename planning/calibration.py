@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_times import OperatorTimes
+from nugnn.planning.step_program import after_passes
 from nugnn.planning.trace import StepTrace
 
 
@@ -21,12 +22,11 @@ def alone_seconds(trace: StepTrace, times: OperatorTimes, *, is_captured: bool =
     Args:
         trace: At numbers.
         times: Of its operators.
-        is_captured: Whether the step runs as a CUDA graph, with nothing for the host but the optimizer.
+        is_captured: Whether its passes run as a CUDA graph: one launch, and those of what follows.
     """
     busy = sum(times.seconds(record, trace.storages) for record in trace.operators)
-    launched = sum(
-        record.kind == "optimizer" if is_captured else record.kind != "metadata" for record in trace.operators
-    )
+    singly = trace.operators[after_passes(trace) :] if is_captured else trace.operators
+    launched = is_captured + sum(record.launches for record in singly if record.kind != "metadata")
     return max(busy, launched * times.launch_seconds)
 
 

@@ -40,7 +40,7 @@ class DeviceWork:
         times: Of its operators; likewise.
         runtime_bytes: Of its memory that is in use whatever the part, NCCL's buffers included; those of
             `RUNTIME_BYTES` when None.
-        is_captured: Whether steps run as CUDA graphs: the host launches the optimizer alone then.
+        is_captured: Whether steps run as CUDA graphs: see `nugnn.planning.step_program.Program.launched`.
         kind: Of the device; the trace's when None. A CPU's trace may stand for that of a GPU which nobody here has.
     """
 
@@ -240,23 +240,25 @@ class _Walk:
     Between exchanges the host launches one operator after the other, and the device runs each when it is launched and
     the one before has ended. When a stretch of operators ends follows from where host and device were at its begin: it
     is the later one of two sums, all operators after the device's time, and the largest of launches followed by
-    operators after the host's.
+    operators after the host's. Several launches of an instruction are as many operators in a row, each as long; of
+    these the first or the last decides.
 
     Args:
         program: Of the device.
-        launched: Of each instruction, whether the host launches it.
+        launched: Of each instruction, how many operators the host launches for it.
         launch_seconds: Of the host.
         blocks_host: Whether the host waits where the device waits for an exchange.
     """
 
-    def __init__(self, program: Program, launched: Sequence[bool], launch_seconds: float, *, blocks_host: bool) -> None:
+    def __init__(self, program: Program, launched: Sequence[int], launch_seconds: float, *, blocks_host: bool) -> None:
         order: list[int] = []
         starts: list[int] = []
+        firsts: list[int] = []
         launches: list[int] = []
         kinds: list[Do] = []
         self._steps: list[tuple[Do, int]] = []
         is_open = False
-        for (do, which, _), is_launched in zip(program.instructions, launched, strict=True):
+        for (do, which, _), count in zip(program.instructions, launched, strict=True):
             if do > Do.RUN_HALO:
                 self._steps.append((do, which))
             else:
@@ -265,12 +267,16 @@ class _Walk:
                     starts.append(len(order))
                 before = launches[-1] if is_open else 0
                 order.append(which)
-                launches.append(before + is_launched)
+                firsts.append(before + min(count, 1))
+                launches.append(before + count)
                 kinds.append(do)
             is_open = do <= Do.RUN_HALO
         self._order, self._starts = np.array(order, np.intp), np.array(starts, np.intp)
         self._segment = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))
-        self._launched = launch_seconds * np.array(launches)
+        self._first, self._launched = launch_seconds * np.array(firsts), launch_seconds * np.array(launches)
+        counts = 1 + np.array(launches) - np.array(firsts)
+        self._before_last = 1 - 1 / counts
+        self._has_rows = launch_seconds > 0 and bool((counts > 1).any())
         self._of_host = self._launched[np.append(self._starts[1:], len(order)) - 1].tolist()
         self._inner, self._halo = (
             np.array([place for place, do in enumerate(kinds) if do == which], np.intp)
@@ -292,7 +298,10 @@ class _Walk:
         totals = np.add.reduceat(each, self._starts)
         before = np.cumsum(each) - each
         rest = totals[self._segment] - (before - before[self._starts][self._segment])
-        after_host = np.maximum.reduceat(self._launched + rest, self._starts).tolist()
+        after_launch = self._first + rest
+        if self._has_rows:
+            after_launch = np.maximum(after_launch, self._launched + rest - self._before_last * each)
+        after_host = np.maximum.reduceat(after_launch, self._starts).tolist()
         after_device = totals.tolist()
         host = device = free = 0.0
         ends = [0.0] * self._num_exchanges

@@ -21,6 +21,7 @@ from nugnn.kernels.interceptor import KINDS, Interceptor, OperatorCall
 from nugnn.planning.doors import StepWatcher, torch_name
 from nugnn.planning.memory_follower import Memory, MemoryFollower
 from nugnn.planning.operator_kinds import SEEN_THROUGH, Described, describe, describe_on_graph, describe_own
+from nugnn.planning.optimizer_launches import LaunchCount
 from nugnn.planning.trace_records import Category, OperatorRecord, Phase, Storage, TensorRecord
 
 
@@ -57,7 +58,7 @@ class Recorder(StepWatcher):
         self._names: list[str] = []
         self._name_of_node: dict[int, str] = {}
         self._record_of_node: dict[int, OperatorRecord] = {}
-        self._step_of_optimizer: tuple[_Operands, list[Memory]] | None = None
+        self._step_of_optimizer: tuple[_Operands, list[Memory], LaunchCount] | None = None
         self._has_left_model = self._has_run_backward = False
 
     # -- opening -------------------------------------------------------------------------------------------------------
@@ -113,6 +114,8 @@ class Recorder(StepWatcher):
             self._memory.show(_tensors((args, kwargs)))  # what was there before, seen for the first time
             out = func(*args, **kwargs)
             self._memory.show(_tensors(out), "activation")
+            if self._step_of_optimizer is not None:
+                self._step_of_optimizer[2].note(func, args, kwargs, out)
             return out
         name = torch_name(func)
         operands = self._read((args, kwargs))
@@ -203,15 +206,16 @@ class Recorder(StepWatcher):
 
     def begin_optimizer(self) -> None:
         operands = self._read([self._stepped(), self._gradients(), _state_of(self._optimizer)])
-        self._step_of_optimizer = operands, self._memory.begin_inside()
+        self._step_of_optimizer = operands, self._memory.begin_inside(), LaunchCount(self._optimizer)
 
     def end_optimizer(self) -> None:
         self._memory.end_inside()
         assert self._step_of_optimizer is not None
-        operands, taken = self._step_of_optimizer
+        (operands, taken, launched), self._step_of_optimizer = self._step_of_optimizer, None
         sizes = {"tensors": len(operands.inputs)}
         described = Described("optimizer", sizes, {"optimizer": type(self._optimizer).__name__})
-        self._note("optimizer", described, operands, (self._stepped(), _state_of(self._optimizer)), taken)
+        changed = self._stepped(), _state_of(self._optimizer)
+        self._note("optimizer", described, operands, changed, taken, launches=launched.total)
 
     def _stepped(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -228,7 +232,14 @@ class Recorder(StepWatcher):
         return _Operands(tuple(inputs), tuple(sorted(written_by)))
 
     def _note(
-        self, op: str, described: Described, operands: _Operands, results: Any, taken: Sequence[Memory] = ()
+        self,
+        op: str,
+        described: Described,
+        operands: _Operands,
+        results: Any,
+        taken: Sequence[Memory] = (),
+        *,
+        launches: int = 1,
     ) -> OperatorRecord:
         """Makes the record of what has run; ``results`` is any tree with tensors, those changed in place among them."""
         number = len(self.operators)
@@ -240,7 +251,7 @@ class Recorder(StepWatcher):
         record = OperatorRecord(
             name=self._name(op), op=op, kind=described.kind, phase=self._phase(), inputs=operands.inputs,
             outputs=tuple(dict.fromkeys(outputs)), sizes=dict(described.sizes), attrs=described.attrs,
-            depends_on=operands.written_by, workspace=workspace,
+            depends_on=operands.written_by, workspace=workspace, launches=launches,
         )  # fmt: skip
         self.operators.append(record)
         self._node_of.append(_node_in_backward())

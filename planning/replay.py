@@ -148,7 +148,7 @@ class _Rank:
         step: Its trace; dimensions may be formulas if ``halo_share`` is given.
         program: Of the step.
         seconds: Of each record.
-        launched: Of each instruction, whether the host launches it.
+        launched: Of each instruction, how many operators the host launches for it.
         launch_seconds: Of the host.
         halo_share: Of the edges, those from halo rows; None to tell from each sum.
         blocks_host: Whether the host waits where the device waits for an exchange.
@@ -157,7 +157,7 @@ class _Rank:
     step: StepTrace
     program: Program
     seconds: Sequence[float]
-    launched: Sequence[bool]
+    launched: Sequence[int]
     launch_seconds: float
     halo_share: float | None
     blocks_host: bool
@@ -209,11 +209,14 @@ class _Rank:
         else:
             assert do != Do.BEGIN, f"exchange {which} begins before its turn"
             record = self.step.operators[which]
-            if self.launched[self._at] and self.launch_seconds:
-                self.events.append(Event(record.name, "launch", record.phase, "host", self._host, self.launch_seconds))
-                self._host += self.launch_seconds
-            start = max(self._device, self._host)
+            first, count = self._host, self.launched[self._at]
+            if count and self.launch_seconds:
+                launching = count * self.launch_seconds
+                self.events.append(Event(record.name, "launch", record.phase, "host", self._host, launching))
+                first, self._host = self._host + self.launch_seconds, self._host + launching
             took = self.seconds[which] * self._share(do, record)
+            # several operators in a row, each as long: the device begins with the first, and ends after the last
+            start = max(self._device, first, self._host - took * (1 - 1 / max(count, 1)))
             self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
             self._device = start + took
         self._at += 1

@@ -106,17 +106,47 @@ class Program:
         symbols = sizes.symbols()
         return Program(self.instructions, tuple(exchange.at(symbols) for exchange in self.exchanges))
 
-    def launched(self, trace: StepTrace, *, is_captured: bool) -> list[bool]:
-        """Of each instruction, whether the host has to put an operator into the queue for it.
+    def launched(self, trace: StepTrace, *, is_captured: bool) -> list[int]:
+        """Of each instruction, how many operators the host has to put into the queue for it.
 
         Args:
             trace: Of the program.
-            is_captured: Whether the step runs as a CUDA graph, which all but the optimizer's operators are in.
+            is_captured: Whether the passes run as a CUDA graph, which is one launch, at its first operator.
         """
-        return [
-            do <= Do.RUN_HALO and (not is_captured or trace.operators[number].kind == "optimizer")
-            for do, number, _ in self.instructions
-        ]
+        first_after = after_passes(trace) if is_captured else 0
+        counts, has_graph = list[int](), False
+        for do, number, _ in self.instructions:
+            if do > Do.RUN_HALO:
+                counts.append(0)
+            elif number >= first_after:
+                counts.append(trace.operators[number].launches)
+            else:
+                counts.append(int(not has_graph))
+                has_graph = True
+        return counts
+
+
+def after_passes(trace: StepTrace) -> int:
+    """The first record after forward, backward and sums of gradients; what comes then is in no CUDA graph.
+
+    `nugnn.step_graphs` records those; clipping and the optimizer are launched one by one.
+    """
+    first = next((i for i, r in enumerate(trace.operators) if r.phase == "optimizer"), len(trace.operators))
+    return max(first, _last_sum(trace) + 1)
+
+
+def _last_sum(trace: StepTrace) -> int:
+    """The last sum of gradients over ranks; -1 without any."""
+    return max((i for i, r in enumerate(trace.operators) if _is_gradient(r, trace.storages)), default=-1)
+
+
+def _is_gradient(record: OperatorRecord, storages: Sequence[Storage]) -> bool:
+    """Whether ``record`` is a sum of gradients over ranks."""
+    return (
+        record.kind == "exchange"
+        and record.attrs.get("what") == "all_reduce"
+        and any(_category(x.storage, storages) == "gradient" for x in (*record.inputs, *record.outputs))
+    )
 
 
 Loss = Literal["early", "late", "no"]
@@ -176,7 +206,7 @@ def make_program(
 
 class _Maker:
     def __init__(self, trace: StepTrace, overlap: Passes, sums_in_backward: bool, loss: Loss) -> None:
-        self._operators, self._storages = trace.operators, trace.storages
+        self._operators, self._storages, self._last_sum = trace.operators, trace.storages, _last_sum(trace)
         self._overlap, self._sums_in_backward = overlap, sums_in_backward
         self._loss = loss
         self._instructions: list[Instruction] = []
@@ -193,13 +223,12 @@ class _Maker:
         fetch_of = {consumer: exchange for exchange, consumer in waits_late.items()}
         begins_after: dict[int, int] = {producer: exchange for exchange, producer in begins_early.items()}
         home_of = self._homes()
-        last_sum = max((i for i, r in enumerate(self._operators) if self._is_gradient(r)), default=-1)
         phase = None
         for number, record in enumerate(self._operators):
             if record.phase != phase:
                 self._enter(record.phase)
                 phase = record.phase
-            clock: Clock = "sync" if phase == "optimizer" and number < last_sum else "compute"
+            clock: Clock = "sync" if phase == "optimizer" and number < self._last_sum else "compute"
             if record.kind == "metadata":
                 continue
             if record.kind == "exchange":
@@ -244,7 +273,7 @@ class _Maker:
         elif number in home_of.values():
             self._wait(self._begun[number])
             self._do(Do.RUN, number)
-        elif self._is_gradient(record) and record.phase == "backward":
+        elif _is_gradient(record, self._storages) and record.phase == "backward":
             self._do(Do.RUN, number)
             if self._sums_in_backward:
                 self._open.append(self._begin(number))
@@ -264,7 +293,7 @@ class _Maker:
     def _begin(self, number: int) -> int:
         record = self._operators[number]
         kind, is_halo = record.attrs.get("what", record.op), record.attrs.get("what") == "halo"
-        is_gradient = self._is_gradient(record)
+        is_gradient = _is_gradient(record, self._storages)
         clock: Clock = "halo" if is_halo else "sync" if is_gradient else "compute"
         self._exchanges.append(
             Exchange(
@@ -296,13 +325,6 @@ class _Maker:
             self._do(Do.RUN, number)
 
     # -- which run beside others ---------------------------------------------------------------------------------------
-
-    def _is_gradient(self, record: OperatorRecord) -> bool:
-        return (
-            record.kind == "exchange"
-            and record.attrs.get("what") == "all_reduce"
-            and any(_category(x.storage, self._storages) == "gradient" for x in (*record.inputs, *record.outputs))
-        )
 
     def _beside_sums(self) -> tuple[dict[int, int], dict[int, int]]:
         """Fetches for plain sums: the record after which each begins, and the sum before which it is waited for."""

@@ -76,7 +76,7 @@ def times_of(
         seconds.append(taken)
     growth_moved([[amount_of(record, at.storages) for record in at.operators] for at in traces], seconds)
     operators = (each for at, taken in zip(traces, seconds, strict=True) for each in operators_at(trace, at, taken))
-    num_launched = sum(record.kind != "metadata" for record in trace.operators)
+    num_launched = sum(record.launches for record in trace.operators if record.kind != "metadata")
     return MeasuredTimes(
         schema="nugnn.times/1",
         device=device_facts.device_name(device),

@@ -97,6 +97,7 @@ class OperatorRecord(Strict):
         attrs: Likewise, in words: ``op``, ``reduce``, ``direction``.
         depends_on: Records that made its inputs, or changed them last.
         workspace: What it takes while it runs, in order, results among them; an operator of torch's own does not say.
+        launches: Operators that a GPU's host puts into the queue for it: of the optimizer those of its step.
     """
 
     name: str
@@ -109,6 +110,7 @@ class OperatorRecord(Strict):
     attrs: dict[str, str] = {}
     depends_on: tuple[int, ...] = ()
     workspace: tuple[WorkspaceRecord, ...] = ()
+    launches: Annotated[int, Field(ge=1)] = 1
 
 
 def value_of(dim: Dim, symbols: Mapping[str, int]) -> int:

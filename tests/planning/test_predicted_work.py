@@ -99,9 +99,9 @@ def test_where_work_is_small_a_gpu_takes_the_launches_of_its_host():
         PredictedWork([DeviceWork(trace, LinearTimes(0.0, last, 1e-5), is_captured=on)]).seconds(0, sizes)
         for on in (False, True)
     )
-    running = sum(record.kind != "metadata" for record in trace.operators)
-    assert plain == pytest.approx(running * 1e-5, abs=2 * last)
-    assert captured == pytest.approx(max(running * last, 1e-5), rel=1e-3)
+    running = [record for record in trace.operators if record.kind != "metadata"]
+    assert plain == pytest.approx(sum(record.launches for record in running) * 1e-5, abs=2 * last)
+    assert captured == pytest.approx((1 + running[-1].launches) * 1e-5, rel=1e-3)
 
 
 @pytest.mark.parametrize("device_seconds", [0.0, 3e-6, 1e-5, 1e-3])
@@ -110,9 +110,9 @@ def test_a_queue_of_launches_is_followed_operator_by_operator(device_seconds):
     times = LinearTimes(1e-10, device_seconds, 1e-5)
     step, host, device = trace.at(sizes), 0.0, 0.0
     for record in step.operators:
-        if record.kind != "metadata":
+        for _ in range(record.launches if record.kind != "metadata" else 0):
             host += 1e-5
-            device = max(device, host) + times.seconds(record, step.storages)
+            device = max(device, host) + times.seconds(record, step.storages) / record.launches
     assert PredictedWork([DeviceWork(trace, times)]).seconds(0, sizes) == pytest.approx(max(host, device))
 
 
