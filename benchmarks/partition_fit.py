@@ -40,7 +40,8 @@ from harness import ROOT, Recorder, read_rows
 import nugnn  # noqa: F401
 from nugnn.partition.assign import Method, partition_nodes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.partition_loop import LoopMethod, partition_to_fit
+from nugnn.planning.partition_loop import partition_to_fit
+from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.shares import plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
 

@@ -24,10 +24,11 @@ from nugnn.planning.batch_shares import split_by_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.expected_halo import ExpectedHalo
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError, relaxed_sizes
+from nugnn.planning.share_curves import relaxed_sizes
 from nugnn.planning.work_model import WorkModel
 from nugnn.worker_process import WorkerContext
 

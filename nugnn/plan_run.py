@@ -24,7 +24,7 @@ from nugnn.planning.cluster import Cluster, read_cluster
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
 from nugnn.planning.limits import parse_limits
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import SharesBy
 from nugnn.sample_config import RunConfig, SampleConfig
 from nugnn.sample_options import SampleOptions, sample_options

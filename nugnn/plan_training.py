@@ -31,7 +31,7 @@ from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
 from nugnn.planning.plan_parts import read_parts
 from nugnn.planning.trace_records import TraceError

@@ -23,7 +23,7 @@ from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.operator_times import OperatorTimes
-from nugnn.planning.partition_loop import LoopMethod
+from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes, SharesBy
 from nugnn.planning.plan_parts import digest, parts_bytes, parts_path
 from nugnn.planning.predictor import ReplayedSteps, predictor_for

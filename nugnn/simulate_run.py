@@ -13,7 +13,7 @@ from nugnn.planning.cluster import cluster_on_paper
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.growth import Growth
-from nugnn.planning.shares import DoesNotFitError
+from nugnn.planning.lacking import DoesNotFitError
 
 
 def simulate(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from nugnn.planning.apportioned import apportioned, one_each
 from nugnn.planning.in_words import in_bytes
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError
 from nugnn.planning.work_model import WorkModel
 
 _STEPS = 60

@@ -12,17 +12,11 @@ from nugnn.planning.apportioned import apportioned, one_each
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import all_fit, by_kind, usable_bytes
 from nugnn.planning.forecast import Forecast, StepModel
+from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
+from nugnn.planning.levels import flooded, level
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import (
-    DoesNotFitError,
-    Halo,
-    check_whole,
-    flooded,
-    level,
-    relaxed_curves,
-    relaxed_sizes,
-    what_is_lacking,
-)
+from nugnn.planning.share_curves import Halo, relaxed_curves, relaxed_sizes
+from nugnn.planning.shares import check_whole
 
 _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share grows or shrinks at first and in the end, in its logarithm."""

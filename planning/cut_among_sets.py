@@ -14,10 +14,12 @@ from nugnn.planning.counted_cut import CountedCut, GraphOnCluster, Parts
 from nugnn.planning.counted_shares import CountedShares
 from nugnn.planning.draft import usable_bytes
 from nugnn.planning.host_subsets import HostSubsets
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.likely_sets import LikelySets
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.partition_loop import LoopMethod, partition_to_fit
-from nugnn.planning.shares import DoesNotFitError, Halo, relaxed_sizes
+from nugnn.planning.partition_loop import partition_to_fit
+from nugnn.planning.partition_search import LoopMethod
+from nugnn.planning.share_curves import Halo, relaxed_sizes
 
 _HOPE = 1.1
 """Times the seconds of the best cut so far that a set may take by counts to be cut: these are off by about so much."""

@@ -18,9 +18,9 @@ from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.in_words import in_bytes
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import Baseline, SharesBy
-from nugnn.planning.shares import DoesNotFitError
 
 HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""

@@ -15,7 +15,7 @@ from nugnn.planning.left_out import notes_of_left_out
 from nugnn.planning.likely_sets import LikelySets
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import BASELINES, SharesBy
-from nugnn.planning.shares import Halo
+from nugnn.planning.share_curves import Halo
 
 
 def draft_from_counts(

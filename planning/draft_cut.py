@@ -17,12 +17,15 @@ from nugnn.planning.draft import Draft, all_fit, are_alike, as_baseline, asked_s
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.forecast import StepModel
 from nugnn.planning.host_subsets import HostSubsets
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.left_out import notes_of_left_out
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.partition_loop import ArrayLike, LoopMethod, Round, partition_to_fit
+from nugnn.planning.partition_loop import partition_to_fit
+from nugnn.planning.partition_rounds import Round
+from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import BASELINES, SharesBy
-from nugnn.planning.shares import DoesNotFitError, Halo, relaxed_sizes
-from nugnn.planning.work_model import edge_arrays, ids_array
+from nugnn.planning.share_curves import Halo, relaxed_sizes
+from nugnn.planning.work_model import ArrayLike, edge_arrays, ids_array
 
 _LARGE_EDGES = 30_000_000
 """From so many on a cut takes minutes: one is made, one more for corrected shares, and no single nodes move."""

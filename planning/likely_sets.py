@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.counted_shares import CountedShares, Tried
 from nugnn.planning.host_subsets import HostSubsets, Units
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.plan import BASELINES
-from nugnn.planning.shares import DoesNotFitError
 
 _BEST = 3
 """Sets of devices whose shares are looked at closely."""

@@ -14,8 +14,8 @@ from nugnn.planned import plan_by_counts
 from nugnn.planning.cluster import Cluster, _Builder
 from nugnn.planning.cluster_file import ClusterFields
 from nugnn.planning.graph_statistics import parse_statistics
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.plan import Plan
-from nugnn.planning.shares import DoesNotFitError
 from nugnn.simulate_run import simulate
 
 GRAPH = parse_statistics("ogbn-products")

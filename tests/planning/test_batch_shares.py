@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nugnn.planning.batch_shares import check_split_fits, fastest_split, split_by_shares
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError
 
 positive = st.floats(0.01, 100)
 

@@ -15,9 +15,9 @@ from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import ExpectedHalo
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError
 from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
 from work_alone import WorkAlone
 

@@ -13,9 +13,12 @@ import torch
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.metis import symmetric_graph
 from nugnn.planning import single_moves
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.partition_loop import FittedParts, LoopMethod, partition_to_fit
-from nugnn.planning.shares import DoesNotFitError, plan_shares
+from nugnn.planning.partition_loop import partition_to_fit
+from nugnn.planning.partition_rounds import FittedParts
+from nugnn.planning.partition_search import LoopMethod
+from nugnn.planning.shares import plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork, WorkModel, count_sizes
 
 COST = LinearCost(fixed=1e-3, inner=2e-6, edges=5e-7, halo=1e-6, sent=5e-7, train=1e-7)

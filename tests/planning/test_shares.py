@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from nugnn.planning.in_words import in_bytes
+from nugnn.planning.lacking import DoesNotFitError, fitting_factor
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.shares import DoesNotFitError, fitting_factor, plan_shares, relaxed_curves
+from nugnn.planning.share_curves import relaxed_curves
+from nugnn.planning.shares import plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork
 
 GIB = 2**30
