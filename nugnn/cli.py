@@ -144,10 +144,11 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     else:
         console.print(result_table(result))
         if result.get("predicted_epoch_seconds") is not None:
+            from nugnn.fit_plan import PLAN_FILE
             from nugnn.plan_tables import compared_table
             from nugnn.planning.plan import read_plan
 
-            console.print(compared_table(read_plan(config.out_dir / "plan.json"), result["ranks"]))
+            console.print(compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
         for note in result.get("notes", ()):
             print(f"note: {note}", file=sys.stderr)

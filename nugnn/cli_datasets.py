@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from nugnn.cli_errors import errors_reported
-from nugnn.progress import size_text
+from nugnn.planning.in_words import download_bytes
 
 if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
@@ -50,7 +50,7 @@ def list_all(data_dir: str | None = _DATA_DIR, as_json: bool = _JSON) -> None:
             cells = ("num_nodes", "num_edges", "num_features")
             numbers = [_number(getattr(counts, cell)) if counts else "" for cell in cells]
             size = entry.download_bytes if entry.where == "download" else None
-            table.add_row(entry.name, entry.where, *numbers, _size(size))
+            table.add_row(entry.name, entry.where, *numbers, download_bytes(size))
         console = Console(width=min(80, Console().width))
         console.print(table)
         console.print("by hand: put the graph into the folder that --data-dir names", highlight=False)
@@ -124,7 +124,7 @@ class DownloadBar:
         if self._bar is None:
             if self._task is None:
                 self._task = TaskID(0)
-                self._console.print(f"downloading {_size(total) or 'a file of unknown size'}", highlight=False)
+                self._console.print(f"downloading {download_bytes(total) or 'a file of unknown size'}", highlight=False)
             return
         if self._task is None:
             self._bar.start()
@@ -174,7 +174,3 @@ def _figures(data: GraphData) -> dict[str, Any]:
 
 def _number(value: int | None) -> str:
     return "" if not value else f"{value:,}"
-
-
-def _size(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else size_text(num_bytes)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from nugnn.planning.plan import Plan
 
 Say = Callable[[str], Any]
+PLAN_FILE = "plan.json"
+"""In the folder of a run, of its checkpoints, or of a cache."""
 
 
 def request_of(
@@ -46,7 +48,8 @@ def request_of(
         if given is not None and (device != "auto" or limits is not None):
             what = f"device {device}" if device != "auto" else "limits"
             raise ValueError(f"{name} says which devices there are, and within what limits; leave {what} out")
-    return plan_request(shares, plan, cluster, workers, is_one_host=is_one_host, on_stage=stage, on_note=note)
+    request = plan_request(shares, plan, cluster, workers, is_one_host=is_one_host, on_stage=stage, on_note=note)
+    return request, None
 
 
 def use_plan(
@@ -75,7 +78,7 @@ def use_plan(
     Raises:
         ValueError: The plan is of something else, or the model cannot be foreseen.
     """
-    from nugnn.plan_training import PLAN, TrainingPlan
+    from nugnn.plan_training import TrainingPlan
 
     stage("plan")
     task.use_plan(
@@ -86,7 +89,7 @@ def use_plan(
             limits=limits,
             times_operators=times_operators and request.cluster is None,
             on_stage=stage,
-            kept=None if resumed is None else Path(resumed) / PLAN,
+            kept=None if resumed is None else Path(resumed) / PLAN_FILE,
             on_note=note,
         )
     )

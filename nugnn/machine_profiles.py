@@ -20,11 +20,10 @@ from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, cluster_of_machine
 from nugnn.planning.datasheet import SheetError, cpu_sheet, sheet_of
 from nugnn.planning.limits import DeviceLimits
-from nugnn.planning.profiles import SCHEMA, DeviceProfile, MachineProfile, ProfileError, read_profile
+from nugnn.planning.profiles import SCHEMA, DeviceKind, DeviceProfile, MachineProfile, ProfileError, read_profile
 from nugnn.process_state import host_memory
 from nugnn.profile_run import profile_machine, threads_of_cpu
 
-Kind = Literal["cpu", "cuda"]
 Need = Literal["anew", "measured", "any"]
 
 _SECONDS = {"cpu": 6.0, "cuda": 10.0}
@@ -33,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 def profile_of_this_machine(
-    kinds: Sequence[Kind],
+    kinds: Sequence[DeviceKind],
     need: Need,
     *,
     on_stage: Callable[[str], None] = lambda _: None,

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from nugnn.devices import devices_of
-from nugnn.machine_profiles import Kind, Need, are_devices_alike, cluster_here, profile_of_this_machine
+from nugnn.machine_profiles import Need, are_devices_alike, cluster_here, profile_of_this_machine
 from nugnn.member import host_name
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, read_cluster
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.plan import BASELINES, KnownDevice, Plan, SharesBy, read_plan
-from nugnn.planning.profiles import MachineProfile
+from nugnn.planning.profiles import DeviceKind, MachineProfile
 
 SHARES_BY = ("auto", *BASELINES)
 """Words for shares; numbers are the other way."""
@@ -74,7 +74,7 @@ class PlanRequest:
             return self.cluster
         own = [device for device in devices if device is not None]
         assert len(own) == len(devices), "workers of other hosts are described in a file"
-        kinds: list[Kind] = ["cuda" if device.type == "cuda" else "cpu" for device in own]
+        kinds: list[DeviceKind] = ["cuda" if device.type == "cuda" else "cpu" for device in own]
         is_measured = self.shares_by == "auto" and not are_devices_alike(own, limits)
         machine = profile_of_this_machine(
             kinds, "measured" if is_measured else "any", on_stage=on_stage, on_note=on_note
@@ -91,11 +91,11 @@ def plan_request(
     is_one_host: bool = True,
     on_stage: Callable[[str], Any] = lambda _: None,
     on_note: Callable[[str], Any] = lambda _: None,
-) -> tuple[PlanRequest | None, Sequence[float] | None]:
-    """What is to be planned, if anything, and shares as numbers where it is not.
+) -> PlanRequest:
+    """What is to be planned, where there is something: see `nugnn.fit_plan.request_of`.
 
     Args:
-        shares: As for `nugnn.fit`.
+        shares: As for `nugnn.fit`; a word other than ``even`` where neither plan nor cluster is given.
         plan: Likewise.
         cluster: Likewise.
         workers: Number of workers.
@@ -116,7 +116,7 @@ def plan_request(
         chosen = plan if isinstance(plan, Plan) else read_plan(plan)
         chosen.check_workers(workers)
         path = None if isinstance(plan, Plan) else Path(plan)
-        return PlanRequest(shares_by=chosen.shares_by, plan=chosen, plan_path=path), None
+        return PlanRequest(shares_by=chosen.shares_by, plan=chosen, plan_path=path)
     described = None
     if cluster is not None:
         need: Need = (
@@ -130,13 +130,11 @@ def plan_request(
                 f"the cluster has {len(described.devices)} devices, and there are {workers} workers; give --workers "
                 f"{len(described.devices)}"
             )
-    if described is None and (not isinstance(shares, str) or shares == "even"):
-        return None, None if isinstance(shares, str) else shares
     if shares is not None and not isinstance(shares, str):
         numbers = tuple(float(share) for share in shares)
-        return PlanRequest(shares_by="given", shares=numbers, cluster=described), None
+        return PlanRequest(shares_by="given", shares=numbers, cluster=described)
     word: Any = shares or "even"
-    return PlanRequest(shares_by=word, cluster=described), None
+    return PlanRequest(shares_by=word, cluster=described)
 
 
 def found_here(known: Sequence[KnownDevice]) -> list[torch.device]:
@@ -172,11 +170,11 @@ def _is(known: KnownDevice, gpu: torch.device) -> bool:
 
 def this_machine_for(
     need: Need, on_stage: Callable[[str], Any], on_note: Callable[[str], Any]
-) -> Callable[[frozenset[Kind | None]], MachineProfile]:
+) -> Callable[[frozenset[DeviceKind | None]], MachineProfile]:
     """For `nugnn.planning.cluster.read_cluster`: this machine, as `profile_of_this_machine` has it."""
 
-    def profile(kinds: frozenset[Kind | None]) -> MachineProfile:
-        usual: Kind = "cuda" if torch.cuda.is_available() else "cpu"
+    def profile(kinds: frozenset[DeviceKind | None]) -> MachineProfile:
+        usual: DeviceKind = "cuda" if torch.cuda.is_available() else "cpu"
         return profile_of_this_machine([kind or usual for kind in kinds], need, on_stage=on_stage, on_note=on_note)
 
     return profile

@@ -14,7 +14,7 @@ from nugnn.devices import devices_of
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_run import build_model, fit_arguments, prepare
 from nugnn.inductive import visible_in_training
-from nugnn.machine_profiles import Kind, Need, cluster_here, profile_of_this_machine
+from nugnn.machine_profiles import Need, cluster_here, profile_of_this_machine
 from nugnn.own_times import times_for
 from nugnn.plan_request import this_machine_for
 from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
@@ -26,6 +26,7 @@ from nugnn.planning.limits import parse_limits
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import SharesBy
+from nugnn.planning.profiles import DeviceKind
 from nugnn.sample_config import RunConfig, SampleConfig
 from nugnn.sample_options import SampleOptions, sample_options
 
@@ -79,7 +80,7 @@ def cluster_from_config(config: RunConfig, *, remeasures: bool, on_stage: Say, o
     devices, said = devices_of(config.device, config.workers)
     if said:
         on_note(said)
-    kinds: list[Kind] = ["cuda" if device.type == "cuda" else "cpu" for device in devices]
+    kinds: list[DeviceKind] = ["cuda" if device.type == "cuda" else "cpu" for device in devices]
     machine = profile_of_this_machine(kinds, need, on_stage=on_stage, on_note=on_note)
     return cluster_here(devices, None if config.limits is None else parse_limits(config.limits), machine)
 
@@ -90,7 +91,9 @@ def _how(config: RunConfig) -> tuple[SharesBy, Sequence[float] | None]:
     return cast(SharesBy, config.shares), None
 
 
-def subject_by_counts(config: TrainConfig, counts: GraphStatistics, kinds: Sequence[Kind], workers: int) -> PlanSubject:
+def subject_by_counts(
+    config: TrainConfig, counts: GraphStatistics, kinds: Sequence[DeviceKind], workers: int
+) -> PlanSubject:
     """What is planned of a graph of which only counts are known.
 
     Args:

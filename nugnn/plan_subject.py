@@ -20,12 +20,12 @@ from nugnn.models import WithNodeEmbedding
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plain
+from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.trace import StepTrace, TraceError
 from nugnn.sample_options import SampleOptions
 from nugnn.trace_worker import traced_elsewhere
 from nugnn.traced_step import trace_graph_step, trace_sample_step
 
-Kind = Literal["cpu", "cuda"]
 Tracing = Callable[[], StepTrace]
 
 _NARROW = {"fp16": "bf16"}
@@ -75,7 +75,7 @@ def graph_subject(
     *,
     features: int | None,
     multilabel: bool,
-    kinds: Sequence[Kind],
+    kinds: Sequence[DeviceKind],
     workers: int,
 ) -> PlanSubject:
     """A model on a graph.
@@ -116,7 +116,7 @@ def graph_subject(
         notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
     maker = _for_any_size(model)
 
-    def tracing(kind: Kind, precision: str) -> Tracing:
+    def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
 
     measure = functools.partial(measure_graph_step, maker, precision=options.precision, **how)
@@ -151,7 +151,7 @@ def sample_subject(
     sample: Sequence[Tensor],
     *,
     batch: int,
-    kinds: Sequence[Kind],
+    kinds: Sequence[DeviceKind],
     workers: int,
 ) -> PlanSubject:
     """A model on batches of samples.
@@ -185,7 +185,7 @@ def sample_subject(
     if options.grad_sync != "fp32" and workers > 1:
         notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
 
-    def tracing(kind: Kind, precision: str) -> Tracing:
+    def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
     def measure(trace: StepTrace, sizes: Sequence[PartSizes], **more: Any) -> MeasuredTimes:
@@ -225,7 +225,12 @@ def model_facts(model: nn.Module) -> dict[str, Plain]:
 
 
 def _traces(
-    kinds: Sequence[Kind], precision: str, tracing: Callable[[Kind, str], Tracing], notes: list[str], *, elsewhere: bool
+    kinds: Sequence[DeviceKind],
+    precision: str,
+    tracing: Callable[[DeviceKind, str], Tracing],
+    notes: list[str],
+    *,
+    elsewhere: bool,
 ) -> dict[str, StepTrace]:
     """A trace of each kind of device; of a GPU, where there is none, that of a CPU stands in.
 

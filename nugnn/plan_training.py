@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import num_samples
 from nugnn.fit_options import FitOptions
+from nugnn.fit_plan import PLAN_FILE
 from nugnn.machine_profiles import are_devices_alike
 from nugnn.own_times import times_for
 from nugnn.partition.cache import tool_versions
@@ -39,7 +40,6 @@ from nugnn.sample_options import SampleOptions
 from nugnn.sample_part import SamplePart
 
 Parts = npt.NDArray[np.int32]
-PLAN = "plan.json"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,7 +174,7 @@ class TrainingPlan:
         assert self.cluster is not None
         request, kept = self.request, None
         if cache_folder is not None:
-            kept = cache_folder / "plans" / self._key(partitioner) / PLAN
+            kept = cache_folder / "plans" / self._key(partitioner) / PLAN_FILE
             if (made := _kept(kept)) is not None:
                 self.planned = made
                 return Shares(shares=made.plan.shares, part=made.part, notes=("The plan was made before.",))
@@ -197,7 +197,7 @@ class TrainingPlan:
         """For a resumed run."""
         if self.planned is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            write_plan(folder / PLAN, self.planned)
+            write_plan(folder / PLAN_FILE, self.planned)
 
     # How
 

@@ -16,6 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from nugnn.planning.in_words import download_bytes
+
 
 class RunProgress:
     """Shows events on a console; a context manager, so that the bar is taken down before anything else is printed.
@@ -67,8 +69,8 @@ class RunProgress:
         elif event["kind"] == "note":
             self._console.print(event["text"], markup=False, highlight=False, soft_wrap=True)
         elif event["kind"] == "download":
-            total = "" if event["total"] is None else f" of {size_text(event['total'])}"
-            self._show(f"downloading {size_text(event['bytes'])}{total}", None)
+            total = download_bytes(event["total"])
+            self._show(f"downloading {download_bytes(event['bytes'])}{total and f' of {total}'}", None)
         elif event["kind"] == "epoch":
             self._show(epoch_text(event, self._num_epochs), event["epoch"])
 
@@ -99,12 +101,3 @@ def epoch_text(event: dict[str, Any], num_epochs: int) -> str:
         if value is not None and not math.isnan(value):  # NaN: not evaluated in this epoch
             text += f"  {name} {value:.4f}"
     return text
-
-
-def size_text(num_bytes: int) -> str:
-    """A size in MB or GB, powers of ten as downloads count them.
-
-    >>> size_text(81_000_000)
-    '81.0 MB'
-    """
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -21,6 +21,7 @@ from nugnn.config import TrainConfig
 from nugnn.datasets.whole_file import write_whole
 from nugnn.failure import EXIT_WORKER_LOST
 from nugnn.fit import fit
+from nugnn.fit_plan import PLAN_FILE
 from nugnn.fit_result import FitResult
 from nugnn.interrupt import Interrupted
 from nugnn.launch import WorkerFailed
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from nugnn.sample_config import RunConfig
     from nugnn.tensorboard import ScalarLog
 
-PLAN_FILES = ("plan.json", "plan.parts.npy")
-
-
+PARTS_FILE = "plan.parts.npy"
+"""Beside a plan with a cut: `nugnn.planning.plan_parts.parts_path`."""
 TIMELINE = "timeline.json"
 """For Perfetto or ``chrome://tracing``."""
 
@@ -91,7 +91,7 @@ def run_from_config(
             out.mkdir(parents=True, exist_ok=True)
             _write(out / "config.yaml", config.replaced(resume=False).to_yaml())
             results = ("result.json", "model.safetensors", "predictions.npy", "preparation.json")
-            for stale in (*results, *PLAN_FILES, TIMELINE):
+            for stale in (*results, PLAN_FILE, PARTS_FILE, TIMELINE):
                 (out / stale).unlink(missing_ok=True)
             log.restart(epochs_before)
         except OSError as error:
@@ -159,7 +159,7 @@ def _write_plan(out: Path, planned: Planned) -> None:
     from nugnn.planned import write_plan
 
     try:
-        write_plan(out / PLAN_FILES[0], planned)
+        write_plan(out / PLAN_FILE, planned)
     except OSError as error:
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nugnn.partition.balance import Balance, Ints, normalise_shares, reachable_shares, settle, split_in_order
 from nugnn.partition.coarse import cluster_parts
+from nugnn.partition.ids import ArrayLike, as_array, edge_arrays, ids_array
 from nugnn.partition.kaminpar import check_kaminpar, kaminpar_parts
 from nugnn.partition.metis import SymmetricGraph, check_index_width, metis_parts, symmetric_graph
 
 Method: TypeAlias = Literal["metis", "kaminpar", "clusters", "random", "given"]
-ArrayLike: TypeAlias = Any  # tensor, NumPy array or sequence of numbers
 NodeWeights: TypeAlias = Any  # "unit", "degree" or an ArrayLike
 
 
@@ -67,7 +67,7 @@ class Assignment:
 
 def degree_weights(num_nodes: int, dst: ArrayLike, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
     """``(N,)`` float64 node weights ``alpha + beta * in_degree``: work per node plus work per in-edge."""
-    dst_E = _ids(dst, num_nodes, "dst")
+    dst_E = ids_array(dst, num_nodes, "dst")
     return alpha + beta * torch.from_numpy(np.bincount(dst_E, minlength=num_nodes)).double()
 
 
@@ -136,11 +136,9 @@ def partition_nodes(
         raise ValueError(f"seed is {seed!r}; it must be an integer of at least 0")
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise ValueError(f"tolerance is {tolerance}; it must be a number of at least 0")
-    if len(src) != len(dst):
-        raise ValueError(f"src has {len(src)} entries and dst {len(dst)}; each edge needs one of both")
     if method in ("metis", "clusters"):
         check_index_width(num_nodes, len(src))
-    src_E, dst_E = _ids(src, num_nodes, "src"), _ids(dst, num_nodes, "dst")
+    src_E, dst_E = (ids.astype(np.int64, copy=False) for ids in edge_arrays(src, dst, num_nodes))
     weights_E = _checked_edge_weights(edge_weights, len(src_E))
 
     targets = reachable_shares(asked, num_nodes)
@@ -242,31 +240,11 @@ def _measure(
     return edge_counts, edge_cut, cut_weight, tuple(needed.sum(axis=1).tolist())
 
 
-def _array(values: ArrayLike) -> npt.NDArray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def _ids(values: ArrayLike, num_nodes: int, name: str) -> Ints:
-    """One-dimensional int64 ids in ``[0, num_nodes)``."""
-    ids = _array(values)
-    if ids.size == 0:
-        return np.zeros(0, np.int64)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be one-dimensional integers, got shape {ids.shape} of {ids.dtype}")
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= num_nodes:
-        edge = int(np.flatnonzero((ids < 0) | (ids >= num_nodes))[0])
-        raise ValueError(
-            f"id {ids[edge]} is out of range for {num_nodes} nodes; ids start at 0 (first as {name} of edge {edge})"
-        )
-    return ids.astype(np.int64, copy=False)
-
-
 def _checked_edge_weights(values: ArrayLike | None, num_edges: int) -> npt.NDArray | None:
     """``(E,)`` int64 or float64, positive and finite, with a sum that both symmetrising and recounting can hold."""
     if values is None:
         return None
-    weights = _array(values)
+    weights = as_array(values)
     if weights.shape != (num_edges,) or (num_edges and weights.dtype.kind not in "iuf"):
         raise ValueError(
             f"edge_weights must be {num_edges} integers or floats, one per edge, "
@@ -292,7 +270,7 @@ def _checked_node_weights(values: NodeWeights, num_nodes: int, dst: Ints) -> npt
         if values == "degree":
             return 1.0 + np.bincount(dst, minlength=num_nodes)[:, None].astype(np.float64)
         raise ValueError(f"unknown node_weights {values!r}; give 'unit', 'degree' or an array")
-    weights = _array(values)
+    weights = as_array(values)
     if weights.dtype.kind not in "iuf" or weights.ndim not in (1, 2) or len(weights) != num_nodes:
         raise ValueError(
             f"node_weights must be numbers of shape ({num_nodes},) or ({num_nodes}, K), "
@@ -310,7 +288,7 @@ def _checked_node_weights(values: NodeWeights, num_nodes: int, dst: Ints) -> npt
 
 
 def _checked_parts(values: ArrayLike, num_nodes: int, num_parts: int) -> Ints:
-    parts = _array(values)
+    parts = as_array(values)
     if parts.shape != (num_nodes,) or parts.dtype.kind not in "iu":
         raise ValueError(
             f"parts must be {num_nodes} integers, one per node, got shape {parts.shape} of type {parts.dtype}"

@@ -73,21 +73,6 @@ def fastest_split(
     return tuple(min(found, key=search.rank_of))
 
 
-def check_split_fits(work: WorkModel, split: Sequence[int], limits: Sequence[float]) -> None:
-    """Refuse a split that some device's memory does not hold.
-
-    Raises:
-        DoesNotFitError: Says which, and by how much.
-    """
-    for rank, (count, limit) in enumerate(zip(split, limits, strict=True)):
-        need = work.bytes(rank, PartSizes(batch=count))
-        if need > limit:
-            raise DoesNotFitError(
-                f"device {rank} needs {in_bytes(need)} for {count} samples and has {in_bytes(limit)}; --shares auto "
-                "keeps to the memories, and so may a smaller --batch-size or more --micro-batches"
-            )
-
-
 def _check_count(batch: int, devices: int) -> None:
     if batch < devices:
         raise ValueError(f"a batch of {batch} samples for {devices} devices; each needs at least one")

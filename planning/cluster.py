@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -48,11 +48,11 @@ from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Links
-from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
+from nugnn.planning.profiles import DeviceKind, DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
 
 _MOST_HOSTS = 4
 """That a sentence names."""
-ThisMachine = Callable[[frozenset[Literal["cuda", "cpu"] | None]], MachineProfile]
+ThisMachine = Callable[[frozenset[DeviceKind | None]], MachineProfile]
 """Gives the profile of this machine, of devices of some kinds; None is for GPUs where there are some, else the CPU."""
 
 
@@ -106,7 +106,7 @@ class Cluster:
         )
 
     @property
-    def device_kinds(self) -> tuple[Literal["cuda", "cpu"], ...]:
+    def device_kinds(self) -> tuple[DeviceKind, ...]:
         """How torch reaches the devices, each named once."""
         return tuple(dict.fromkeys(profile.kind for profile in self.profiles))
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nugnn.planning.limits import DeviceLimits
-from nugnn.planning.profiles import Count, Format, Positive, Seconds
+from nugnn.planning.profiles import Count, DeviceKind, Format, Positive, Seconds
 from nugnn.planning.validation import in_one_line, problems_of
 
 SCHEMA: Literal["nugnn.cluster/1"] = "nugnn.cluster/1"
@@ -130,7 +130,7 @@ class DeviceFields(_Fields):
 
     device: _Name
     count: Count = 1
-    kind: Literal["cuda", "cpu"] | None = None
+    kind: DeviceKind | None = None
     overrides: Overrides = Overrides()
     factors: Factors = Factors()
     limits: LimitsFields = LimitsFields()

@@ -111,8 +111,17 @@ def as_baseline(name: str, shares: Sequence[float], step_seconds: float, *, fits
     return Baseline.model_validate({"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits})
 
 
-def check_fits(held: Sequence[float], limits: Sequence[float], shares_by: SharesBy, cluster: Cluster) -> None:
+def check_fits(
+    held: Sequence[float], limits: Sequence[float], shares_by: SharesBy, cluster: Cluster, *, remedy: str = ""
+) -> None:
     """Refuse parts that some device's memory does not hold.
+
+    Args:
+        held: Bytes of each part.
+        limits: Of each device.
+        shares_by: What asked for the parts.
+        cluster: The devices.
+        remedy: Said behind ``--shares auto``, which keeps to them: what else would do.
 
     Raises:
         DoesNotFitError: Says which, and by how much.
@@ -126,5 +135,5 @@ def check_fits(held: Sequence[float], limits: Sequence[float], shares_by: Shares
     ]
     if lacking:
         more = "" if len(lacking) <= 8 else f"; and {len(lacking) - 8} more"
-        instead = "" if shares_by == "auto" else "; --shares auto keeps to the memories"
+        instead = "" if shares_by == "auto" else f"; --shares auto keeps to the memories{remedy}"
         raise DoesNotFitError(f"shares by {shares_by} do not fit: {'; '.join(lacking[:8])}{more}{instead}")

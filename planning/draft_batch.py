@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nugnn.planning.baselines import baseline_shares
-from nugnn.planning.batch_shares import check_split_fits, fastest_split, split_by_shares
+from nugnn.planning.batch_shares import fastest_split, split_by_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, all_fit, as_baseline, asked_shares, by_kind, usable_bytes
+from nugnn.planning.draft import Draft, all_fit, as_baseline, asked_shares, by_kind, check_fits, usable_bytes
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import BASELINES, SharesBy
@@ -51,7 +51,10 @@ def draft_of_batch(
         split = min((s for s, (_, fits) in known.items() if fits), key=lambda s: known[s][0].step_seconds)
     else:
         split = split_by_shares(batch, asked_shares(shares_by, shares, cluster, precision))
-        check_split_fits(work, split, limits)
+        held = [work.bytes(rank, PartSizes(batch=count)) for rank, count in enumerate(split)]
+        check_fits(
+            held, limits, shares_by, cluster, remedy=", and so may a smaller --batch-size or more --micro-batches"
+        )
         known.setdefault(split, tried(split))
     sizes = tuple(PartSizes(batch=count) for count in split)
     return Draft(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from nugnn.partition.assign import partition_nodes
+from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.partition.metis import symmetric_graph
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
@@ -25,7 +26,6 @@ from nugnn.planning.partition_rounds import Round
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.share_curves import Halo, relaxed_sizes
-from nugnn.planning.work_model import ArrayLike, edge_arrays, ids_array
 
 _LARGE_EDGES = 30_000_000
 """From so many on a cut takes minutes: one is made, one more for corrected shares, and no single nodes move."""

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 from nugnn.datasets.whole_file import write_whole
 from nugnn.planning.casts import CAST
 from nugnn.planning.nearest_operator import Entries, Lookup
+from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.timed_operators import Quantity, TimedOperator, joined_operators
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, TensorRecord
@@ -54,7 +55,7 @@ class MeasuredTimes(Strict):
 
     schema_name: Literal["nugnn.times/1"] = Field(SCHEMA, alias="schema")
     device: str
-    kind: Literal["cuda", "cpu"]
+    kind: DeviceKind
     uuid: str | None = None
     limits: str = ""
     multiprocessors: int = Field(ge=1)

@@ -15,6 +15,7 @@ from typing import get_args
 import numpy as np
 
 from nugnn.partition.balance import normalise_shares
+from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.metis import SymmetricGraph, check_index_width
 from nugnn.planning.lacking import DoesNotFitError
@@ -24,7 +25,7 @@ from nugnn.planning.partition_rounds import FittedParts
 from nugnn.planning.partition_search import LoopMethod, PartitionSearch, WholeStep
 from nugnn.planning.share_curves import Halo, relaxed_curves
 from nugnn.planning.shares import check_whole, checked_limits, plan_shares
-from nugnn.planning.work_model import ArrayLike, WorkModel, edge_arrays, ids_array
+from nugnn.planning.work_model import WorkModel
 
 
 def partition_to_fit(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.profiles import Count, Seconds
+from nugnn.planning.profiles import Count, DeviceKind, Seconds
 from nugnn.planning.validation import what_is_wrong
 
 SCHEMA: Literal["nugnn.plan/1"] = "nugnn.plan/1"
@@ -89,7 +89,7 @@ class PlannedDevice(_Record):
 
     host: str
     name: str
-    kind: Literal["cuda", "cpu"]
+    kind: DeviceKind
     uuid: str | None = None
     multiprocessors: Count
     source: Literal["measured", "sheet"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.seconds_table import SecondsTable
 from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, make_program
 from nugnn.planning.trace import StepTrace
@@ -48,7 +48,7 @@ class DeviceWork:
     times: OperatorTimes
     runtime_bytes: int | None = None
     is_captured: bool = False
-    kind: Literal["cpu", "cuda"] | None = None
+    kind: DeviceKind | None = None
 
     @property
     def device(self) -> str:

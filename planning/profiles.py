@@ -17,6 +17,8 @@ from nugnn.planning.validation import what_is_wrong
 
 SCHEMA: Literal["nugnn.machine/1"] = "nugnn.machine/1"
 
+DeviceKind = Literal["cuda", "cpu"]
+"""How torch reaches a device."""
 Format = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 """Of numbers in a dense product; sums are in float32 or wider (int32 for int8)."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -54,7 +56,7 @@ class DeviceProfile(_Record):
     """
 
     name: str
-    kind: Literal["cuda", "cpu"]
+    kind: DeviceKind
     source: Literal["measured", "sheet"]
     uuid: str | None = None
     memory_bytes: Count

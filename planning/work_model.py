@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
+from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.planning.part_sizes import PartSizes
-
-ArrayLike = Any  # tensor, NumPy array or sequence of integers
 
 
 class WorkModel(Protocol):
@@ -170,32 +168,3 @@ def sizes_of(table: npt.NDArray[np.int64]) -> tuple[PartSizes, ...]:
 def table_of(sizes: Sequence[PartSizes]) -> npt.NDArray[np.int64]:
     """The other way."""
     return np.array([part.of_graph for part in sizes], np.int64)
-
-
-def edge_arrays(src: ArrayLike, dst: ArrayLike, num_nodes: int) -> tuple[npt.NDArray, npt.NDArray]:
-    """Both ends of each edge, as :func:`ids_array` has them.
-
-    Raises:
-        ValueError: an id is out of range, or there are not as many sources as destinations.
-    """
-    src_E, dst_E = ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")
-    if len(src_E) != len(dst_E):
-        raise ValueError(f"src has {len(src_E)} entries and dst {len(dst_E)}; each edge needs one of both")
-    return src_E, dst_E
-
-
-def ids_array(values: ArrayLike, limit: int, name: str) -> npt.NDArray:
-    """One-dimensional int32 or int64 numbers in ``[0, limit)``.
-
-    Raises:
-        ValueError: they are not.
-    """
-    ids = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if ids.size == 0:
-        return np.zeros(0, np.int64)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be one-dimensional integers, got shape {ids.shape} of {ids.dtype}")
-    if int(ids.min()) < 0 or int(ids.max()) >= limit:
-        bad = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
-        raise ValueError(f"entry {bad} of {name} is {ids[bad]}; it must be at least 0 and below {limit}")
-    return np.ascontiguousarray(ids, np.int32 if ids.dtype == np.int32 else np.int64)

@@ -16,6 +16,7 @@ import nugnn
 from nugnn import cli, limited, machine_profiles, own_times, plan_run
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
+from nugnn.fit_plan import PLAN_FILE
 from nugnn.models import GNN
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_tables import devices_table
@@ -30,7 +31,7 @@ from nugnn.planning.plan import read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.profile_run import Measured
-from nugnn.run import run_from_config
+from nugnn.run import PARTS_FILE, run_from_config
 
 CPU = DeviceProfile(
     name=processor_name(),
@@ -390,6 +391,10 @@ def test_shares_by_one_number(shares: str) -> None:
     )
     assert result.plan is not None and result.plan.shares_by == shares
     assert result.plan.shares == pytest.approx((0.5, 0.5), abs=0.02)
+
+
+def test_what_a_run_replaces_are_the_files_of_a_plan() -> None:
+    assert parts_path(Path(PLAN_FILE)).name == PARTS_FILE
 
 
 def test_one_worker_has_a_prediction_too(tmp_path: Path) -> None:

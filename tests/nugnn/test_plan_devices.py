@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nugnn import machine_profiles, plan_request
+from nugnn import machine_profiles
 from nugnn.fit_plan import request_of
 from nugnn.machine_profiles import are_devices_alike, cluster_here, kept_profile, profile_of_this_machine
 from nugnn.plan_request import found_here
@@ -94,11 +95,11 @@ def test_profiles_are_kept_by_devices_and_versions(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_run_is_told_is_one_thing() -> None:
-    request, numbers = plan_request.plan_request("even", None, None, 2)
-    assert (request, numbers) == (None, None)
-    request, numbers = plan_request.plan_request([0.3, 0.7], None, None, 2)
+    nothing: Any = (None, None, 2, "auto", None, str, str)
+    assert request_of("even", *nothing) == (None, None) == request_of(None, *nothing)
+    request, numbers = request_of([0.3, 0.7], *nothing)
     assert request is None and numbers == [0.3, 0.7]
-    request, numbers = plan_request.plan_request("flops", None, None, 2)
+    request, numbers = request_of("flops", *nothing)
     assert request is not None and request.shares_by == "flops" and numbers is None and request.limits is None
 
 

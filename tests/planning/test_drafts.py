@@ -195,3 +195,19 @@ def test_batches_add_up_and_beat_baselines(names: list[str], batch: int) -> None
     assert sum(size.batch for size in draft.sizes) == batch
     fitting = [each.step_seconds for each in draft.baselines if each.fits]
     assert draft.forecast.step_seconds <= min(fitting, default=np.inf)
+
+
+def test_a_batch_that_does_not_fit_is_refused_in_words() -> None:
+    devices = cluster("H100", "T4")
+
+    class OfBatches(LinearWork):
+        def bytes(self, part: int, sizes: PartSizes) -> int:
+            return 10**9 * sizes.batch
+
+    work = OfBatches((LinearCost(train=1.0),) * 2)
+    words = (
+        r"shares by even do not fit: 1 x Tesla T4 on host-0 needs 29\.80 GiB and has .*; --shares auto keeps to the "
+        "memories, and so may a smaller --batch-size or more --micro-batches"
+    )
+    with pytest.raises(DoesNotFitError, match=words):
+        draft_of_batch(WorkAlone(work), 64, devices, shares_by="even")
