@@ -33,28 +33,24 @@ import copy
 import functools
 import json
 import math
-import os
 import signal
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import lab_ranks
 import torch
 import torch.distributed as dist
 from harness import code_version
-from link_lab import INTERFACE, Lab, address, rate_command, why_not
+from lab_ranks import limit_rate
+from link_lab import INTERFACE, why_not
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
-
-from nugnn.launch import grants_huge_pages
 
 PAYLOAD_SHARE = 1448 / 1514
 """Of what the token bucket counts: frames of 1,514 bytes carry 1,448 of TCP with time stamps."""
@@ -75,7 +71,6 @@ HALO_WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 MEASURED = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
 """The ways that ``auto`` is compared with; gradients get no fewer than 4 bits, rows ``fp16`` for ``bf16``."""
 MODELS = ("transformer", "mlp", "gnn")
-_PORT = 29_571
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
 _PROBE_SECONDS = 0.2
 _STILL_SECONDS = 0.02
@@ -349,29 +344,12 @@ def halo_ways(ranks: Any, columns: Sequence[str], num_nodes: int, seed: int) -> 
 
 def worker(arguments: argparse.Namespace) -> None:
     """One rank: all models at all rates; rank 0 appends rows to a file as they come."""
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-    import nugnn  # noqa: F401
-    from nugnn.comm.groups import join_ranks
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://{address(0)}:{_PORT}", rank=arguments.rank, world_size=arguments.num_ranks
-    )
-    ranks = join_ranks()
+    ranks = lab_ranks.joined(arguments.rank, arguments.num_ranks)
     for model in arguments.models:
         for found in measured_model(model, ranks, arguments):
             if ranks.rank == 0:
-                with open(arguments.rows, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # as nuGNN's own workers leave: threads of gloo may abort the interpreter's end
-
-
-def _leave_with_parent() -> None:
-    os.read(0, 1)  # its end of the pipe goes with it
-    os._exit(1)
+                lab_ranks.report(arguments.rows, found)
+    lab_ranks.leave()
 
 
 def measured_model(model: str, ranks: Any, arguments: argparse.Namespace) -> Iterator[Any]:
@@ -408,11 +386,6 @@ def measured_model(model: str, ranks: Any, arguments: argparse.Namespace) -> Ite
             rows.append(asdict(row))
         yield rows
     limit_rate(None)
-
-
-def limit_rate(gbit_per_second: float | None) -> None:
-    """Of all that this rank sends from now on."""
-    subprocess.run(rate_command(gbit_per_second), check=True, capture_output=True)
 
 
 def probed(ranks: Any, rate: float | None) -> float:
@@ -620,34 +593,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(num_ranks: int, arguments: argparse.Namespace, on_line: Callable[[Any], None]) -> None:
-    """Everything on ``num_ranks`` ranks.
-
-    Raises:
-        RuntimeError: Links cannot be made, or a rank failed; with the end of what it wrote.
-    """
-    with tempfile.TemporaryDirectory() as folder, Lab(num_ranks) as lab:
-        path = Path(folder) / "rows"
-        path.touch()
-        logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
-        for rank, log in enumerate(logs):
-            command = [sys.executable, __file__, f"--rank={rank}", f"--num-ranks={num_ranks}", f"--rows={path}"]
-            command += ["--rates", *map(str, arguments.rates), "--models", *arguments.models]
-            command += ["--columns", *arguments.columns, f"--seconds={arguments.seconds}"]
-            command += [f"--nodes={arguments.nodes}", f"--seed={arguments.seed}"]
-            huge = {"THP_MEM_ALLOC_ENABLE": "1"} if grants_huge_pages() else {}  # as workers of `nugnn.fit` have it
-            lab.start(rank, command, log, {**os.environ, **huge, "OMP_NUM_THREADS": "1"})
-        with open(path, encoding="utf-8") as rows:
-            while True:
-                codes = lab.codes()
-                for line in rows:
-                    on_line(json.loads(line))
-                bad = [rank for rank, code in enumerate(codes) if code]
-                if bad:
-                    written = logs[bad[0]].read_text(errors="replace")
-                    raise RuntimeError(f"rank {bad[0]} of {num_ranks} failed:\n{written[-2000:]}")
-                if all(code == 0 for code in codes):
-                    return
-                time.sleep(0.2)
+    """Everything on ``num_ranks`` ranks; see `lab_ranks.run`."""
+    options = ["--rates", *map(str, arguments.rates), "--models", *arguments.models, "--columns", *arguments.columns]
+    options += [f"--seconds={arguments.seconds}", f"--nodes={arguments.nodes}", f"--seed={arguments.seed}"]
+    lab_ranks.run(num_ranks, __file__, options, on_line)
 
 
 class _Shown:

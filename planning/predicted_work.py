@@ -211,7 +211,7 @@ def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) ->
         gradient_wire: Of gradients.
     """
     values = number(exchange.sent)
-    if exchange.clock == "sync" and gradient_wire.name != "fp32":
+    if exchange.is_gradient and gradient_wire.name != "fp32":
         return links.coded_sum_seconds(gradient_wire.num_bytes(values))
     return links.collective_seconds(exchange.kind, number(exchange.row_bytes) * values)
 

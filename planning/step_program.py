@@ -63,7 +63,8 @@ class Exchange:
         row_bytes: Of a row on the wire, or of a value.
         sent: Rows, or values.
         received: Likewise.
-        clock: What waiting for it counts for.
+        clock: What waiting for it counts for; as the trainer does it, ``sync`` of whatever is none of halo rows.
+        is_gradient: Whether it is a sum of gradients.
         is_aside: Whether it goes through the group in which sums of gradients travel beside backward.
     """
 
@@ -74,7 +75,8 @@ class Exchange:
     row_bytes: Dim
     sent: Dim
     received: Dim
-    clock: Clock = "compute"
+    clock: Clock = "sync"
+    is_gradient: bool = False
     is_aside: bool = False
 
     @property
@@ -259,7 +261,7 @@ class _Maker:
             self._postponed, self._open = [], []
         if (phase, self._loss) in (("backward", "early"), (None, "late")):
             self._exchanges.append(_LOSS)
-            self._do(Do.BEGIN, len(self._exchanges) - 1)
+            self._do(Do.BEGIN, len(self._exchanges) - 1, _LOSS.clock)
             self._wait(len(self._exchanges) - 1)
 
     # -- exchanges -----------------------------------------------------------------------------------------------------
@@ -294,7 +296,7 @@ class _Maker:
         record = self._operators[number]
         kind, is_halo = record.attrs.get("what", record.op), record.attrs.get("what") == "halo"
         is_gradient = _is_gradient(record, self._storages)
-        clock: Clock = "halo" if is_halo else "sync" if is_gradient else "compute"
+        clock: Clock = "halo" if is_halo else "sync"
         self._exchanges.append(
             Exchange(
                 record=number,
@@ -305,6 +307,7 @@ class _Maker:
                 sent=record.sizes["sent"],
                 received=record.sizes["received"],
                 clock=clock,
+                is_gradient=is_gradient,
                 is_aside=is_gradient and record.phase == "backward" and self._sums_in_backward,
             )
         )

@@ -138,8 +138,7 @@ _MEANING = {
     "b": "backward",
     "o": "optimizer",
     "h": "halo rows",
-    "s": "sums of gradients",
-    "x": "other exchanges",
+    "s": "sums over ranks",
     ".": "waits",
     "?": "outside of these phases",
     " ": "nothing on the device",
@@ -199,8 +198,8 @@ def _letters(timeline: Timeline, rank: int, slices: int) -> str:
 def _letter(event: Event) -> str:
     if event.kind == WAIT:
         return "."
-    if event.kind == TRANSFER or event.clock != "compute":
-        return {"halo": "h", "sync": "s", "compute": "x"}[event.clock]
+    if event.clock != "compute":
+        return {"halo": "h", "sync": "s"}[event.clock]
     return _LETTERS.get(event.phase, "?")
 
 

@@ -166,19 +166,6 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "run this on Linux" in str(link_lab.why_not())
 
 
-@pytest.fixture
-def lab_here() -> None:
-    """Skips where there can be none."""
-    if (problem := link_lab.why_not()) is not None:
-        pytest.skip(problem)
-    try:
-        with Lab(2):
-            inside = ["ip", "netns", "exec", namespaces(os.getpid(), 2)[0]]
-            subprocess.run([*inside, *rate_command(1)], check=True, capture_output=True)
-    except (RuntimeError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"links of limited rate cannot be made here: {error}")
-
-
 TINY = ["--ranks=2", "--rates", "1", "--models", "gnn", "--nodes=600", "--seconds=0"]
 
 

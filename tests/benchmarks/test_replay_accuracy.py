@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import replay_accuracy
+import replay_cases
 from harness import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,13 +30,13 @@ def test_a_run_predicts_steps_of_both_families(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_configurations_follow_from_the_seed_alone() -> None:
-    sizes = replay_accuracy._Sizes(1000, 9000, 1, 2, True, {"mlp": 64, "cnn": 32, "transformer": 32})
+    sizes = replay_cases.Sizes(1000, 9000, 1, 2, True, {"mlp": 64, "cnn": 32, "transformer": 32})
 
-    def drawn(seed: int) -> list[replay_accuracy.Case]:
-        return replay_accuracy.drawn(8, seed, ["graph", "samples"], ["fp32", "bf16"], sizes)
+    def drawn(seed: int) -> list[replay_cases.Case]:
+        return replay_cases.drawn(8, seed, ["graph", "samples"], ["fp32", "bf16"], sizes)
 
     assert drawn(0) == drawn(0) != drawn(1)
-    assert {case.kind for case in replay_accuracy.drawn(40, 0, ["graph", "samples"], ["fp32"], sizes)} == {
+    assert {case.kind for case in replay_cases.drawn(40, 0, ["graph", "samples"], ["fp32"], sizes)} == {
         "gcn", "sage", "gat", "gin", "mlp", "cnn", "transformer",
     }  # fmt: skip
 

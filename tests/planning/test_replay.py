@@ -324,7 +324,7 @@ def test_a_picture_shows_each_rank_in_eighty_columns():
     # letters stand for the time that they cover, within two slices for each change from one to another
     changes = sum(a != b for a, b in itertools.pairwise(drawn))
     assert abs(100 * drawn.count(".") / len(drawn) - waiting) < 100 * (changes + 1) / len(drawn)
-    assert set(drawn) <= set("fbohsx. l")
+    assert set(drawn) <= set("fbohs. l")
     assert {"f", "b", "h"} <= set(drawn)
     signs = set("".join(line.split("|")[1][: -len("  40 % idle")] for line in lines[:2]))
     legend = "  ".join(lines[3:]).split("  ")

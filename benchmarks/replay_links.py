@@ -1,0 +1,444 @@
+"""Training steps of two ranks over links of limited rate: predicted from measured parts, and trained; needs root, tc.
+
+    python benchmarks/replay_links.py                              # 8 and 4 configurations; 6 minutes of two idle cores
+    python benchmarks/replay_links.py --rows rows/replay_links.jsonl
+    python benchmarks/replay_links.py --samples 1 --graphs 0 --rates 1 --rounds 3
+
+Each rank is a process in a network namespace of its own; what it sends passes a token bucket (`link_lab`). Models,
+widths, batches and parts are drawn by a seed before anything is measured (`replay_cases`); a batch is split unevenly,
+and so are the nodes of a graph. All configurations are reported, failures too.
+
+**Predicted** (`nugnn.planning.replay`) from three things that know nothing of the step: its trace; its operators,
+timed inside steps of one rank whose peer is not there, at other sizes, by both ranks at the same time, as they share
+the machine in the run; and the links, measured between the ranks at each rate as ``nugnn profile`` does.
+**Measured**: steps of the trainer on both ranks, at each rate in turn with the timing of operators, the slowest rank;
+of a graph with the sum of the loss over ranks that ends an epoch. Loss and parameters of both ranks have to be the
+same bits, or the configuration has no time. ``comm`` is the share of a step in which ranks wait for bytes or for each
+other, the mean of both ranks, by the replay and by the trainer's clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lab_ranks
+import torch
+from harness import Recorder, brief
+from link_lab import why_not
+from replay_cases import NUM_CLASSES, Case, Setting, Sizes, drawn, graph_setting, sample_setting
+from torch import Tensor
+
+from nugnn import seam
+from nugnn.comm.gradients import equal_everywhere
+from nugnn.comm.groups import Ranks, gather_texts
+from nugnn.graph_family import GraphFamily
+from nugnn.measured_step import Place
+from nugnn.partition.shard import Shard
+from nugnn.planning.links import Links
+from nugnn.planning.links import Place as PlaceOfRank
+from nugnn.planning.measure_links import as_links, measure_exchanges
+from nugnn.planning.measured_times import MeasuredTimes
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.replay import replay
+from nugnn.planning.step_program import passes_of
+from nugnn.planning.times_of_steps import times_of
+from nugnn.random_data import random_part, random_samples
+from nugnn.sample_family import SampleFamily
+from nugnn.shard_graph import ShardGraph
+from nugnn.traced_step import LonePart
+from nugnn.trainer import Trainer
+
+RATES = (0.3, 1.0, 3.0)
+"""Gb/s; steps without a limit are measured besides."""
+_NUM_RANKS = 2
+_IN_FEATURES, _GRAPH_CLASSES = 100, 47
+_BATCH = {"mlp": 512, "cnn": 48, "transformer": 16}
+_STEPS_BEFORE = 4
+"""Gradients travel beside backward from the second step on; memory and connections are there."""
+_STEPS_AFTER_CHANGE = 2
+"""In which TCP finds the new rate."""
+_STEPS_IN_A_ROUND = 2
+
+
+# -- configurations ----------------------------------------------------------------------------------------------------
+
+
+def cases_of(samples: int, graphs: int, seed: int, scale: float) -> list[Case]:
+    """What is drawn; each test of a case is what one of the ranks has.
+
+    Args:
+        samples: Configurations of samples.
+        graphs: Of graphs.
+        seed: Of both.
+        scale: Factor on batches and graphs.
+    """
+    batch = {kind: max(4, int(n * scale)) for kind, n in _BATCH.items()}
+    sizes = Sizes(int(8000 * scale), int(80_000 * scale), _NUM_RANKS, _NUM_RANKS, is_random=True, batch=batch)
+    of_samples = drawn(samples, seed, ["samples"], ["fp32"], sizes)
+    return of_samples + drawn(graphs, seed, ["graph"], ["fp32"], sizes)
+
+
+def agreed(tests: Sequence[PartSizes]) -> tuple[PartSizes, PartSizes]:
+    """Sizes of two parts of one graph: a rank receives what the other one sends.
+
+    >>> one, other = agreed([PartSizes(inner=90, halo=40, edges=95), PartSizes(inner=30, halo=50, edges=60)])
+    >>> (one.halo, other.sent), (other.halo, one.sent)
+    ((30, 30), (50, 50))
+    """
+    first, second = tests
+    read = min(first.halo, second.inner), min(second.halo, first.inner)
+    return (
+        dataclasses.replace(first, halo=read[0], sent=read[1], edges=max(first.edges, read[0])),
+        dataclasses.replace(second, halo=read[1], sent=read[0], edges=max(second.edges, read[1])),
+    )
+
+
+def two_parts(sizes: Sequence[PartSizes]) -> tuple[Shard, Shard]:
+    """Both parts of one random graph, of sizes as `agreed` gives them."""
+    parts = [random_part(each, _IN_FEATURES, _GRAPH_CLASSES, multilabel=False, num_parts=2) for each in sizes]
+    counts = {"num_nodes_global": "inner", "num_edges_global": "edges", "num_train_global": "train"}
+    of_whole: dict[str, Any] = {name: sum(getattr(each, count) for each in sizes) for name, count in counts.items()}
+    uses = [torch.bincount(part.indices.long(), minlength=part.num_local) for part in parts]
+    found = []
+    for rank, own in enumerate(parts):
+        peer = 1 - rank
+        other, own_uses, other_uses = parts[peer], uses[rank], uses[peer]
+        nodes_before, edges_before = rank * sizes[0].inner, rank * sizes[0].edges
+        splits = {"send_splits": len(own.send_rows), "recv_splits": own.num_halo}
+        found.append(
+            dataclasses.replace(
+                own, rank=rank, **of_whole, **{name: (n, 0) if rank else (0, n) for name, n in splits.items()},
+                global_node_ids=own.global_node_ids + nodes_before,
+                halo_global_ids=other.send_rows + peer * sizes[0].inner,
+                global_edge_ids=own.global_edge_ids + edges_before, edge_starts=own.edge_starts + edges_before,
+                out_degrees=own_uses[: own.num_inner].index_add(0, own.send_rows, other_uses[other.num_inner :]),
+            )
+        )  # fmt: skip
+    return found[0], found[1]
+
+
+@dataclasses.dataclass(eq=False)
+class Pair:
+    """A case on two ranks.
+
+    Args:
+        setting: For operators.
+        sizes: Of each rank.
+    """
+
+    setting: Setting
+    sizes: tuple[PartSizes, PartSizes]
+
+    @classmethod
+    def of(cls, case: Case) -> Pair:
+        if case.family == "graph":
+            setting = graph_setting(case, "cpu", _NUM_RANKS, None)
+            return cls(setting, agreed(setting.tests))
+        setting = sample_setting(case, "cpu", _NUM_RANKS)
+        return cls(setting, (setting.tests[0], setting.tests[1]))
+
+    def trainer(self, ranks: Ranks) -> Trainer:
+        """Of this rank; a collective call."""
+        setting = self.setting
+        if not setting.sample:
+            seam.install()
+            shard = two_parts(self.sizes)[ranks.rank]
+            return setting.trainer(LonePart(ShardGraph(shard, ranks), shard.train_rows))
+        batches = [each.batch for each in self.sizes]
+        data = random_samples(setting.sample, 4 * sum(batches), NUM_CLASSES)
+        family = SampleFamily(copy.deepcopy(setting.model), data, ranks, sizes=batches)
+        return Trainer(family, check_replicas=0)
+
+
+# -- a rank ------------------------------------------------------------------------------------------------------------
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """One rank: all configurations; rank 0 reports rows as they come."""
+    ranks: Ranks = lab_ranks.joined(arguments.rank, arguments.num_ranks)
+    rates = [None, *arguments.rates]
+    links = [measured_links(ranks, rate, arguments.link_seconds) for rate in rates]
+    cases = cases_of(arguments.samples, arguments.graphs, arguments.seed, arguments.scale)
+    for number, case in enumerate(cases):
+        for row in rows_of(case, ranks, rates, links, arguments.rounds):
+            if ranks.rank == 0:
+                lab_ranks.report(arguments.rows, {"number": number, **row})
+    lab_ranks.leave()
+
+
+def measured_links(ranks: Ranks, rate: float | None, seconds: float) -> Links:
+    """As ``nugnn profile`` measures them, and a cluster of one host has them; a collective call."""
+    lab_ranks.limit_rate(rate)
+    exchanges = measure_exchanges(ranks, seconds=seconds)
+    found = as_links(exchanges, ["cpu"] * ranks.world_size, is_nccl=ranks.carries_cuda)
+    return Links.of_places([PlaceOfRank(host=0)] * ranks.world_size, {0: found})
+
+
+def rows_of(
+    case: Case, ranks: Ranks, rates: Sequence[float | None], links: Sequence[Links], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each rate; a collective call. What cannot be made on one rank is an error on all."""
+    lab_ranks.limit_rate(None)
+    said: dict[str, Any] = about(case)
+    problem, pair = "", None
+    try:
+        pair = Pair.of(case)
+    except Exception as error:  # a configuration that cannot run is rows, too
+        problem = brief(error)
+    problems = [each for each in gather_texts(ranks, problem) if each]
+    if problems or pair is None:
+        yield from ({**said, "rate": rate, "error": problems[0]} for rate in rates)
+        return
+    said["sizes"] = [dataclasses.asdict(each) for each in pair.sizes]
+    table, runs = measured(pair, ranks, rates, rounds)
+    lab_ranks.limit_rate(None)
+    texts = gather_texts(ranks, json.dumps({"table": table.to_json(), "runs": [run.seconds for run in runs]}))
+    same = all(run.is_agreed for run in runs)
+    if ranks.rank != 0:
+        return
+    all_said = [json.loads(each) for each in texts]
+    tables = [MeasuredTimes.model_validate_json(each["table"]) for each in all_said]
+    for number, (rate, link) in enumerate(zip(rates, links, strict=True)):
+        row = {**said, "rate": rate, **predicted(pair, tables, link)}
+        row |= told([each["runs"][number] for each in all_said]) if same else {"error": "ranks do not agree"}
+        yield row
+
+
+def about(case: Case) -> dict[str, Any]:
+    """Columns of a row that are known before anything is measured."""
+    return {"case": case.name, "family": case.family, "precision": case.precision}
+
+
+@dataclasses.dataclass(eq=False)
+class Run:
+    """Steps of the trainer at one rate, on this rank.
+
+    Args:
+        seconds: Of each, ``step``, and of it ``halo`` and ``sync``.
+        is_agreed: Whether losses were the same numbers on all ranks, and parameters the same bits at the end.
+    """
+
+    seconds: dict[str, list[float]] = dataclasses.field(default_factory=lambda: {"step": [], "halo": [], "sync": []})
+    is_agreed: bool = True
+
+
+def measured(pair: Pair, ranks: Ranks, rates: Sequence[float | None], rounds: int) -> tuple[MeasuredTimes, list[Run]]:
+    """Operators of this rank, and steps of both at each rate, in turns; a collective call."""
+    places = [Place(pair.setting.trainer(each), each) for each in pair.setting.ladder]
+    trainer = pair.trainer(ranks)
+    step = stepped(trainer)
+    for place in places:
+        _meet(ranks)
+        place.warm_up()
+    for _ in range(_STEPS_BEFORE):
+        step()
+    runs = [Run() for _ in rates]
+    for _ in range(rounds):
+        lab_ranks.limit_rate(None)
+        for place in places:
+            _meet(ranks)
+            place.time_whole()
+            _meet(ranks)
+            place.time_inside()
+        for rate, run in zip(rates, runs, strict=True):
+            lab_ranks.limit_rate(rate)
+            for _ in range(_STEPS_AFTER_CHANGE):
+                step()
+            losses = [timed(step, ranks, run) for _ in range(_STEPS_IN_A_ROUND)]
+            known = [torch.tensor(losses), *trainer.model.parameters()]
+            run.is_agreed &= equal_everywhere(known, ranks) and all(map(math.isfinite, losses))
+    found = [(place.sizes, place.laps) for place in places]
+    return times_of(pair.setting.trace, found, places[0].device), runs
+
+
+def stepped(trainer: Trainer) -> Callable[[], Tensor | float]:
+    """What makes one step of the trainer and gives its loss: of a graph, whose step is an epoch, that over all ranks.
+
+    Of samples, which are read beforehand and whose loss is summed once an epoch, it is the rank's own share.
+    """
+    if isinstance(trainer.family, GraphFamily):
+        return trainer.train_epoch
+    works = itertools.cycle(list(trainer.family.steps(0)))
+    trainer.model.train()
+    return lambda: trainer.step(next(works))
+
+
+def timed(step: Callable[[], Tensor | float], ranks: Ranks, run: Run) -> float:
+    """Time one step, which all ranks begin at once; its loss over all ranks."""
+    _meet(ranks)
+    ranks.clock.take()
+    begin = time.perf_counter()
+    loss = step()
+    run.seconds["step"].append(time.perf_counter() - begin)
+    halo, sync = ranks.clock.take()
+    run.seconds["halo"].append(halo)
+    run.seconds["sync"].append(sync)
+    return float(ranks.sum_(loss.clone())) if isinstance(loss, Tensor) else loss
+
+
+def _meet(ranks: Ranks) -> None:
+    ranks.sum_(torch.zeros(1))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict[str, Any]:
+    """Columns of a row: the step by the replay."""
+    steps = [pair.setting.trace.at(each) for each in pair.sizes]
+    overlap = passes_of("auto", is_nccl=False, num_hosts=1)
+    timeline = replay(steps, tables, links, overlap=overlap)
+    seconds = [timeline.seconds(rank) for rank in range(links.num_ranks)]
+    return {
+        "predicted_seconds": timeline.makespan,
+        "predicted_comm": statistics.fmean((each["halo"] + each["sync"]) / each["epoch"] for each in seconds),
+        "predicted_parts": seconds,
+        "link_bytes_per_second": float(links.bytes_per_second[0, 1]),
+        "link_latency_seconds": float(links.latency_seconds[0, 1]),
+    }
+
+
+def told(runs: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
+    """Columns of a row: the steps of all ranks that were trained."""
+    slowest = sorted(max(each) for each in zip(*(run["step"] for run in runs), strict=True))
+    last = len(slowest) - 1
+    shares = [
+        (halo + sync) / step
+        for run in runs
+        for step, halo, sync in zip(run["step"], run["halo"], run["sync"], strict=True)
+    ]
+    parts = [{name: statistics.median(each) for name, each in run.items()} for run in runs]
+    return {
+        "measured_seconds": statistics.median(slowest),
+        "p20_seconds": slowest[round(0.2 * last)],
+        "p80_seconds": slowest[round(0.8 * last)],
+        "steps": len(slowest),
+        "measured_comm": statistics.fmean(shares),
+        "measured_parts": parts,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people, at most 80 columns."""
+    rate = "none" if row["rate"] is None else f"{row['rate']:g}"
+    head = f"{row['case'].removesuffix(' fp32')[:33]:33}{rate:>5}"
+    if "error" in row:
+        return f"{head} {row['error']}"[:80]
+    error = row["predicted_seconds"] / row["measured_seconds"] - 1
+    spread = f"{1e3 * row['p20_seconds']:.0f}-{1e3 * row['p80_seconds']:.0f}"
+    return (
+        f"{head}{1e3 * row['predicted_seconds']:7.1f}{1e3 * row['measured_seconds']:7.1f}{spread:>9}{error:+7.1%}"
+        f"{100 * row['predicted_comm']:5.0f}{100 * row['measured_comm']:4.0f} %"
+    )
+
+
+HEADING = f"{'configuration':33}{'Gb/s':>5}{'model':>7}{'ms':>7}{'p20-p80':>9}{'error':>7}{'comm, was':>12}"
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Errors by family and rate, of rows that have a time, and how many have none."""
+    found = []
+    for family in ("samples", "graph"):
+        own = [row for row in rows if row["family"] == family]
+        rates = list(dict.fromkeys(row["rate"] for row in own))
+        for rate in rates:
+            found.append(_errors([row for row in own if row["rate"] == rate], family, _named(rate)))
+        if limited := [row for row in own if row["rate"] is not None]:
+            found.append(_errors(limited, family, "all rates"))
+    return found
+
+
+def _named(rate: float | None) -> str:
+    return "no limit" if rate is None else f"{rate:g} Gb/s"
+
+
+def _errors(rows: Sequence[dict[str, Any]], family: str, rate: str) -> str:
+    good = [row for row in rows if "error" not in row]
+    errors = [row["predicted_seconds"] / row["measured_seconds"] - 1 for row in good]
+    said = f"{family:8}{rate:10}{len(good):3} steps"
+    if errors:
+        sizes = [abs(error) for error in errors]
+        said += f": mean absolute error {statistics.fmean(sizes):.1%} (largest {max(sizes):.1%}), mean "
+        said += f"{statistics.fmean(errors):+.1%}"
+    return said + (f"; {len(rows) - len(good)} failed" if len(good) < len(rows) else "")
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=8, help="configurations of samples")
+    parser.add_argument("--graphs", type=int, default=4, help="configurations of graphs")
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
+    parser.add_argument("--rounds", type=int, default=7, help="of two steps at each rate, and two at each other size")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
+    parser.add_argument("--link-seconds", type=float, default=2.0, help="for measuring links at each rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--num-ranks", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(given)
+    if min(arguments.rates) <= 0:
+        parser.error("--rates: Gb/s above 0")
+    if arguments.rounds < 1:
+        parser.error("--rounds: 1 at least")
+    return arguments
+
+
+def missing(cases: Iterable[Case], rates: Sequence[float | None], rows: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """Cases and rates without a row."""
+    known = {(row["number"], row["rate"]) for row in rows}
+    for (number, case), rate in itertools.product(enumerate(cases), rates):
+        if (number, rate) not in known:
+            yield {"number": number, "rate": rate, **about(case)}
+
+
+def main(given: list[str] | None = None) -> int:
+    """Print rows and their errors; 0, 1 where a rank failed, or 2 where such links cannot be made."""
+    arguments = parse(given)
+    if arguments.rank is not None:
+        worker(arguments)
+        return 0
+    if (problem := why_not()) is not None:
+        print(f"replay_links.py: {problem}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    torch.set_num_threads(1)  # as the ranks, for the rows
+    begin, recorder = time.perf_counter(), Recorder(arguments.rows, torch.device("cpu"), line)
+    options = ["--rates", *map(str, arguments.rates), f"--link-seconds={arguments.link_seconds}"]
+    options += [f"--{name}={getattr(arguments, name)}" for name in ("samples", "graphs", "rounds", "scale", "seed")]
+    print(HEADING, flush=True)
+    same = {"kind": "step of two ranks", "seed": arguments.seed, "scale": arguments.scale}
+    failed = ""
+    try:
+        lab_ranks.run(_NUM_RANKS, __file__, options, lambda row: recorder.add(same | row))
+    except RuntimeError as error:
+        failed = str(error)
+    cases = cases_of(arguments.samples, arguments.graphs, arguments.seed, arguments.scale)
+    for row in missing(cases, [None, *arguments.rates], recorder.rows):
+        recorder.add(same | row | {"error": failed.strip().splitlines()[-1][:160] if failed else "not reported"})
+    print("", *summary(recorder.rows), f"{time.perf_counter() - begin:.0f} s", sep="\n", flush=True)
+    if failed:
+        print(f"replay_links.py: {failed}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
