@@ -48,7 +48,7 @@ from nugnn.measured_step import Place
 from nugnn.partition.shard import Shard
 from nugnn.planning.links import Links
 from nugnn.planning.links import Place as PlaceOfRank
-from nugnn.planning.measure_links import as_links, measure_exchanges
+from nugnn.planning.measure_links import as_links, measure_exchanges, measure_sums
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.replay import replay
@@ -181,8 +181,9 @@ def worker(arguments: argparse.Namespace) -> None:
 def measured_links(ranks: Ranks, rate: float | None, seconds: float) -> Links:
     """As ``nugnn profile`` measures them, and a cluster of one host has them; a collective call."""
     lab_ranks.limit_rate(rate)
-    exchanges = measure_exchanges(ranks, seconds=seconds)
-    found = as_links(exchanges, ["cpu"] * ranks.world_size, is_nccl=ranks.carries_cuda)
+    exchanges = measure_exchanges(ranks, seconds=seconds / 2)
+    sums = measure_sums(ranks, seconds=seconds / 2)
+    found = as_links(exchanges, ["cpu"] * ranks.world_size, is_nccl=ranks.carries_cuda, sums=sums)
     return Links.of_places([PlaceOfRank(host=0)] * ranks.world_size, {0: found})
 
 
@@ -307,6 +308,7 @@ def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict
         "predicted_parts": seconds,
         "link_bytes_per_second": float(links.bytes_per_second[0, 1]),
         "link_latency_seconds": float(links.latency_seconds[0, 1]),
+        "link_sums": dataclasses.asdict(links.sums_inside[0]),
     }
 
 

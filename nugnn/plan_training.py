@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -251,6 +251,7 @@ class TrainingPlan:
             "subject": [self._subject.settings, self._subject.precision, self._subject.overlap],
             "devices": [device.profile.model_dump_json() for device in self.cluster.devices],
             "links": [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.hosts, links.is_nccl],
+            "sums": {host: astuple(sums) for host, sums in links.sums_inside.items()},
             "shares": [self.request.shares_by, self.request.shares],
             "times": None if self._times is None else {kind: x.to_json() for kind, x in self._times.items()},
             "versions": tool_versions("kaminpar" if partitioner == "kaminpar" else "metis"),

@@ -22,6 +22,7 @@ from nugnn.launch import WorkerFailed, launch, num_cores
 from nugnn.limited import check_on_devices, cores_of
 from nugnn.planning import device_facts
 from nugnn.planning.limits import DeviceLimits, parse_limits
+from nugnn.planning.links import Sums
 from nugnn.planning.measure_links import Exchange, as_links
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.process_state import host_memory
@@ -99,7 +100,7 @@ def profile_machine(
                 raise
             lost = f"links between devices could not be measured: {failed.message.splitlines()[0]}"
         found = [_read(folder / device_file(rank)) for rank in range(len(workers))]
-        links = _read(folder / LINKS) if not lost else {"exchanges": [], "is_nccl": False}
+        links = _read(folder / LINKS) if not lost else {"exchanges": [], "sums": None, "is_nccl": False}
     return Measured(
         _merged(found, links),
         tuple(note for each in found for note in each["notes"]) + ((lost,) if lost else ()),
@@ -134,7 +135,7 @@ def limits_of_devices(text: str, device: str, num_gpus: int) -> tuple[DeviceLimi
 
 
 def seconds_of_parts(seconds: float, num_gpus: int, *, with_cpu: bool) -> dict[str, float]:
-    """How long each worker may time its GPU, the CPU, copies to the host, and exchanges: together ``seconds``.
+    """How long each worker may time its GPU, the CPU, copies to the host, exchanges and sums: together ``seconds``.
 
     GPUs are measured at once, copies one after the other.
 
@@ -182,10 +183,12 @@ def _merged(found: list[dict[str, Any]], links: dict[str, Any]) -> MachineProfil
         for one in links["exchanges"]
     ]
     names = [each["name"] for each in found]
+    sums = None if links["sums"] is None else Sums(**links["sums"])
+    between = as_links(exchanges, names, is_nccl=links["is_nccl"], sums=sums)
     return MachineProfile(
         schema=SCHEMA,
         devices=tuple(devices),
-        links=(*sorted(copies, key=lambda link: link.ends), *as_links(exchanges, names, is_nccl=links["is_nccl"])),
+        links=(*sorted(copies, key=lambda link: link.ends), *between),
         versions=device_facts.versions(has_gpu=any(device.kind == "cuda" for device in devices)),
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )

@@ -21,8 +21,9 @@ from nugnn.limited import apply_limits
 from nugnn.planning.device_facts import device_uuid
 from nugnn.planning.fitting import reason
 from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.links import Sums
 from nugnn.planning.measure import measure_device
-from nugnn.planning.measure_links import measure_copies, measure_exchanges
+from nugnn.planning.measure_links import Exchange, measure_copies, measure_exchanges, measure_sums
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 from nugnn.worker_process import WorkerContext
 
@@ -68,10 +69,15 @@ def main(context: WorkerContext) -> None:
     _leave(context.job_folder / device_file(context.rank), found)
     _meet(context)
     ranks = join_ranks(context.timeout, context.pulse, device)
-    exchanges = measure_exchanges(ranks, seconds=seconds["exchanges"]) if seconds["exchanges"] else ()
+    exchanges: tuple[Exchange, ...] = ()
+    sums: Sums | None = None
+    if seconds["exchanges"]:
+        each = seconds["exchanges"] / (1 if ranks.carries_cuda else 2)
+        exchanges, sums = measure_exchanges(ranks, seconds=each), measure_sums(ranks, seconds=each)
     if context.rank == 0:
         plain = [asdict(exchange) for exchange in exchanges]
-        _leave(context.job_folder / LINKS, {"exchanges": plain, "is_nccl": ranks.carries_cuda})
+        found_sums = None if sums is None else asdict(sums)
+        _leave(context.job_folder / LINKS, {"exchanges": plain, "sums": found_sums, "is_nccl": ranks.carries_cuda})
     _meet(context)
     leave_ranks(ranks)
 

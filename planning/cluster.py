@@ -39,6 +39,7 @@ from nugnn.planning.cluster_file import (
 from nugnn.planning.cluster_links import (
     LATENCY_BETWEEN,
     LATENCY_INSIDE,
+    Way,
     link_inside,
     linked,
     rates_of,
@@ -257,7 +258,7 @@ class _Builder:
         }
         is_nccl = uses_nccl(devices)
 
-        def link(a: int, b: int) -> tuple[float, float]:
+        def link(a: int, b: int) -> Way:
             one, other = devices[a], devices[b]
             fields = pairs.get(frozenset((one.host, other.host)))
             if one.host != other.host:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.datasheet import SheetError, sheet_of
-from nugnn.planning.links import LOOPBACK, Links
+from nugnn.planning.links import CPU, LOOPBACK, Links, Sums
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 30e-6
@@ -28,10 +28,24 @@ class Placed(Protocol):
     def profile(self) -> DeviceProfile: ...
 
 
-def rates_of(fields: LinkFields | None, latency_seconds: float) -> tuple[float, float]:
-    """Bytes a second and seconds of a described link; ``latency_seconds`` where it says none."""
+class Way(NamedTuple):
+    """From one device to another.
+
+    Args:
+        bytes_per_second: One way, while the other way is as busy.
+        latency_seconds: Of an exchange without bytes.
+        sums: Over devices of the host, where they were measured.
+    """
+
+    bytes_per_second: float
+    latency_seconds: float
+    sums: Sums | None = None
+
+
+def rates_of(fields: LinkFields | None, latency_seconds: float) -> Way:
+    """Of a described link; ``latency_seconds`` where it says none."""
     assert fields is not None, "checked before: every pair has a link"
-    return fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6
+    return Way(fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6)
 
 
 def uses_nccl(devices: Sequence[Placed]) -> bool:
@@ -40,18 +54,21 @@ def uses_nccl(devices: Sequence[Placed]) -> bool:
     return all(device.profile.kind == "cuda" for device in devices) and len(set(own)) == len(own)
 
 
-def link_inside(
-    one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool
-) -> tuple[float, float]:
-    """Bytes a second and latency between two devices of a host: as it was measured, else as data sheets say."""
+def link_inside(one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool) -> Way:
+    """Between two devices of a host: as it was measured, else as data sheets say."""
     via = "nccl" if is_nccl else "gloo"
     measured = [link for link in links if link.between == "devices" and link.via == via]
-    exact = [link for link in measured if link.ends and set(link.ends) == {one.uuid, other.uuid}]
+    exact = [link for link in measured if link.ends and set(link.ends) == {_end(one), _end(other)}]
     for link in exact or [link for link in measured if not link.ends]:
-        return link.bytes_per_second, link.latency_seconds
+        return Way(link.bytes_per_second, link.latency_seconds, Sums.of(link))
     if not is_nccl:
-        return LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds
-    return min(_reach(one), _reach(other)), LATENCY_INSIDE
+        return Way(LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds)
+    return Way(min(_reach(one), _reach(other)), LATENCY_INSIDE)
+
+
+def _end(profile: DeviceProfile) -> str:
+    """What a link calls it."""
+    return profile.uuid or CPU
 
 
 def _reach(profile: DeviceProfile) -> float:
@@ -79,14 +96,14 @@ def _copy_seconds(profile: DeviceProfile, links: Sequence[LinkProfile]) -> float
 
 def linked(
     devices: Sequence[Placed],
-    link: Callable[[int, int], tuple[float, float]],
+    link: Callable[[int, int], Way],
     measured: Mapping[int, Sequence[LinkProfile]],
 ) -> Links:
     """Links of all pairs; hosts are numbered as they come.
 
     Args:
         devices: In the order of ranks.
-        link: Bytes a second and latency between two of them, by number; asked once for each pair of alike devices.
+        link: Between two of them, by number; asked once for each pair of alike devices.
         measured: Links that were measured, by the number of a host.
     """
     count = len(devices)
@@ -94,16 +111,19 @@ def linked(
     number_of = {name: number for number, name in enumerate(dict.fromkeys(device.host for device in devices))}
     hosts = tuple(number_of[device.host] for device in devices)
     cards: dict[int, float] = {}
-    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+    known: dict[tuple[Any, ...], Way] = {}
+    sums_inside: dict[int, Sums] = {}
     keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
     for a in range(count):
         for b in range(a):
             key = (keys[a], keys[b])
             if key not in known:
                 known[key] = link(a, b)
-            rate, latency = known[key]
+            rate, latency, sums = known[key]
             rates[a, b] = rates[b, a] = rate
             latencies[a, b] = latencies[b, a] = latency
+            if sums is not None:
+                sums_inside[hosts[a]] = sums
             if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
                 for host in (hosts[a], hosts[b]):
                     cards[host] = max(cards.get(host, 0.0), rate)
@@ -113,4 +133,4 @@ def linked(
         staging = np.array(
             [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
         )
-    return Links(rates, latencies, hosts, cards, staging, is_nccl)
+    return Links(rates, latencies, hosts, cards, staging, is_nccl, sums_inside)

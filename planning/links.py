@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 LOOPBACK = LinkProfile(between="devices", via="gloo", bytes_per_second=1.5e9, latency_seconds=1e-4)
 """Between two processes of one host, through sockets, where nobody has measured it: assumed."""
-_CPU = "cpu"
+CPU = "cpu"
 """What links call it."""
 _SPREADING = 20
 """Rounds in which a table is fitted to the totals of its rows and columns."""
@@ -42,6 +42,27 @@ class Place:
     device: str | None = None
 
 
+@dataclass(frozen=True)
+class Sums:
+    """The ring in which gloo adds up over the ranks of a host, as it was measured.
+
+    Args:
+        bytes_per_second: That each rank passes on. Sums are made in memory that is kept, in pieces that follow each
+            other, so this is not the rate of an exchange.
+        latency_seconds: Of one of the ``2 (P - 1)`` messages that a sum of few bytes is.
+    """
+
+    bytes_per_second: float
+    latency_seconds: float
+
+    @classmethod
+    def of(cls, link: LinkProfile) -> Sums | None:
+        """As the link has it."""
+        if link.sum_bytes_per_second is None or link.sum_latency_seconds is None:
+            return None
+        return cls(link.sum_bytes_per_second, link.sum_latency_seconds)
+
+
 @dataclass(frozen=True, eq=False)
 class Links:
     """Between all ranks of a run.
@@ -60,6 +81,8 @@ class Links:
             in; zeros when None.
         is_nccl: Whether the transport is NCCL, which begins a sum at once, and not gloo, whose sums are a chain of
             messages.
+        sums_inside: Over the ranks of each host, by the host's number; where a host is left out, and between hosts,
+            sums go at the rate and the latency of exchanges.
 
     Raises:
         ValueError: Sizes do not fit; a rate is not positive, or a latency negative.
@@ -71,6 +94,7 @@ class Links:
     host_bytes_per_second: Mapping[int, float]
     staging_seconds_per_byte: Floats | None = None
     is_nccl: bool = False
+    sums_inside: Mapping[int, Sums] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = (len(self.hosts), len(self.hosts))
@@ -124,11 +148,14 @@ class Links:
         )  # fmt: skip
         num_ranks = len(places)
         rates, latencies = np.full((num_ranks, num_ranks), np.inf), np.zeros((num_ranks, num_ranks))
+        sums_inside: dict[int, Sums] = {}
         for i, one in enumerate(places):
             for j, other in enumerate(places[:i]):
                 if one.host == other.host:
                     link = _inside(one, other, inside.get(one.host, ()), is_nccl=is_nccl)
                     rate, latency = link.bytes_per_second, link.latency_seconds
+                    if (sums := Sums.of(link)) is not None:
+                        sums_inside[one.host] = sums
                 else:
                     pair = [card for place in (one, other) if (card := cards.get(place.host)) is not None]
                     if len(pair) < 2:
@@ -143,7 +170,7 @@ class Links:
         hosts = tuple(place.host for place in places)
         shared = {host: card.bytes_per_second for host, card in cards.items() if card is not None}
         staging = None if is_nccl else np.array([_staging(place, inside.get(place.host, ())) for place in places])
-        return cls(rates, latencies, hosts, shared, staging, is_nccl)
+        return cls(rates, latencies, hosts, shared, staging, is_nccl, sums_inside)
 
     def among(self, ranks: Sequence[int]) -> Links:
         """Between some of the ranks alone, in the order given, over the same transport."""
@@ -157,6 +184,7 @@ class Links:
             cards,
             None if staging is None else staging[list(ranks)],
             self.is_nccl,
+            {host: sums for host, sums in self.sums_inside.items() if host in hosts},
         )
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -224,14 +252,17 @@ class Links:
         """Bytes a second of the slowest link of a ring in the order of ranks, and the longest latency in it."""
         ranks = np.arange(self.num_ranks)
         after = np.roll(ranks, -1)
-        rates, latency = self.bytes_per_second[ranks, after].copy(), float(self.latency_seconds[ranks, after].max())
+        rates, latencies = self.bytes_per_second[ranks, after].copy(), self.latency_seconds[ranks, after].copy()
         hosts = np.array(self.hosts)
         across = hosts != hosts[after]
+        for host, sums in self.sums_inside.items():
+            inside = ~across & (hosts == host)
+            rates[inside], latencies[inside] = sums.bytes_per_second, sums.latency_seconds
         for host, rate in self.host_bytes_per_second.items():
             for out in (hosts == host, hosts[after] == host):
                 leaving = across & out
                 rates[leaving] = np.minimum(rates[leaving], rate / max(int(leaving.sum()), 1))
-        return float(rates.min()), latency
+        return float(rates.min()), float(latencies.max())
 
     def collective_seconds(self, kind: str, num_bytes: float) -> float:
         """Of a collective by its name: ``all_reduce``; ``gather`` of so many bytes of each; ``broadcast``.
@@ -321,7 +352,7 @@ def _ratio(wanted: Floats, found: Floats) -> Floats:
 
 def _inside(one: Place, other: Place, links: Sequence[LinkProfile], *, is_nccl: bool) -> LinkProfile:
     """Between two ranks of a host; the pair's own link before one for all pairs."""
-    ends = {one.device or _CPU, other.device or _CPU}
+    ends = {one.device or CPU, other.device or CPU}
     pairs = [link for link in links if link.between == "devices" and (link.via == "gloo") is not is_nccl]
     if found := _first([link for link in pairs if set(link.ends) == ends], [link for link in pairs if not link.ends]):
         return found

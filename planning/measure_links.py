@@ -1,4 +1,4 @@
-"""How bytes get from a device to another one and to its host: rates one way while the other way is as busy."""
+"""How bytes get from a device to others and to its host, one way while the other way is as busy; how ranks add up."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_auto import median_seconds, rounds_of_pairs
 from nugnn.kernels.green_context import new_stream
 from nugnn.planning.fitting import WrongResult, largest_that_fits
+from nugnn.planning.links import Sums
 from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.timing import seconds_of
 
@@ -23,6 +24,8 @@ _NCCL_BYTES, _GLOO_BYTES, _COPY_BYTES = 256 << 20, 64 << 20, 256 << 20
 _TINY_BYTES = 8
 """An exchange of nothing would not take place."""
 _LATENCY_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 20, 3, 30
+_SUMS_IN_A_ROW = 10
+"""Which all ranks come to at once, as they do not after a meeting."""
 _SAME = 1.1
 """Links whose rates differ by less are of one kind."""
 
@@ -102,6 +105,39 @@ def measure_exchanges(ranks: Ranks, *, seconds: float) -> tuple[Exchange, ...]:
     return tuple(sorted(found, key=lambda exchange: exchange.ends))
 
 
+def measure_sums(ranks: Ranks, *, seconds: float) -> Sums | None:
+    """Of all ranks together, as the gradients of a graph and statistics of batches are added up; a collective call.
+
+    Args:
+        ranks: Who takes part, all idle, on one host.
+        seconds: For all of it.
+
+    Returns:
+        The same on every rank; None where NCCL adds up, or nobody does.
+    """
+    if ranks.carries_cuda or not ranks.is_split:
+        return None
+
+    def taken(num_values: int, rounds: int, in_a_row: int) -> float:
+        x = torch.zeros(num_values)
+
+        def run() -> None:
+            for _ in range(in_a_row):
+                ranks.sum_(x)
+
+        run()
+        return float(ranks.max_(torch.tensor(median_seconds(run, ranks, rounds), dtype=torch.float64))) / in_a_row
+
+    with ranks.pulse.waiting("measuring sums"):
+        latency = taken(1, _LATENCY_ROUNDS, _SUMS_IN_A_ROW)
+        probe = max(taken(_PROBE_BYTES // 4, _LEAST_ROUNDS, 1), 1e-6)
+        size = int(np.clip(_PROBE_BYTES * seconds / 10 / probe, _PROBE_BYTES, _GLOO_BYTES)) // 4
+        whole = taken(size, int(np.clip(seconds / (probe * 4 * size / _PROBE_BYTES), _LEAST_ROUNDS, _MOST_ROUNDS)), 1)
+    messages = 2 * (ranks.world_size - 1)
+    passed_on = messages * 4 * size / ranks.world_size
+    return Sums(passed_on / max(whole - latency, whole / 2), latency / messages)
+
+
 @dataclass(frozen=True, eq=False)
 class _Turn:
     """Each rank exchanges with its partner, ranks without one with nobody."""
@@ -138,8 +174,16 @@ class _Turn:
         return [num_bytes if rank == partner else 0 for rank in range(self.ranks.world_size)]
 
 
-def as_links(exchanges: Sequence[Exchange], names: Sequence[str], *, is_nccl: bool) -> tuple[LinkProfile, ...]:
+def as_links(
+    exchanges: Sequence[Exchange], names: Sequence[str], *, is_nccl: bool, sums: Sums | None = None
+) -> tuple[LinkProfile, ...]:
     """One link for all pairs where their rates are the same within a tenth, else one for each pair.
+
+    Args:
+        exchanges: Of every pair.
+        names: Of the devices, by rank.
+        is_nccl: Whether NCCL carried them.
+        sums: Of all ranks together; every link has them.
 
     >>> pairs = [Exchange((0, 1), 100.0, 1e-5), Exchange((0, 2), 104.0, 2e-5), Exchange((1, 2), 102.0, 3e-5)]
     >>> [(link.ends, link.bytes_per_second) for link in as_links(pairs, ["a", "b", "c"], is_nccl=True)]
@@ -152,18 +196,20 @@ def as_links(exchanges: Sequence[Exchange], names: Sequence[str], *, is_nccl: bo
     latencies = [exchange.latency_seconds for exchange in exchanges]
     via = "nccl" if is_nccl else "gloo"
     if len(exchanges) > 1 and max(rates) < _SAME * min(rates):
-        return (_link((), via, statistics.median(rates), statistics.median(latencies)),)
+        return (_link((), via, statistics.median(rates), statistics.median(latencies), sums),)
     return tuple(
-        _link((names[exchange.ends[0]], names[exchange.ends[1]]), via, rate, latency)
+        _link((names[exchange.ends[0]], names[exchange.ends[1]]), via, rate, latency, sums)
         for exchange, rate, latency in zip(exchanges, rates, latencies, strict=True)
     )
 
 
-def _link(ends: tuple[()] | tuple[str, str], via: str, rate: float, latency: float) -> LinkProfile:
+def _link(ends: tuple[()] | tuple[str, str], via: str, rate: float, latency: float, sums: Sums | None) -> LinkProfile:
     return LinkProfile(
         between="devices",
         ends=ends,
         via=via,  # type: ignore[arg-type]
         bytes_per_second=rate,
         latency_seconds=latency,
+        sum_bytes_per_second=None if sums is None else sums.bytes_per_second,
+        sum_latency_seconds=None if sums is None else sums.latency_seconds,
     )

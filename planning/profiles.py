@@ -9,9 +9,9 @@ Files come from other people's machines: they are checked when they are read, an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nugnn.planning.validation import what_is_wrong
 
@@ -80,6 +80,9 @@ class LinkProfile(_Record):
         via: ``nccl``, ``gloo``, ``copy`` (host and device), or ``sheet``.
         bytes_per_second: One way, while the other way is as busy.
         latency_seconds: Of an exchange without bytes.
+        sum_bytes_per_second: That each rank passes on in the ring in which gloo adds up, all of these ends taking part;
+            None where that was not measured.
+        sum_latency_seconds: Of a message of that ring; likewise.
     """
 
     between: Literal["devices", "host", "hosts"]
@@ -87,6 +90,14 @@ class LinkProfile(_Record):
     via: Literal["nccl", "gloo", "copy", "sheet"]
     bytes_per_second: Positive
     latency_seconds: Seconds
+    sum_bytes_per_second: Positive | None = None
+    sum_latency_seconds: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _sums_are_whole(self) -> Self:
+        if (self.sum_bytes_per_second is None) is not (self.sum_latency_seconds is None):
+            raise ValueError("sum_bytes_per_second and sum_latency_seconds are known together or not at all")
+        return self
 
 
 class MachineProfile(_Record):

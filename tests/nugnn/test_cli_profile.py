@@ -93,6 +93,7 @@ def test_this_machine_is_measured_and_comes_back_from_the_file(
     assert (device.kind, device.source, device.uuid) == ("cpu", "measured", None)
     (link,) = machine.links
     assert (link.between, link.via, link.ends) == ("devices", "gloo", ("cpu", "cpu"))
+    assert link.sum_bytes_per_second is not None and link.sum_latency_seconds is not None
     assert 1e6 < link.bytes_per_second < 1e12 and 0 < link.latency_seconds < 1
     assert machine.versions["torch"] == torch.__version__ and machine.made is not None
 
@@ -130,7 +131,7 @@ def test_devices_come_in_the_order_of_their_uuids_then_the_cpu(monkeypatch: pyte
             found = {"name": gpu.uuid, "devices": devices, "copies": [copy], "notes": []}
             (folder / device_file(rank)).write_text(json.dumps(found))
         exchange = {"ends": [0, 1], "bytes_per_second": 1e11, "latency_seconds": 1e-5}
-        (folder / LINKS).write_text(json.dumps({"exchanges": [exchange], "is_nccl": True}))
+        (folder / LINKS).write_text(json.dumps({"exchanges": [exchange], "sums": None, "is_nccl": True}))
 
     monkeypatch.setattr(profile_run, "launch", launch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

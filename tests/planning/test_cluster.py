@@ -230,6 +230,19 @@ def test_links_of_a_machine_by_uuid() -> None:
     assert shared.links.staging_seconds_per_byte[0] == 1 / 2.5e10
 
 
+def test_workers_of_a_cpu_exchange_and_add_up_as_it_was_measured() -> None:
+    gloo = LinkProfile(
+        between="devices", ends=("cpu", "cpu"), via="gloo", bytes_per_second=4e8, latency_seconds=2e-4,
+        sum_bytes_per_second=8e8, sum_latency_seconds=1e-4,
+    )  # fmt: skip
+    links = cluster_of_machine(MachineProfile(devices=(CPU,), links=(gloo,)), [CPU, CPU]).links
+    assert links.bytes_per_second[0, 1] == 4e8 and links.latency_seconds[0, 1] == 2e-4
+    assert links.all_reduce_seconds(8e6) == pytest.approx(2 * 1e-4 + 8e6 / 8e8)
+    plain = gloo.model_copy(update={"sum_bytes_per_second": None, "sum_latency_seconds": None})
+    links = cluster_of_machine(MachineProfile(devices=(CPU,), links=(plain,)), [CPU, CPU]).links
+    assert links.all_reduce_seconds(8e6) == pytest.approx(2 * 2e-4 + 8e6 / 4e8)
+
+
 def test_examples_of_the_page_are_clusters(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
     examples = [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]

@@ -106,6 +106,21 @@ def test_a_sum_passes_each_byte_nearly_twice_over_the_slowest_link():
     assert _two_hosts().all_reduce_seconds(4e9) == pytest.approx(4 * 5e-5 + 6 * 1e9 / 1e9)
 
 
+def test_sums_go_as_they_were_measured_inside_hosts_and_as_exchanges_between_them():
+    ring = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-5}
+    gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-4)
+    network = NETWORK.model_copy(update={"latency_seconds": 5e-6})
+    inside = {0: [gloo.model_copy(update=ring)], 1: [gloo]}
+    three = Links.of_places([Place(0)] * 3, inside)
+    assert three.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-5 + 1e6 / 3 / 4e9))
+    assert three.among([0, 2]).all_reduce_seconds(1e6) == pytest.approx(2 * (1e-5 + 1e6 / 2 / 4e9))
+    assert three.exchange_seconds(_random(3)) == pytest.approx(Links.equal(3, 1e9, 1e-4).exchange_seconds(_random(3)))
+    both = Links.of_places([Place(0), Place(0), Place(1)], inside, network)  # two ways of the ring are the network's
+    assert both.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-5 + 1e6 / 3 / 1e9))
+    other = Links.of_places([Place(1)] * 2, inside)  # nobody has measured its sums
+    assert other.all_reduce_seconds(1e6) == pytest.approx(2 * (1e-4 + 1e6 / 2 / 1e9))
+
+
 def test_sums_in_a_quarter_of_the_bytes_take_a_quarter_of_the_time():
     links = Links.equal(4, 1e9)
     assert links.coded_sum_seconds(1e6) == pytest.approx(2 * 3 / 4 * 1e6 / 1e9)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nugnn.comm.groups import Ranks
-from nugnn.planning.measure_links import Exchange, as_links, measure_copies, measure_exchanges
+from nugnn.planning.links import Sums
+from nugnn.planning.measure_links import Exchange, as_links, measure_copies, measure_exchanges, measure_sums
 
 
 def exchanges_of(ranks: Ranks) -> tuple[Exchange, ...]:
@@ -21,6 +22,17 @@ def test_every_pair_is_measured_and_all_ranks_know_the_same(ranks: Any) -> None:
     assert [exchange.ends for exchange in results[0]] == [(0, 1), (0, 2), (1, 2)]
     for exchange in results[0]:
         assert 1e6 < exchange.bytes_per_second < 1e12 and 1e-6 < exchange.latency_seconds < 1
+
+
+def sums_of(ranks: Ranks) -> Sums | None:
+    return measure_sums(ranks, seconds=0.3)
+
+
+def test_sums_are_measured_of_all_ranks_together(ranks: Any) -> None:
+    results = ranks.run(3, sums_of)
+    assert results[0] == results[1] == results[2]
+    assert 1e6 < results[0].bytes_per_second < 1e12 and 1e-6 < results[0].latency_seconds < 1
+    assert measure_sums(Ranks(), seconds=0.1) is None
 
 
 def wrongly_exchanged(ranks: Ranks) -> str:
@@ -52,6 +64,8 @@ def test_equal_links_are_one_of_a_kind_and_one_pair_keeps_its_names() -> None:
     (link,) = as_links(equal, ["a", "b", "c"], is_nccl=False)
     assert (link.ends, link.via, link.bytes_per_second) == ((), "gloo", 105.0)
     assert as_links([], [], is_nccl=False) == ()
+    (link,) = as_links([Exchange((0, 1), 5.0, 1e-5)], ["cpu", "cpu"], is_nccl=False, sums=Sums(8.0, 2e-5))
+    assert (link.sum_bytes_per_second, link.sum_latency_seconds) == (8.0, 2e-5)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
+from nugnn.comm.compression.wire import Wire
+from nugnn.networks import MLP
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
@@ -17,6 +20,7 @@ from nugnn.planning.replay import replay, replay_parts
 from nugnn.planning.step_program import Do, make_program, passes_of
 from nugnn.planning.timeline import Timeline, picture
 from nugnn.planning.trace import StepTrace, TraceError
+from nugnn.traced_step import trace_sample_step
 from step_traces import LinearTimes, graph_trace, sample_trace, times_of_all
 
 PART = PartSizes(inner=50_000, halo=10_000, edges=600_000, train=9000, sent=10_000)
@@ -164,6 +168,23 @@ def test_gradients_in_few_bits_take_the_time_of_their_bytes():
     assert work.seconds(0, PartSizes(batch=64)) == pytest.approx(timelines[2].makespan)
     with pytest.raises(ValueError, match="gradients cannot travel as 'powersgd'"):
         PredictedWork([DeviceWork(sample_trace(), slow)] * 2, links, gradient_wire="powersgd")
+
+
+def test_whatever_is_exchanged_counts_as_the_trainer_counts_it():
+    """Statistics of batches and the loss are sums over ranks, though none of gradients."""
+    nothing, links = LinearTimes(0.0), Links.equal(2, 1e8, 1e-3)
+    torch.manual_seed(0)
+    model = MLP(30, 5, hidden=16, layers=3, norm="batch")
+    normed = trace_sample_step(model, [torch.zeros(30)], num_classes=5, ranks=2).at(PartSizes(batch=8))
+    exchanges = make_program(normed).exchanges
+    assert 0 < sum(exchange.is_gradient for exchange in exchanges) < len(exchanges)
+    for step in (normed, graph_trace("gcn").at(PART)):
+        seconds = replay([step] * 2, [nothing] * 2, links).seconds(0)
+        assert seconds["epoch"] > 0 and seconds["compute"] == pytest.approx(0, abs=1e-12)
+    of_rest = [2 * (1e-3 + 0.5e-8 * each.row_bytes * each.sent) for each in exchanges if not each.is_gradient]
+    coded = [links.coded_sum_seconds(Wire("4bit").num_bytes(each.sent)) for each in exchanges if each.is_gradient]
+    in_few_bits = replay([normed] * 2, [nothing] * 2, links, gradient_wire="4bit", sums_in_backward=False)
+    assert in_few_bits.makespan == pytest.approx(sum(of_rest) + sum(coded))
 
 
 def test_sums_over_own_neighbours_hide_the_wire_as_far_as_they_last():
