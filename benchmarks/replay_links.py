@@ -1,6 +1,6 @@
 """Training steps of two ranks over links of limited rate: predicted from measured parts, and trained; needs root, tc.
 
-    python benchmarks/replay_links.py                              # 8 and 4 configurations; 5 minutes of two idle cores
+    python benchmarks/replay_links.py                              # 8 and 4 configurations; 4 minutes of two idle cores
     python benchmarks/replay_links.py --rows rows/replay_links.jsonl
     python benchmarks/replay_links.py --samples 1 --graphs 0 --rates 1 --rounds 3
 
@@ -149,6 +149,13 @@ class Pair:
         setting = sample_setting(case, "cpu", _NUM_RANKS)
         return cls(setting, (setting.tests[0], setting.tests[1]))
 
+    def places(self) -> list[Place]:
+        """Where operators are timed, warm. A batch of one is no place: batch norm needs more."""
+        found = [Place(self.setting.trainer(each), each) for each in self.setting.ladder if each.batch != 1]
+        for place in found:
+            place.warm_up()
+        return found
+
     def trainer(self, ranks: Ranks) -> Trainer:
         """Of this rank; a collective call."""
         setting = self.setting
@@ -193,9 +200,10 @@ def rows_of(
     """A row for each rate; a collective call. What cannot be made on one rank is an error on all."""
     lab_ranks.limit_rate(None)
     said: dict[str, Any] = about(case)
-    problem, pair = "", None
+    problem, pair, places = "", None, []
     try:
         pair = Pair.of(case)
+        places = pair.places()
     except Exception as error:  # a configuration that cannot run is rows, too
         problem = brief(error)
     problems = [each for each in gather_texts(ranks, problem) if each]
@@ -203,7 +211,7 @@ def rows_of(
         yield from ({**said, "rate": rate, "error": problems[0]} for rate in rates)
         return
     said["sizes"] = [dataclasses.asdict(each) for each in pair.sizes]
-    table, runs = measured(pair, ranks, rates, rounds)
+    table, runs = measured(pair, places, ranks, rates, rounds)
     lab_ranks.limit_rate(None)
     texts = gather_texts(ranks, json.dumps({"table": table.to_json(), "runs": [run.seconds for run in runs]}))
     same = all(run.is_agreed for run in runs)
@@ -235,14 +243,12 @@ class Run:
     is_agreed: bool = True
 
 
-def measured(pair: Pair, ranks: Ranks, rates: Sequence[float | None], rounds: int) -> tuple[MeasuredTimes, list[Run]]:
+def measured(
+    pair: Pair, places: Sequence[Place], ranks: Ranks, rates: Sequence[float | None], rounds: int
+) -> tuple[MeasuredTimes, list[Run]]:
     """Operators of this rank, and steps of both at each rate, in turns; a collective call."""
-    places = [Place(pair.setting.trainer(each), each) for each in pair.setting.ladder]
     trainer = pair.trainer(ranks)
     step = stepped(trainer)
-    for place in places:
-        _meet(ranks)
-        place.warm_up()
     for _ in range(_STEPS_BEFORE):
         step()
     runs = [Run() for _ in rates]
@@ -386,7 +392,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=8, help="configurations of samples")
     parser.add_argument("--graphs", type=int, default=4, help="configurations of graphs")
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
-    parser.add_argument("--rounds", type=int, default=5, help="of two steps at each rate, and two at each other size")
+    parser.add_argument("--rounds", type=int, default=11, help="of two steps at each rate, and two at each other size")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
     parser.add_argument("--link-seconds", type=float, default=2.0, help="for measuring links at each rate")
     parser.add_argument("--seed", type=int, default=4, help="4: models of all kinds, a graph with batch norm")

@@ -41,6 +41,14 @@ def test_configurations_follow_from_the_seed_alone() -> None:
     assert all(len(case.tests) == 2 and case.tests[0] != case.tests[1] for case in cases)  # one for each rank, uneven
 
 
+def test_operators_are_timed_where_batch_norm_has_rows() -> None:
+    (case,) = replay_links.cases_of(1, 0, 4, 0.05)
+    assert case.kind == "mlp"  # whose hidden layers are normed over the batch
+    pair = replay_links.Pair.of(case)
+    pair.setting.ladder = [PartSizes(batch=batch) for batch in (1, 2, 4, 8)]
+    assert [place.sizes.batch for place in pair.places()] == [2, 4, 8]
+
+
 def _runs(step: list[list[float]], halo: float, sync: float) -> list[dict[str, list[float]]]:
     return [{"step": each, "halo": [halo] * len(each), "sync": [sync] * len(each)} for each in step]
 
