@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
@@ -91,11 +89,6 @@ def by_clusters(graph: DeviceGraph, ranks: Ranks) -> DeviceGraph:
     new_ids = torch.empty_like(order)
     new_ids[order] = torch.arange(len(order))
     return graph.renumbered(new_ids.to(ranks.device))
-
-
-def thinned(graph: DeviceGraph) -> DeviceGraph:
-    """The graph without every second edge, to tell the cost of an edge from that of a node; no longer symmetric."""
-    return dataclasses.replace(graph, indptr=(graph.indptr + 1) // 2, indices=graph.indices[::2].contiguous())
 
 
 def _sets(graph: DeviceGraph) -> dict[str, Tensor]:

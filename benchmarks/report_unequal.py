@@ -36,6 +36,10 @@ in a run. `over bound`: beside 1 / sum(1 / T), what both devices would do togeth
 how much of the way from even shares to that bound; `waits`: share of an epoch in which each rank stands still,
 exchanges included. Both of the latter three of the last planned column. Losses of all splits agree with those of one
 device.
+
+**These rows were made with a linear model of the benchmark's own**, as said above. Since then its `auto` is what
+`nugnn train --shares auto` plans, with operators and rows that travel timed within the limits, and its `tuned` one
+correction of that by moved nodes; that has not been measured yet.
 """
 _BEST = """`tuned` beside the best of the three: {tuned}. `auto` beside it: {auto}.
 **`auto` by itself falls behind shares by FLOP/s** on {behind}: it takes a row that travels for as dear on the

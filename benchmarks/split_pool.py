@@ -28,7 +28,7 @@ from nugnn.partition.balance import Balance, normalise_shares
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
-from nugnn.planning.work_model import LinearWork, sizes_of, sizes_table
+from nugnn.planning.work_model import WorkModel, sizes_of, sizes_table
 
 _PATIENCE_SECONDS = 60.0
 """Then the processes are asked for their stacks."""
@@ -74,9 +74,13 @@ class SplitPool:
         """Parts with these shares of the nodes: what static schemes do."""
         return self._pool.submit(_by_shares, self._folder, name, tuple(shares))
 
-    def by_work(self, name: str, work: LinearWork, halo_fraction: float) -> Future[Split]:
+    def by_work(self, name: str, work: WorkModel, halo_fraction: float) -> Future[Split]:
         """Parts that end together by ``work``."""
         return self._pool.submit(_by_work, self._folder, name, work, halo_fraction)
+
+    def given(self, name: str, part: npt.NDArray, seconds: Sequence[float]) -> Future[Split]:
+        """Parts that were found elsewhere, ``(N,)``, and what is predicted of each."""
+        return self._pool.submit(_kept, self._folder, name, part, tuple(seconds), 0.0)
 
     def result(self, split: Future[Split]) -> Split:
         """What was asked for; after a minute without it, stacks of all processes go to stderr.
@@ -149,12 +153,12 @@ def _by_shares(folder: Path, name: str, shares: tuple[float, ...]) -> Split:
     return _kept(folder, name, part, (), time.perf_counter() - begin)
 
 
-def _by_work(folder: Path, name: str, work: LinearWork, halo_fraction: float) -> Split:
+def _by_work(folder: Path, name: str, work: WorkModel, halo_fraction: float) -> Split:
     begin = time.perf_counter()
     graph, src, dst = _graph(folder, name)
     num_nodes = graph.adjacency.shape[0]
     fitted = partition_to_fit(
-        num_nodes, src, dst, work, [math.inf] * work.num_devices, train_nodes=np.arange(num_nodes), method="clusters",
+        num_nodes, src, dst, work, [math.inf] * 2, train_nodes=np.arange(num_nodes), method="clusters",
         rounds=2, moves=False, halo_fraction=halo_fraction, only_work=True, symmetric=graph,
     )  # fmt: skip
     return _kept(folder, name, fitted.assignment.part.numpy(), fitted.seconds, time.perf_counter() - begin)

@@ -6,17 +6,20 @@
 
 Rank 1 keeps to so many multiprocessors, by streams of a green context; on a CPU it is slowed down in that proportion.
 For each graph, model and limit the whole graph is trained on each device alone, T_i seconds an epoch: without a halo no
-split would end before 1 / sum(1 / T_i). ``auto`` is planned from that alone; ``tuned`` is planned once more from what
-each rank was busy with in some epochs of ``auto``, as re-balancing goes by in a run. Then all splits are trained in
-turns, so that whatever else the machine does meets all of them. Losses of all splits have to agree, dropout included,
-or no time is given.
+split would end before 1 / sum(1 / T_i). ``auto`` is planned as `nugnn train --shares auto` plans: from a recorded step
+whose operators, and whose rows that travel, both ranks time at once within their limits. ``tuned`` is one correction
+of ``auto`` as re-balancing makes it: by what each rank was busy with in some epochs, nodes go from one to the other.
+Then all splits are trained in turns, so that whatever else the machine does meets all of them. Losses of all splits
+have to agree, dropout included, or no time is given. On a CPU the slowed rank stands still between operators rather
+than inside them, so that many look as quick as the other's: the same order of things, and no figure of worth.
 
 While one group (a graph and a model, all limits) is compared, processes split the graph for the next one. What does
 not fit into ``--seconds`` is left out, and said. Where nothing comes for a minute, all processes write their stacks.
 
 Rows: median, p20 and p80 of an epoch, shares, what parts hold, the share of an epoch in which each rank waits
-(exchanges included), alone_ms, bound_ms, halo_bound_ms (the bound if each rank also spends what its halo rows take),
-and how much of the way from even shares to the bound a split has come.
+(exchanges included), predicted_ms of each device by itself, forecast_ms of a step of both, alone_ms, bound_ms,
+halo_bound_ms (the bound if each rank also spends what its halo rows take), and how much of the way from even shares to
+the bound a split has come.
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import numpy as np
 import torch
 import unequal_rank
 from gpu_epoch import MODELS
@@ -46,8 +52,19 @@ from worker_groups import Group
 
 from nugnn.datasets.synthetic_device import FAMILIES
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
+from nugnn.fit_options import FitOptions
+from nugnn.machine_profiles import cluster_here, profile_of_this_machine
+from nugnn.own_times import OwnTimes, expected_sizes, measure_of, timed_parts, travel_of
+from nugnn.plan_subject import PlanSubject, graph_subject
+from nugnn.planned import step_model
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.imbalance import Levelling, RankLoad, RebalanceRules, flows, levelled
+from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.work_model import LinearCost, LinearWork
+from nugnn.planning.plan import DataFacts
+from nugnn.planning.predicted_work import PredictedWork
+from nugnn.planning.predictor import ReplayedSteps
+from nugnn.planning.profiles import DeviceProfile
 
 _LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
 _STATIC = ("flops", "bandwidth")
@@ -60,34 +77,15 @@ class Alone:
 
     Args:
         whole_ms: An epoch of the whole graph.
-        thin_ms: Without every second edge.
-        num_nodes: N.
-        num_edges: E.
-        thin_edges: E of the thin graph.
     """
 
     whole_ms: float
-    thin_ms: float
-    num_nodes: int
-    num_edges: int
-    thin_edges: int
-
-    def cost(self, row_seconds: float) -> LinearCost:
-        """Seconds for a node and an edge from both epochs, and ``row_seconds`` for a row that travels."""
-        edge = max(0.0, (self.whole_ms - self.thin_ms) / (self.num_edges - self.thin_edges))
-        node = max(0.0, (self.whole_ms - edge * self.num_edges) / self.num_nodes)
-        return LinearCost(inner=node / 1e3, edges=edge / 1e3, halo=row_seconds, sent=row_seconds)
 
 
-def work_of(alone: list[Alone], row_seconds: float) -> LinearWork:
-    """The work model behind ``auto``: the one place to put another predictor in."""
-    return LinearWork(tuple(each.cost(row_seconds) for each in alone))
-
-
-def corrected(work: LinearWork, sizes: tuple[PartSizes, ...], busy_seconds: list[float]) -> LinearWork:
-    """``work`` with a factor for each device, such that parts of ``sizes`` take as long as they were seen to."""
-    factors = [busy / work.seconds(part, sizes[part]) for part, busy in enumerate(busy_seconds)]
-    return LinearWork(tuple(cost.times(factor) for cost, factor in zip(work.seconds_of, factors, strict=True)))
+def correction(work: PredictedWork, sizes: Sequence[PartSizes], busy_seconds: Sequence[float]) -> Levelling:
+    """How much work goes from which rank to which so that both end together, as re-balancing finds it."""
+    loads = [RankLoad(seconds=busy, sizes=size) for busy, size in zip(busy_seconds, sizes, strict=True)]
+    return levelled(loads, RebalanceRules(work=work.computing()))
 
 
 def bound_ms(alone: list[Alone]) -> float:
@@ -132,6 +130,7 @@ class Prepared:
         alone: Of each device.
         losses: Of the first epochs of the whole graph on one device.
         row_seconds: Of a row that travels.
+        steps: What predicts a step on both devices.
         splits: Being found, by name.
     """
 
@@ -142,6 +141,7 @@ class Prepared:
     alone: list[Alone]
     losses: list[float]
     row_seconds: float
+    steps: ReplayedSteps
     splits: dict[str, Future[Split]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -157,6 +157,7 @@ class Benchmark:
         self._pool = SplitPool(folder, arguments.splitters, arguments.threads)
         self._even: dict[str, Future[Split]] = {}
         self._rates: dict[int, list[dict[str, Any]]] = {}
+        self._facts: dict[str, DataFacts] = {}
         self._static: dict[tuple[str, int, str], Future[Split]] = {}
         self._longest = {"prepare": 0.0, "compare": 0.0}
 
@@ -204,7 +205,42 @@ class Benchmark:
 
     def _make(self, family: str) -> None:
         given = self._arguments
-        self._all("make", family=family, nodes=given.nodes, arcs=given.arcs, seed=given.seed)
+        made = self._all("make", family=family, nodes=given.nodes, arcs=given.arcs, seed=given.seed)[0]
+        self._facts[family] = DataFacts(name=family, nodes=given.nodes, train=given.nodes, **made)
+
+    def _subject(self, family: str, model: str) -> PlanSubject:
+        """What is planned: the step that ranks make, recorded."""
+        given, facts = self._arguments, self._facts[family]
+        options = FitOptions(precision=given.precision, cuda_graphs="on" if given.device == "cuda" else "off")
+        network = unequal_rank.network(model, facts.features, facts.classes, given.seed)
+        how: dict[str, Any] = {"features": facts.features, "multilabel": False, "kinds": [given.device], "workers": 2}
+        return graph_subject(network, options, facts, **how)
+
+    def _cluster(self, sms: int) -> Cluster:
+        """Both devices, rank 1 within its limit."""
+        if self._arguments.device == "cuda":
+            devices, limits = [torch.device("cuda", rank) for rank in range(2)], (DeviceLimits(), DeviceLimits(sms=sms))
+            return cluster_here(devices, limits, profile_of_this_machine(["cuda"], "any"))
+        cluster = cluster_here([torch.device("cpu")] * 2, None, profile_of_this_machine(["cpu"], "any"))
+        whole, other = cluster.devices
+        slower = slowed(other.profile, unequal_rank.WHOLE / sms)
+        return replace(cluster, devices=(whole, replace(other, profile=slower)))
+
+    def _steps(self, subject: PlanSubject, sms: int) -> ReplayedSteps:
+        """What predicts steps under the limit that ranks keep to, measured by them."""
+        cluster = self._cluster(sms)
+        by_rates = step_model(subject, cluster)
+        sizes = expected_sizes(subject, cluster, by_rates)
+        measures = []
+        for rank, profile in enumerate(cluster.profiles):
+            parts = timed_parts(subject, cluster, by_rates.work, rank, sizes[rank])
+            device = torch.device("cuda", rank) if profile.kind == "cuda" else torch.device("cpu")
+            measures.append(measure_of(subject, profile.kind, parts, device, f"sms={sms}" if rank else ""))
+        travel = travel_of(subject, cluster.links, sizes)
+        found = self._all("times", measures=cloudpickle.dumps(measures), travel=travel)
+        kinds = [device.kind for device in cluster.devices]
+        own = OwnTimes(operators=dict(zip(kinds, (times for times, _ in found), strict=True)), ways=found[0][1])
+        return step_model(subject, own.on(cluster), own.operators)
 
     def _prepare(self, family: str, model: str) -> list[Prepared]:
         """Everything of a graph and a model but the comparisons; splits are found by the pool from now on."""
@@ -217,7 +253,10 @@ class Benchmark:
                 self._all("order", family=family, folder=str(self._folder), threads=os.cpu_count() or 1)
             self._even[family] = self._pool.by_shares(family, (1.0, 1.0))
         how = self._how(family, model)
+        with stages.stage(f"{family} {model}: a step recorded"):
+            subject = self._subject(family, model)
         found: dict[int, list[dict[str, Any]]] = {}
+        steps: dict[int, ReplayedSteps] = {}
         for sms in given.limits:
             with stages.stage(f"{family} {model} {sms}: each device alone") as more:
                 granted = self._all("limit", sms=sms)
@@ -229,6 +268,8 @@ class Benchmark:
                         self._static[family, sms, name] = self._pool.by_shares(family, shares)
                 found[sms] = self._all("alone", **how, epochs=given.alone)
                 more.append("/".join(f"{each['whole']:.1f}" for each in found[sms]) + f" ms with {granted}")
+            with stages.stage(f"{family} {model} {sms}: operators and rows that travel"):
+                steps[sms] = self._steps(subject, sms)
         with stages.stage(f"{family}: waited for even parts"):
             even = self._pool.result(self._even[family])
         with stages.stage(f"{family} {model}: even parts on whole devices") as more:
@@ -237,10 +278,11 @@ class Benchmark:
             more.append(f"{1e9 * row_seconds:.2f} ns for a row that travels")
         ready = []
         for sms, ranks in found.items():
-            alone = [Alone(f["whole"], f["thin"], given.nodes, f["whole_edges"], f["thin_edges"]) for f in ranks]
+            alone = [Alone(each["whole"]) for each in ranks]
             splits = {"even": self._even[family], **{name: self._static[family, sms, name] for name in _STATIC}}
-            splits["auto"] = self._pool.by_work(family, work_of(alone, row_seconds), _halo_fraction(even.sizes))
-            ready.append(Prepared(family, model, sms, self._rates[sms], alone, ranks[0]["losses"], row_seconds, splits))
+            splits["auto"] = self._pool.by_work(family, steps[sms].work, _halo_fraction(even.sizes))
+            measured = (self._rates[sms], alone, ranks[0]["losses"], row_seconds, steps[sms])
+            ready.append(Prepared(family, model, sms, *measured, splits))
         return ready
 
     def _row_seconds(self, family: str, model: str, split: Split) -> float:
@@ -253,18 +295,24 @@ class Benchmark:
         return waits * median / 1e3 / max(1, *(size.halo + size.sent for size in split.sizes))
 
     def _tune(self, ready: Prepared) -> None:
-        """Have parts planned once more, from what ranks are busy with under ``auto``."""
-        with self._stages.stage(f"{ready}: some epochs of auto") as more:
+        """Have nodes go where what ranks are busy with under ``auto`` says."""
+        with self._stages.stage(f"{ready}: some epochs of auto, and a correction") as more:
             auto = self._pool.result(ready.splits["auto"])
             self._all("limit", sms=ready.sms)
             self._all("build", name="auto", **self._how(ready.family, ready.model), path=str(auto.path))
             found = self._all("turns", names=["auto"], turns=2)
-            self._all("drop")
             median = timing_of(found[0]["auto"]["samples_ms"]).median_ms / 1e3
             busy = [median * (1 - each["auto"]["waits"]) for each in found]
-            more.append("busy for " + "/".join(f"{1e3 * seconds:.1f}" for seconds in busy) + " ms")
-        work = corrected(work_of(ready.alone, ready.row_seconds), auto.sizes, busy)
-        ready.splits["tuned"] = self._pool.by_work(ready.family, work, _halo_fraction(auto.sizes))
+            level = correction(ready.steps.work, auto.sizes, busy)
+            amounts = flows(level.given, [[0.0, 1.0], [1.0, 0.0]])
+            moved = self._all("give", path=str(auto.path), amounts=amounts, node_work=level.node_work)
+            self._all("drop")
+            part = np.load(auto.path)
+            for ids, to in moved:
+                part[ids] = to
+            more.append("busy for " + "/".join(f"{1e3 * seconds:.1f}" for seconds in busy) + " ms, moved ")
+            more.append(" and ".join(f"{len(ids):,}" for ids, _ in moved))
+        ready.splits["tuned"] = self._pool.given(ready.family, part, level.predicted)
 
     def _compare_all(self, ready: list[Prepared]) -> list[str]:
         """Compare as many as there is time for; names of the others."""
@@ -298,16 +346,17 @@ class Benchmark:
             found = self._all("turns", names=list(splits), turns=given.epochs)
             self._all("drop")
         timings = {name: timing_of(found[0][name]["samples_ms"]) for name in splits}
-        alone = ready.alone
+        alone, facts = ready.alone, self._facts[ready.family]
         for name, split in splits.items():
             bound = halo_bound_ms(alone, split.sizes, ready.row_seconds)
             row: dict[str, Any] = {
                 "kind": "unequal", "system": name, "graph": ready.family, "model": ready.model,
                 "dtype": given.precision, "shape": f"{ready.model} {ready.sms} sms", "sms": ready.sms,
-                "seed": given.seed, "num_nodes": given.nodes, "num_edges": alone[0].num_edges, "rates": ready.rates,
+                "seed": given.seed, "num_nodes": given.nodes, "num_edges": facts.edges, "rates": ready.rates,
                 "sizes": [asdict(size) for size in split.sizes],
                 "shares": [size.inner / given.nodes for size in split.sizes],
                 "predicted_ms": [1e3 * seconds for seconds in split.seconds],
+                "forecast_ms": 1e3 * ready.steps.forecast(split.sizes).step_seconds,
                 "row_seconds": ready.row_seconds, "halo_bound_ms": bound,
                 "over_halo_bound": timings[name].median_ms / bound,
                 "split_seconds": split.took_seconds, "build_seconds": built[name]["seconds"],
@@ -340,6 +389,14 @@ def verdict(found: dict[str, dict[str, Any]], timings: dict[str, Timing]) -> str
         f"{name} {timings[name].median_ms / timings[ours].median_ms:.2f}" for name in timings if name not in _PLANNED
     )
     return f"best static: {best}, {', '.join(said)}; {others}"
+
+
+def slowed(profile: DeviceProfile, factor: float) -> DeviceProfile:
+    """A device whose rates are ``1 / factor`` of those of ``profile``."""
+    rates = ("stream_bytes", "gather_bytes", "cached_gather_bytes", "pack_bytes")
+    changed: dict[str, Any] = {name: getattr(profile, name) / factor for name in rates}
+    flops = {form: rate / factor for form, rate in profile.gemm_flops.items()}
+    return profile.model_copy(update={**changed, "gemm_flops": flops})
 
 
 def _halo_fraction(sizes: tuple[PartSizes, ...]) -> float:

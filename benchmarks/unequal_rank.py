@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
+import numpy.typing as npt
 import torch
-from device_shards import by_clusters, device_shard, thinned
+from device_shards import by_clusters, device_shard
 from gpu_epoch import MODELS, adam
 from harness import free_memory, milliseconds, moment, synchronize, timing_of
 from split_pool import keep_graph
@@ -21,12 +23,10 @@ from nugnn.datasets.synthetic_device import DeviceGraph, device_graph
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-_WHOLE = 132
+WHOLE = 132
 """Multiprocessors that a CPU stands for."""
 _EPOCHS_BEFORE = 4
 """They compile, allocate, and the last is recorded where steps are CUDA graphs."""
-_THIN_BEFORE, _THIN_EPOCHS = 2, 2
-"""Of the graph without half of its edges, which is not recorded."""
 _TURN = 3
 """Epochs of a split in a row; the first follows another split's and does not count."""
 _MOST_SHARDS = 8
@@ -40,16 +40,17 @@ def work(ranks: Any, item: dict[str, Any]) -> Any:
     """One command, on every rank."""
     arguments = {name: value for name, value in item.items() if name != "do"}
     commands = {
-        "make": _make, "order": _order, "limit": _limit, "rates": _rates, "alone": _alone, "build": _build,
-        "turns": _turns, "drop": _drop,
+        "make": _make, "order": _order, "limit": _limit, "rates": _rates, "alone": _alone, "times": _times,
+        "build": _build, "turns": _turns, "give": _give, "drop": _drop,
     }  # fmt: skip
     return commands[item["do"]](ranks, **arguments)
 
 
-def _make(ranks: Any, family: str, nodes: int, arcs: int, seed: int) -> None:
-    """The graph on this rank's device."""
-    _KEPT["graphs"][family] = device_graph(family, nodes, arcs, seed, device=ranks.device)
+def _make(ranks: Any, family: str, nodes: int, arcs: int, seed: int) -> dict[str, int]:
+    """The graph on this rank's device; its edges, features and classes."""
+    graph = _KEPT["graphs"][family] = device_graph(family, nodes, arcs, seed, device=ranks.device)
     synchronize(ranks.device)
+    return {"edges": graph.num_edges, "features": graph.features.shape[1], "classes": graph.num_classes}
 
 
 def _order(ranks: Any, family: str, folder: str, threads: int) -> None:
@@ -83,9 +84,9 @@ def _limit(ranks: Any, sms: int | None) -> int:
     if (before := _KEPT.pop("slower", None)) is not None:
         before.terminate()
         before.wait()
-    _KEPT["granted"] = mine or _WHOLE
-    if _KEPT["granted"] < _WHOLE:
-        _KEPT["slower"] = slow_down(os.getpid(), _WHOLE / _KEPT["granted"])
+    _KEPT["granted"] = mine or WHOLE
+    if _KEPT["granted"] < WHOLE:
+        _KEPT["slower"] = slow_down(os.getpid(), WHOLE / _KEPT["granted"])
     return int(_KEPT["granted"])
 
 
@@ -103,29 +104,35 @@ def _rates(ranks: Any) -> dict[str, float]:
     }
 
 
-def _trainer(shard: Any, ranks: Any, model: str, precision: str, seed: int, *, is_recorded: bool = True) -> Any:
+def network(model: str, features: int, classes: int, seed: int) -> Any:
+    """The model that is trained."""
+    import nugnn
+
+    torch.manual_seed(seed)
+    settings = MODELS[model] | ({"aggregator": "mean"} if model == "sage" else {})
+    return nugnn.GNN(model, features, classes, layers=3, dropout=0.5, input_dropout=0.0, **settings)
+
+
+def _trainer(shard: Any, ranks: Any, model: str, precision: str, seed: int) -> Any:
     import nugnn
     from nugnn.seam import install
     from nugnn.shard_graph import ShardGraph
 
     install()
-    classes, width = shard.num_classes, shard.node_data["feat"].shape[1]
     graph = ShardGraph(shard, ranks, keep_edge_ids=False)
-    torch.manual_seed(seed)
-    settings = MODELS[model] | ({"aggregator": "mean"} if model == "sage" else {})
-    network = nugnn.GNN(model, width, classes, layers=3, dropout=0.5, input_dropout=0.0, **settings).to(ranks.device)
+    made = network(model, shard.node_data["feat"].shape[1], shard.num_classes, seed).to(ranks.device)
     rows = torch.arange(graph.num_nodes(), device=ranks.device)
     splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
-    family = nugnn.GraphFamily(network, graph, splits, precision=precision, seed=seed)
+    family = nugnn.GraphFamily(made, graph, splits, precision=precision, seed=seed)
     return nugnn.Trainer(
         family,
         make_optimizer=lambda model: adam(model.parameters(), ranks.device),
-        cuda_graphs="on" if is_recorded and ranks.device.type == "cuda" else "off",
+        cuda_graphs="on" if ranks.device.type == "cuda" else "off",
     )
 
 
 def _alone(ranks: Any, family: str, model: str, precision: str, seed: int, epochs: int) -> dict[str, Any]:
-    """Median milliseconds of an epoch of the whole graph on this device by itself, and without half of its edges.
+    """Median milliseconds of an epoch of the whole graph on this device by itself, and first losses.
 
     What was measured under the same limit before is given again.
     """
@@ -133,29 +140,31 @@ def _alone(ranks: Any, family: str, model: str, precision: str, seed: int, epoch
     key = (family, model, _KEPT["granted"])
     if key not in known:
         whole = _timed_alone(ranks, _KEPT["graphs"][family], (model, precision, seed), _EPOCHS_BEFORE, epochs)
-        thin_graph = thinned(_KEPT["graphs"][family])
-        thin = _timed_alone(ranks, thin_graph, (model, precision, seed), _THIN_BEFORE, _THIN_EPOCHS, is_recorded=False)
-        edges = _KEPT["graphs"][family].num_edges
-        known[key] = {"whole": whole[0], "losses": whole[1], "whole_edges": edges, "thin": thin[0]} | {
-            "thin_edges": thin_graph.num_edges
-        }
-        del thin_graph
-        free_memory()
+        known[key] = {"whole": whole[0], "losses": whole[1]}
     return dict(known[key])
 
 
 def _timed_alone(
-    ranks: Any, graph: DeviceGraph, how: tuple[str, str, int], before: int, epochs: int, *, is_recorded: bool = True
+    ranks: Any, graph: DeviceGraph, how: tuple[str, str, int], before: int, epochs: int
 ) -> tuple[float, list[float]]:
     from nugnn.comm.groups import Ranks
 
     part = torch.zeros(graph.num_nodes, dtype=torch.int8, device=ranks.device)
-    trainer = _trainer(device_shard(graph, part, 0, 1), Ranks(device=ranks.device), *how, is_recorded=is_recorded)
+    trainer = _trainer(device_shard(graph, part, 0, 1), Ranks(device=ranks.device), *how)
     losses = [trainer.train_epoch() for _ in range(before)]
     laps = _laps(trainer, ranks.device, epochs)
     del trainer
     free_memory()
     return timing_of(laps).median_ms, losses
+
+
+def _times(ranks: Any, measures: bytes, travel: Any) -> Any:
+    """Times of a model's operators on this rank, and the ways of all: both within the limits."""
+    from nugnn.own_times import measured_here
+
+    found = measured_here(ranks, cloudpickle.loads(measures)[ranks.rank], travel)
+    free_memory()
+    return found
 
 
 def _laps(trainer: Any, device: torch.device, epochs: int) -> list[float]:
@@ -201,6 +210,21 @@ def _turns(ranks: Any, names: list[str], turns: int) -> dict[str, Any]:
         waited[name] += 1e3 * sum(ranks.clock.take())
         elapsed[name] += sum(laps)
     return {name: {"samples_ms": samples[name], "waits": waited[name] / elapsed[name]} for name in names}
+
+
+def _give(
+    ranks: Any, path: str, amounts: list[dict[int, float]], node_work: tuple[float, ...]
+) -> tuple[npt.NDArray, npt.NDArray]:
+    """Ids of nodes that leave this rank's part of a split, chosen as re-balancing does, and where they go."""
+    from nugnn.partition.growth import nodes_to_give
+
+    shard, rank = _KEPT["shards"][path], ranks.rank
+    to = nodes_to_give(
+        shard.indptr.cpu(), shard.indices.cpu(), shard.recv_splits, shard.send_rows.cpu(), shard.send_splits,
+        own=rank, amounts=amounts[rank], node_work=node_work[rank],
+    )  # fmt: skip
+    leaving = to != rank
+    return shard.global_node_ids.cpu()[leaving].numpy(), to[leaving].numpy()
 
 
 def _drop(ranks: Any) -> None:

@@ -1,4 +1,4 @@
-"""A model's own operators timed on the devices of this host, within their limits, all at the same time as in a run."""
+"""A model's own operators, and its rows that travel, timed on the devices of this host, within limits, all at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import private_job_folder, read_job, write_job
 from nugnn.launch import launch
@@ -26,8 +29,12 @@ from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.expected_halo import ExpectedHalo
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.links import Links
+from nugnn.planning.measure_ways import Travel, measure_ways
 from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
+from nugnn.planning.measured_ways import MeasuredWays, WaysError, levelled_ways, read_ways
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.predictor import ReplayedSteps
 from nugnn.planning.share_curves import relaxed_sizes
 from nugnn.planning.work_model import WorkModel
 from nugnn.worker_process import WorkerContext
@@ -35,7 +42,26 @@ from nugnn.worker_process import WorkerContext
 _STEP_SECONDS = {"cpu": 0.25, "cuda": 0.05}
 """Predicted, of the largest step that is timed: larger parts follow from smaller ones."""
 _SECONDS = {"cpu": 6.0, "cuda": 4.0}
+_TRAVEL_SECONDS = 0.3
+_WAYS = "ways.json"
 _STALL_SECONDS = 300.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnTimes:
+    """What was measured.
+
+    Args:
+        operators: By `nugnn.planning.cluster.ClusterDevice.kind`.
+        ways: Of rows that travel between the workers; None where none do.
+    """
+
+    operators: Mapping[str, MeasuredTimes]
+    ways: MeasuredWays | None
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """The cluster, whose links are those that were measured."""
+        return cluster if self.ways is None else dataclasses.replace(cluster, links=self.ways.over(cluster.links))
 
 
 def own_times(
@@ -47,8 +73,8 @@ def own_times(
     work: WorkModel,
     *,
     on_stage: Callable[[str], Any] = lambda _: None,
-) -> Mapping[str, MeasuredTimes]:
-    """Times of the subject's operators by `nugnn.planning.cluster.ClusterDevice.kind`; kept in the cache folder.
+) -> OwnTimes:
+    """Times of the subject's operators and of its rows that travel; kept in the cache folder.
 
     Args:
         subject: Whose operators.
@@ -63,32 +89,32 @@ def own_times(
         WorkerFailed: A worker did not come to the end.
     """
     kinds = [device.kind for device in cluster.devices]
-    parts = [_timed(subject, cluster, work, rank, size) for rank, size in enumerate(sizes)]
+    parts = [timed_parts(subject, cluster, work, rank, size) for rank, size in enumerate(sizes)]
+    travel = travel_of(subject, cluster.links, sizes)
     paths = _kept(subject, kinds, parts)
+    way_path = None if travel is None else _kept_ways(subject, kinds, travel)
     try:
-        return {kind: read_times(path) for kind, path in zip(kinds, paths, strict=True)}
-    except TimesError:
+        operators = {kind: read_times(path) for kind, path in zip(kinds, paths, strict=True)}
+        return OwnTimes(operators=operators, ways=None if way_path is None else read_ways(way_path))
+    except (TimesError, WaysError):
         pass  # not all are there
     longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
     on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
     measures = [
-        functools.partial(
-            subject.measure,
-            subject.traces[profile.kind],
-            part,
-            seconds=_SECONDS[profile.kind],
-            device=str(device),
-            limits="" if limits is None else str(limits[rank]),
-        )
+        measure_of(subject, profile.kind, part, device, "" if limits is None else str(limits[rank]))
         for rank, (profile, part, device) in enumerate(zip(cluster.profiles, parts, devices, strict=True))
     ]
     with private_job_folder() as folder:
-        write_job(folder, {"measures": measures, "devices": list(devices), "limits": limits})
+        write_job(folder, {"measures": measures, "travel": travel, "devices": list(devices), "limits": limits})
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_of(limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
+        ways = None if travel is None else read_ways(folder / _WAYS)
+    if ways is not None and way_path is not None:
+        ways = ways.model_copy(update={"ways": levelled_ways(ways.ways, kinds)})
+        _keep(way_path, ways)
     for path, times in zip(paths, found, strict=True):
         _keep(path, times)
-    return dict(zip(kinds, found, strict=True))
+    return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways)
 
 
 def times_for(
@@ -97,18 +123,23 @@ def times_for(
     devices: Sequence[torch.device],
     limits: Sequence[DeviceLimits] | None,
     on_stage: Callable[[str], Any] = lambda _: None,
-) -> Mapping[str, MeasuredTimes]:
+) -> OwnTimes:
     """The same, for parts as rates alone would make them."""
-    model, count = step_model(subject, cluster), len(cluster.devices)
-    if subject.family == "samples":
-        sizes = tuple(PartSizes(batch=n) for n in split_by_shares(subject.whole.batch, [1.0] * count))
-    else:
-        halo = ExpectedHalo()
-        try:
-            sizes = draft_from_counts(model, subject.whole, cluster, halo=halo).sizes
-        except DoesNotFitError:  # with as much halo as is expected
-            sizes = (relaxed_sizes(subject.whole, 1 / count, halo, alone=count == 1),) * count
+    model = step_model(subject, cluster)
+    sizes = expected_sizes(subject, cluster, model)
     return own_times(subject, cluster, devices, limits, sizes, model.work, on_stage=on_stage)
+
+
+def expected_sizes(subject: PlanSubject, cluster: Cluster, model: ReplayedSteps) -> tuple[PartSizes, ...]:
+    """Of each device, as ``model`` would divide the whole by its counts; of samples, evenly."""
+    count = len(cluster.devices)
+    if subject.family == "samples":
+        return tuple(PartSizes(batch=n) for n in split_by_shares(subject.whole.batch, [1.0] * count))
+    halo = ExpectedHalo()
+    try:
+        return draft_from_counts(model, subject.whole, cluster, halo=halo).sizes
+    except DoesNotFitError:  # with as much halo as is expected
+        return (relaxed_sizes(subject.whole, 1 / count, halo, alone=count == 1),) * count
 
 
 def main(context: WorkerContext) -> None:
@@ -119,14 +150,62 @@ def main(context: WorkerContext) -> None:
         apply_limits(work["limits"][context.rank], device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    context.init_process_group()  # all begin at once
-    torch.distributed.barrier()
-    times: MeasuredTimes = work["measures"][context.rank]()
+    context.init_process_group()
+    ranks = join_ranks(context.timeout, context.pulse, device)
+    times, ways = measured_here(ranks, work["measures"][context.rank], work["travel"])
     (context.job_folder / f"times-{context.rank}.json").write_text(times.to_json(), encoding="utf-8")
+    if ways is not None and context.rank == 0:
+        (context.job_folder / _WAYS).write_text(ways.to_json(), encoding="utf-8")
     torch.distributed.barrier()
+    leave_ranks(ranks)
 
 
-def _timed(subject: PlanSubject, cluster: Cluster, work: WorkModel, rank: int, sizes: PartSizes) -> list[PartSizes]:
+def measured_here(
+    ranks: Ranks, measure: Callable[[], MeasuredTimes], travel: Travel | None
+) -> tuple[MeasuredTimes, MeasuredWays | None]:
+    """This rank's operators, and the ways of all ranks; a collective call, within this rank's limits.
+
+    Args:
+        ranks: Who takes part, as in a run.
+        measure: Of this rank, from `measure_of`.
+        travel: From `travel_of`.
+    """
+    torch.distributed.barrier()  # all begin at once
+    times = measure()
+    if travel is None:
+        return times, None
+    ways = measure_ways(ranks, travel, seconds=_TRAVEL_SECONDS)
+    via: Literal["nccl", "gloo"] = "nccl" if ranks.carries_cuda else "gloo"
+    found = MeasuredWays(schema="nugnn.ways/1", via=via, num_ranks=ranks.world_size, ways=ways, versions=times.versions)
+    return times, found
+
+
+def measure_of(
+    subject: PlanSubject, kind: str, parts: Sequence[PartSizes], device: torch.device, limits: str
+) -> Callable[[], MeasuredTimes]:
+    """What times the subject's operators on one device, within limits that are in force: ``limits`` says which."""
+    trace, seconds = subject.traces[kind], _SECONDS[kind]
+    return functools.partial(subject.measure, trace, parts, seconds=seconds, device=str(device), limits=limits)
+
+
+def travel_of(subject: PlanSubject, links: Links, sizes: Sequence[PartSizes]) -> Travel | None:
+    """Rows that travel in a step on parts of these sizes; None where none do."""
+    widths = {
+        record.sizes["row_bytes"]
+        for trace in subject.traces.values()
+        for record in trace.operators
+        if record.kind == "exchange" and record.attrs.get("what") == "halo"
+    }
+    fixed = tuple(sorted(width for width in widths if isinstance(width, int)))
+    if not fixed or len(sizes) == 1:
+        return None
+    rows = links.spread([size.sent for size in sizes], [size.halo for size in sizes])
+    return Travel(rows=tuple(map(tuple, np.rint(rows).astype(int).tolist())), row_bytes=fixed)
+
+
+def timed_parts(
+    subject: PlanSubject, cluster: Cluster, work: WorkModel, rank: int, sizes: PartSizes
+) -> list[PartSizes]:
     """Where operators are timed: sizes up to those of the worker, or to a step of a fraction of a second."""
     kind = cluster.profiles[rank].kind
     share, most = 1.0, sizes
@@ -147,15 +226,9 @@ def _scaled(sizes: PartSizes, share: float) -> PartSizes:
 
 def _kept(subject: PlanSubject, kinds: Sequence[str], parts: Sequence[Sequence[PartSizes]]) -> list[Path]:
     """Where the times of each worker are kept: by the step, the device, who else computes here, and the sizes to a
-    factor of two. A trace does not say how products are rounded: the precision does.
+    factor of two.
     """
-    step = {
-        "traces": {name: trace.to_json() for name, trace in subject.traces.items()},
-        "precision": subject.precision,
-        "beside": sorted(kinds),
-    }
-    whole = hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()
-    found = []
+    whole, found = _key(subject, kinds), []
     for kind, sizes in zip(kinds, parts, strict=True):
         most = max((max(size.edges, size.batch) for size in sizes), default=1)
         name = hashlib.sha256(json.dumps([whole, kind, most.bit_length()]).encode()).hexdigest()[:16]
@@ -163,7 +236,24 @@ def _kept(subject: PlanSubject, kinds: Sequence[str], parts: Sequence[Sequence[P
     return found
 
 
-def _keep(path: Path, times: MeasuredTimes) -> None:
+def _kept_ways(subject: PlanSubject, kinds: Sequence[str], travel: Travel) -> Path:
+    """Where the ways of all workers are kept: by the step, who computes as which rank, and rows to a factor of two."""
+    rows = [[count.bit_length() for count in row] for row in travel.rows]
+    name = hashlib.sha256(json.dumps([_key(subject, kinds), list(kinds), rows]).encode()).hexdigest()[:16]
+    return cache_base() / "operator-times" / f"ways-{name}.json"
+
+
+def _key(subject: PlanSubject, kinds: Sequence[str]) -> str:
+    """Of the step and who computes here. A trace does not say how products are rounded: the precision does."""
+    step = {
+        "traces": {name: trace.to_json() for name, trace in subject.traces.items()},
+        "precision": subject.precision,
+        "beside": sorted(kinds),
+    }
+    return hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()
+
+
+def _keep(path: Path, times: MeasuredTimes | MeasuredWays) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda file: file.write(times.to_json().encode()))

@@ -116,7 +116,7 @@ def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, o
     subject = subject_by_counts(config, counts, cluster.device_kinds, len(cluster.devices))
     on_stage("weighing shares")
     shares_by, shares = _how(config)
-    times = _own_times(config, subject, cluster, on_stage)
+    cluster, times = _measured(config, subject, cluster, on_stage)
     return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.halo, times=times)
 
 
@@ -133,6 +133,7 @@ def _of_graph(
     on_stage("tracing a step")
     subject = subject_of_graph(model, options, seen, graph_data_facts(seen), cluster)
     shares_by, shares = _how(config)
+    cluster, times = _measured(config, subject, cluster, on_stage)
     return plan_with_cut(
         subject,
         cluster,
@@ -140,7 +141,7 @@ def _of_graph(
         shares_by=shares_by,
         shares=shares,
         partitioner=cast(LoopMethod, config.partitioner),
-        times=_own_times(config, subject, cluster, on_stage),
+        times=times,
         on_stage=on_stage,
     )
 
@@ -174,15 +175,16 @@ def _of_samples(
     )
     on_stage("weighing shares")
     shares_by, shares = _how(config)
-    times = _own_times(config, subject, cluster, on_stage)
+    cluster, times = _measured(config, subject, cluster, on_stage)
     return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, times=times)
 
 
-def _own_times(
+def _measured(
     config: RunConfig, subject: PlanSubject, cluster: Cluster, on_stage: Say
-) -> Mapping[str, MeasuredTimes] | None:
-    """Of the model's operators on this machine; None for one that is described."""
+) -> tuple[Cluster, Mapping[str, MeasuredTimes] | None]:
+    """The cluster with its links, and times of the model's operators, as measured on this machine if it is that."""
     if config.cluster is not None:
-        return None
+        return cluster, None
     limits = None if config.limits is None else parse_limits(config.limits)
-    return times_for(subject, cluster, devices_of(config.device, config.workers)[0], limits, on_stage)
+    found = times_for(subject, cluster, devices_of(config.device, config.workers)[0], limits, on_stage)
+    return found.on(cluster), found.operators

@@ -24,7 +24,7 @@ from nugnn.own_times import times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import PlanSubject, graph_subject, model_facts, sample_subject
-from nugnn.planned import Planned, plan_by_counts, plan_with_cut, write_plan
+from nugnn.planned import Planned, plan_by_counts, plan_with_cut, step_model, write_plan
 from nugnn.planning import device_facts
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import split_by_shares
@@ -35,6 +35,7 @@ from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
 from nugnn.planning.plan_parts import read_parts
+from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.trace_records import TraceError
 from nugnn.sample_options import SampleOptions
 from nugnn.sample_part import SamplePart
@@ -60,7 +61,7 @@ class TrainingPlan:
         devices: Of the workers; None for those of other hosts.
         cluster: The same for predictions; None where the plan comes from a file.
         limits: What each may use.
-        times_operators: Whether the model's operators may be timed on the devices, which takes seconds.
+        times_operators: Whether the model's operators and exchanges may be timed on the devices, which takes seconds.
         on_stage: Called with what is done next.
         kept: A plan that an interrupted run left, used if it still fits.
         on_note: Gets sentences for the user.
@@ -98,7 +99,7 @@ class TrainingPlan:
         except Exception as error:  # whatever a model says to random data
             self._not_foreseen(error)
             return
-        self._times = self._own_times(self._subject)
+        self._measure(self._subject)
 
     def prepare_samples(
         self, model: nn.Module, options: SampleOptions, part: SamplePart, name: str, num_classes: int
@@ -137,9 +138,9 @@ class TrainingPlan:
             self._not_foreseen(error)
             return split_by_shares(batch, self._plain_shares(options.precision))
         request = self.request
-        times = self._own_times(subject)
+        self._measure(subject)
         self.planned = plan_by_counts(
-            subject, self.cluster, shares_by=request.shares_by, shares=request.shares, times=times
+            subject, self.cluster, shares_by=request.shares_by, shares=request.shares, times=self._times
         )
         return self.planned.plan.batch_split
 
@@ -193,6 +194,12 @@ class TrainingPlan:
             write_plan(kept, self.planned)
         return Shares(shares=self.planned.plan.shares, part=self.planned.part)
 
+    def computing(self) -> PredictedWork | None:
+        """What predicts the seconds of computing of parts of a graph; None where nothing foresees the model's step."""
+        if self._subject is None or self.cluster is None:
+            return None
+        return step_model(self._subject, self.cluster, self._times).work.computing()
+
     def keep(self, folder: Path) -> None:
         """For a resumed run."""
         if self.planned is not None:
@@ -201,13 +208,14 @@ class TrainingPlan:
 
     # How
 
-    def _own_times(self, subject: PlanSubject) -> Mapping[str, MeasuredTimes] | None:
-        """Of the model's operators, where devices differ and are this host's own."""
+    def _measure(self, subject: PlanSubject) -> None:
+        """The model's operators and its rows that travel, where devices differ and are this host's own."""
         assert self.cluster is not None
         devices = [device for device in self.devices if device is not None]
         if not self.times_operators or self.request.shares_by != "auto" or are_devices_alike(devices, self.limits):
-            return None
-        return times_for(subject, self.cluster, devices, self.limits, self.on_stage)
+            return
+        found = times_for(subject, self.cluster, devices, self.limits, self.on_stage)
+        self._times, self.cluster = found.operators, found.on(self.cluster)
 
     def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:
         """Whether there is a plan already, of a file or of the run that is resumed."""

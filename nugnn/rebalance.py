@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from nugnn.held_rows import HeldRows
 from nugnn.node_move import NodeMove
 from nugnn.own_rows import sharded_names
 from nugnn.planning.imbalance import Levelling, RebalanceRules
+from nugnn.planning.work_model import WorkModel
 
 if TYPE_CHECKING:
     from nugnn.graph_family import GraphFamily
@@ -23,17 +25,21 @@ OnMove = Callable[[nn.Module, NodeMove], Any]
 _CHOICES = "auto, off, or nugnn.RebalanceRules"
 
 
-def checked_rules(choice: str | RebalanceRules) -> RebalanceRules | None:
+def checked_rules(choice: str | RebalanceRules, work: WorkModel | None = None) -> RebalanceRules | None:
     """The rules that ``choice`` means; None for ``off``.
+
+    Args:
+        choice: One of the names, or rules.
+        work: What parts are predicted by where ``choice`` has nothing of its own for that.
 
     Raises:
         ValueError: There is no such choice.
     """
     if isinstance(choice, RebalanceRules):
-        return choice
+        return choice if work is None or choice.work is not None else replace(choice, work=work)
     if choice not in ("auto", "off"):
         raise ValueError(f"rebalance is {choice!r}, must be {_CHOICES}")
-    return RebalanceRules() if choice == "auto" else None
+    return RebalanceRules(work=work) if choice == "auto" else None
 
 
 class Rebalancer:

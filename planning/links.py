@@ -69,10 +69,12 @@ class Links:
 
     An exchange takes the busiest of what it passes: a rank's own way out or in, on which transfers to several peers
     follow each other; a host's network card, which its ranks share; copies between a device and its host's memory where
-    the transport does not take them from the device.
+    the transport does not take them from the device. The two ends of a pair may see it differently: one that is limited
+    takes longer until it has what the other one has long sent.
 
     Args:
-        bytes_per_second: ``(P, P)`` one way, while the other way is as busy; the diagonal does not count.
+        bytes_per_second: ``(P, P)`` of the row's rank with the column's, as the former sees it: one way, while the
+            other way is as busy; the diagonal does not count.
         latency_seconds: ``(P, P)`` of an exchange without bytes; likewise.
         hosts: Number of each rank's host.
         host_bytes_per_second: Of each host's network card, one way, by the host's number; those that are left out have
@@ -219,8 +221,8 @@ class Links:
 
     def transfer_seconds(self, sent: Floats) -> Floats:
         """``(P,)`` the same without latencies: proportional to ``sent (P, P)``, whose diagonal is 0."""
-        on_the_way = sent / self.bytes_per_second
-        seconds = np.maximum(on_the_way.sum(1), on_the_way.sum(0))
+        going, coming = (each / self.bytes_per_second for each in (sent, sent.T))
+        seconds = np.maximum(going.sum(1), coming.sum(1))
         if self.host_bytes_per_second:
             numbers, own = np.unique(np.array(self.hosts), return_inverse=True)
             across = np.where(own[:, None] != own[None, :], sent, 0.0)
@@ -252,7 +254,8 @@ class Links:
         """Bytes a second of the slowest link of a ring in the order of ranks, and the longest latency in it."""
         ranks = np.arange(self.num_ranks)
         after = np.roll(ranks, -1)
-        rates, latencies = self.bytes_per_second[ranks, after].copy(), self.latency_seconds[ranks, after].copy()
+        rates = np.minimum(self.bytes_per_second[ranks, after], self.bytes_per_second[after, ranks])
+        latencies = np.maximum(self.latency_seconds[ranks, after], self.latency_seconds[after, ranks])
         hosts = np.array(self.hosts)
         across = hosts != hosts[after]
         for host, sums in self.sums_inside.items():

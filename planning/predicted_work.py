@@ -6,8 +6,10 @@ A device's seconds are its own: its operators, and its exchanges as if all other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +122,28 @@ class PredictedWork:
             _known=self._known,
         )
 
+    def computing(self) -> PredictedWork:
+        """The same devices, whose exchanges take no time: what the clock of a run counts as computing.
+
+        What a device does for rows that travel counts, too: it picks them, and copies or adds what has come.
+        """
+        links = self.links
+        free = Links.equal(links.num_ranks, math.inf, is_nccl=links.is_nccl)
+        return PredictedWork(
+            self.devices,
+            free,
+            overlap=self._overlap,
+            sums_in_backward=self._sums_in_backward,
+            gradient_wire=self.gradient_wire.name,
+            steps_per_epoch=self._steps_per_epoch,
+            _known=self._known,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made: what tables know is found anew, and they are shared by identities that do not travel."""
+        how = self._overlap, self._sums_in_backward, self.gradient_wire.name, self._steps_per_epoch
+        return _made, (self.devices, self.links, *how)
+
     def _part(self, rank: int) -> _Part:
         part = self._parts[rank]
         if part is None:
@@ -154,6 +178,13 @@ class PredictedWork:
     def memory(self, part: int, sizes: PartSizes) -> dict[str, int]:
         """Of them ``step`` (what the trace holds at its peak), ``structure`` (kept beside it) and ``runtime``."""
         return self._part(part).memory(sizes)
+
+
+def _made(
+    devices: Sequence[DeviceWork], links: Links, overlap: Passes, sums_in_backward: bool, wire: str, steps: int
+) -> PredictedWork:
+    how: dict[str, Any] = {"overlap": overlap, "sums_in_backward": sums_in_backward}
+    return PredictedWork(devices, links, gradient_wire=wire, steps_per_epoch=steps, **how)
 
 
 def halo_share_of(sizes: PartSizes) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from device_shards import device_shard, thinned
+from device_shards import device_shard
 
 from nugnn.datasets.synthetic_device import device_graph
 from nugnn.partition.assign import partition_nodes
@@ -35,14 +35,3 @@ def test_it_is_the_shard_of_the_host(num_parts: int) -> None:
                 assert all(torch.equal(one[name], other[name]) for name in other) and one.keys() == other.keys()
             else:
                 assert one == other, field.name
-
-
-def test_thinning_leaves_every_second_edge_at_its_node() -> None:
-    graph = device_graph("mixed-like", NODES, ARCS, 3, device="cpu")
-    thin = thinned(graph)
-    edges = {
-        (int(graph.indices[place]), int(torch.searchsorted(graph.indptr, place, right=True)) - 1)
-        for place in range(0, ARCS, 2)
-    }
-    destinations = torch.repeat_interleave(torch.arange(NODES), thin.degrees)
-    assert set(zip(thin.indices.tolist(), destinations.tolist(), strict=True)) == edges

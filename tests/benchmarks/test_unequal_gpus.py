@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pytest
 from harness import Timing
-from unequal_gpus import Alone, bound_ms, corrected, figures, halo_bound_ms, verdict, work_of
+from unequal_gpus import Alone, bound_ms, correction, figures, halo_bound_ms, slowed, verdict
 
+from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from step_traces import LinearTimes, graph_trace
 
-FAST, SLOW = Alone(30.0, 18.0, 1000, 40_000, 20_000), Alone(120.0, 70.0, 1000, 40_000, 20_000)
-
-
-def test_costs_give_back_what_was_measured() -> None:
-    work = work_of([FAST, SLOW], 1e-6)
-    for part, alone in enumerate((FAST, SLOW)):
-        assert 1e3 * work.seconds(part, PartSizes(1000, 40_000)) == pytest.approx(alone.whole_ms)
-        assert 1e3 * work.seconds(part, PartSizes(1000, 20_000)) == pytest.approx(alone.thin_ms)
-        travelling = work.seconds(part, PartSizes(1000, 40_000, halo=30, sent=20)) - alone.whole_ms / 1e3
-        assert travelling == pytest.approx(50e-6)
+FAST, SLOW = Alone(30.0), Alone(120.0)
 
 
 def test_the_bound_is_what_both_do_together() -> None:
@@ -51,7 +46,19 @@ def test_auto_is_held_against_the_best_other() -> None:
     )
 
 
-def test_a_corrected_model_takes_the_seconds_that_were_seen():
-    sizes = (PartSizes(inner=60, edges=900, halo=10, sent=8), PartSizes(inner=40, edges=600, halo=8, sent=10))
-    work = corrected(work_of([FAST, SLOW], 1e-6), sizes, [0.5, 0.25])
-    assert [work.seconds(part, size) for part, size in enumerate(sizes)] == pytest.approx([0.5, 0.25])
+def test_a_correction_lets_both_end_together_and_leaves_what_travels_where_it_is() -> None:
+    trace = graph_trace("sage")
+    times = [LinearTimes(1e-9), LinearTimes(3e-9)]
+    work = PredictedWork([DeviceWork(trace, each) for each in times], Links.equal(2, 1e9))
+    sizes = (PartSizes(inner=700, edges=9000, halo=300, sent=200), PartSizes(inner=300, edges=4000, halo=200, sent=300))
+    busy = [work.computing().seconds(0, sizes[0]), 1.5 * work.computing().seconds(1, sizes[1])]
+    level = correction(work, sizes, busy)
+    assert level.predicted[0] == pytest.approx(level.predicted[1])
+    assert min(busy) < level.predicted[0] < max(busy) and level.given[1] > 0 > level.given[0]
+
+
+def test_a_slowed_device_has_a_part_of_each_rate() -> None:
+    profile = sheet_of("Tesla T4").as_profile()
+    slower = slowed(profile, 4.0)
+    assert slower.gemm_flops == {form: rate / 4 for form, rate in profile.gemm_flops.items()}
+    assert (slower.stream_bytes, slower.pack_bytes) == (profile.stream_bytes / 4, profile.pack_bytes / 4)

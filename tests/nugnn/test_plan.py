@@ -14,9 +14,13 @@ from rich.console import Console
 
 import nugnn
 from nugnn import cli, limited, machine_profiles, own_times, plan_run
+from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
+from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
+from nugnn.graph_part import GraphPart
+from nugnn.graph_task import GraphTask
 from nugnn.models import GNN
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_tables import devices_table
@@ -25,13 +29,20 @@ from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
 from nugnn.planning.graph_statistics import parse_statistics
+from nugnn.planning.imbalance import RebalanceRules
+from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import read_times
+from nugnn.planning.measured_ways import read_ways
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import read_plan
 from nugnn.planning.plan_parts import parts_path
+from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
+from nugnn.planning.work_model import LinearCost, LinearWork
 from nugnn.profile_run import Measured
+from nugnn.rebalance import checked_rules
 from nugnn.run import PARTS_FILE, run_from_config
+from nugnn.shares import whole_shard
 
 CPU = DeviceProfile(
     name=processor_name(),
@@ -339,7 +350,9 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> 
     stages: list[str] = []
     result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
     assert "timing the model's operators on each device of this machine, 0.1 s, once" in stages
-    kept = sorted((tmp_path / "cache" / "operator-times").glob("*.json"))
+    ways = list((tmp_path / "cache" / "operator-times").glob("ways-*.json"))
+    assert len(ways) == 1 and read_ways(ways[0]).num_ranks == 2
+    kept = sorted({*(tmp_path / "cache" / "operator-times").glob("*.json")} - {*ways})
     assert len(kept) == 2 and {read_times(path).limits for path in kept} == {"none", "memory_fraction=0.4"}
     stages.clear()
     again = run_from_config(settings(tmp_path, "b", **how), lambda event: stages.append(str(event.get("text"))))
@@ -374,6 +387,28 @@ def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> N
         assert plan._subject.is_captured == (choice == "on")
         keys.append(plan._key("metis"))
     assert keys[0] == keys[2] != keys[1]
+
+
+def test_nodes_move_by_the_work_that_the_plan_was_made_with(tmp_path: Path) -> None:
+    data = load("digits")
+    model = GNN("gcn", data.num_features, data.num_classes, hidden=8)
+    how: dict[str, Any] = {"workers": 2, "shares": None, "others": (), "partitioner": "metis", "order": "none"}
+    task = GraphTask(model, data, **how, options={}, check=False, cache_folder=None, inductive=False)
+    assert task.stored(tmp_path / "even", str)[0].work is None
+    cluster = cluster_of_machine(MACHINE, [CPU, CPU], [DeviceLimits(), DeviceLimits(memory_fraction=0.4)])
+    request = PlanRequest(shares_by="auto", cluster=cluster)
+    task.use_plan(TrainingPlan(request=request, devices=[None] * 2, cluster=cluster))
+    part = task.stored(tmp_path / "planned", str)[0]
+    assert isinstance(part.work, PredictedWork) and part.work.num_devices == 2
+    assert task.plan is not None and task.plan.planned is not None
+    sizes = [device.sizes.sizes for device in task.plan.planned.plan.devices]
+    seconds = [part.work.seconds(rank, size) for rank, size in enumerate(sizes)]
+    # of each, what the plan says it computes; halo rows count as read from own ones would, cells are linear
+    assert seconds == pytest.approx([d.seconds["compute"] for d in task.plan.planned.plan.devices], rel=0.02)
+    single = GraphPart(lambda _: whole_shard(data, "none", []), None, part.work)(Ranks(), model, FitOptions())
+    assert single._rebalance is not None and single._rebalance.work is part.work
+    own = RebalanceRules(work=LinearWork((LinearCost(inner=1.0),) * 2))
+    assert checked_rules(own, part.work) is own and checked_rules("off", part.work) is None
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -70,6 +70,27 @@ def test_proportions_come_from_the_work_model() -> None:
     assert doubled.given == pytest.approx(level.given)
 
 
+@given(halo=st.floats(0.01, 0.6))
+def test_what_rows_that_travel_take_does_not_leave_with_nodes(halo: float) -> None:
+    """Ranks whose seconds are exactly those of the model end together when the rows that travel stay."""
+    rows = 200_000
+    costs = LinearCost(inner=1e-6, edges=1e-8, halo=halo * 1e-5), LinearCost(inner=2e-6, edges=3e-8, halo=1e-7)
+    work = LinearWork(costs)
+    sizes = [PartSizes(inner=n, edges=_DEGREE * n, halo=rows) for n in (1_500_000, 500_000)]
+    loads = [RankLoad(seconds=7 * work.seconds(rank, size), sizes=size) for rank, size in enumerate(sizes)]
+    level = levelled(loads, RebalanceRules(work=work))
+    after = [
+        PartSizes(inner=n, edges=_DEGREE * n, halo=rows)
+        for n in (
+            round(size.inner - given / (_DEGREE + of_node))
+            for size, given, of_node in zip(sizes, level.given, level.node_work, strict=True)
+        )
+    ]
+    assert sum(size.inner for size in after) == pytest.approx(2_000_000, abs=2)
+    ends = [7 * work.seconds(rank, size) for rank, size in enumerate(after)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-4) and ends == pytest.approx(level.predicted, rel=1e-4)
+
+
 @given(given_work=st.lists(st.integers(-100, 100), min_size=2, max_size=6), seed=st.integers(0, 100))
 def test_flows_give_what_goes_and_bring_what_comes(given_work: list[int], seed: int) -> None:
     surplus = sum(given_work)

@@ -162,6 +162,19 @@ def test_gpus_without_a_link_go_through_the_host_and_hosts_without_a_network_are
     assert links.bytes_per_second[0, 1] == 1e8
 
 
+def test_each_end_of_a_pair_takes_what_it_sees():
+    rates = np.array([[np.inf, 2e9], [1e9, np.inf]])
+    links = Links(rates, np.array([[0, 1e-3], [4e-3, 0]]), (0, 0), {})
+    sent = np.array([[0.0, 4e6], [2e6, 0.0]])
+    assert links.exchange_seconds(sent) == pytest.approx([2e-3 + 1e-3, 4e-3 + 4e-3])
+    for rank in range(2):
+        assert links.of_rank(rank).seconds(4e6, 2e6) == pytest.approx(links.exchange_seconds(sent)[rank])
+    turned = links.among([1, 0])
+    assert turned.exchange_seconds(sent[::-1, ::-1]) == pytest.approx(links.exchange_seconds(sent)[::-1])
+    # a sum has ended when both have: by the slower end
+    assert links.all_reduce_seconds(1e6) == Links.equal(2, 1e9, 4e-3).all_reduce_seconds(1e6)
+
+
 def test_tables_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"3 ranks need \(3, 3\)"):
         Links(np.ones((2, 2)), np.zeros((2, 2)), (0, 0, 0), {})

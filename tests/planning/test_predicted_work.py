@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import pickle
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from nugnn.planning.links import Links
 from nugnn.planning.operator_times import ProfileTimes
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.predictor import overlap_of, predictor_for
 from nugnn.planning.seconds_table import _EDGES, SecondsTable
@@ -129,6 +132,42 @@ def test_shares_of_a_fast_and_a_slow_device_end_together():
     plan = plan_shares(work, whole, [math.inf] * 2, halo_fraction=0.02)
     assert plan.shares[0] > 2 * plan.shares[1]
     assert plan.seconds[0] == pytest.approx(plan.seconds[1], rel=0.02)
+
+
+def test_a_rank_for_which_rows_that_travel_are_dearer_gets_fewer_nodes_and_fewer_of_such_rows():
+    ids = np.arange(40 * 40).reshape(40, 40)
+    one = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
+    other = np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()])
+    src, dst = np.concatenate([one, other]), np.concatenate([other, one])
+    trace, times = graph_trace("gcn"), LinearTimes(1e-9)
+
+    def parts(*rates: float) -> tuple[PartSizes, ...]:
+        links = Links(np.array([[np.inf, rates[0]], [rates[1], np.inf]]), np.zeros((2, 2)), (0, 0), {})
+        work = PredictedWork([DeviceWork(trace, times)] * 2, links)
+        fitted = partition_to_fit(len(ids.ravel()), src, dst, work, [math.inf] * 2, train_nodes=ids[::7].ravel())
+        # each as long as the other one, by the model that knows the dearer row
+        assert fitted.seconds[0] == pytest.approx(fitted.seconds[1], rel=0.1)
+        return fitted.sizes
+
+    equal, unequal = parts(1e8, 1e8), parts(1e8, 1e7)
+    assert abs(equal[1].inner - equal[0].inner) < 0.1 * len(ids.ravel())
+    assert unequal[1].inner < 0.8 * unequal[0].inner and unequal[1].inner < 0.9 * equal[1].inner
+    assert unequal[1].halo + unequal[1].sent <= equal[1].halo + equal[1].sent
+
+
+def test_computing_is_all_but_what_exchanges_take_and_a_copy_says_the_same():
+    trace, sizes = graph_trace("sage"), _some_sizes(1)[0]
+    for is_nccl in (False, True):
+        links = Links(np.array([[np.inf, 1e8], [1e7, np.inf]]), np.full((2, 2), 1e-3), (0, 0), {}, is_nccl=is_nccl)
+        work = PredictedWork([DeviceWork(trace, FAST), DeviceWork(trace, SLOW)], links, steps_per_epoch=3)
+        for rank, times in enumerate((FAST, SLOW)):
+            alone = sum(times.seconds(record, trace.at(sizes).storages) for record in trace.at(sizes).operators)
+            assert work.computing().seconds(rank, sizes) == pytest.approx(3 * alone, rel=0.05)
+            assert work.seconds(rank, sizes) > work.computing().seconds(rank, sizes)
+        copied = pickle.loads(pickle.dumps(work))
+        assert [copied.seconds(rank, sizes) for rank in range(2)] == [work.seconds(rank, sizes) for rank in range(2)]
+        assert copied.among([1, 0]).seconds(0, sizes) == pytest.approx(work.seconds(1, sizes))
+        assert copied.memory(1, sizes) == work.memory(1, sizes)
 
 
 def test_memory_is_told_by_what_it_is_for():

@@ -1,0 +1,127 @@
+"""Operators and rows that travel, timed by workers within their limits; kept, and measured anew if broken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nugnn import own_times
+from nugnn.fit_options import FitOptions
+from nugnn.models import GNN
+from nugnn.own_times import OwnTimes, travel_of
+from nugnn.plan_subject import PlanSubject, graph_subject
+from nugnn.planned import step_model
+from nugnn.planning.cluster import Cluster, cluster_of_machine
+from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.measured_times import MeasuredTimes
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.plan import DataFacts
+from nugnn.planning.profiles import SCHEMA, DeviceProfile, MachineProfile
+from nugnn.planning.trace import StepTrace
+
+CPU = DeviceProfile(
+    name="a CPU", kind="cpu", source="measured", memory_bytes=1 << 34, cache_bytes=1 << 25, gemm_flops={"fp32": 8e11},
+    stream_bytes=1e10, gather_bytes=8e9, cached_gather_bytes=2e10, pack_bytes=5e9, launch_seconds=4e-6,
+    multiprocessors=2,
+)  # fmt: skip
+LIMITS = (DeviceLimits(threads=1), DeviceLimits(threads=1, memory_fraction=0.4))
+SIZES = (PartSizes(inner=6000, edges=30_000, halo=9000, sent=9000, train=500),) * 2
+
+
+def subject() -> PlanSubject:
+    torch.manual_seed(0)
+    facts = DataFacts(name="some", nodes=12_000, edges=60_000, train=1000, features=12, classes=4)
+    model = GNN("gcn", 12, 4, hidden=16, layers=3)
+    return graph_subject(model, FitOptions(), facts, features=12, multilabel=False, kinds=["cpu"], workers=2)
+
+
+def cluster() -> Cluster:
+    return cluster_of_machine(MachineProfile(schema=SCHEMA, devices=(CPU,)), [CPU, CPU], LIMITS)
+
+
+def with_slow_rows(given: PlanSubject, slow: DeviceLimits) -> PlanSubject:
+    """The worker with these limits takes 4 ms, and 20 ns a byte, longer with rows that have come."""
+    measure, limits = given.measure, str(slow)
+
+    def slowed(trace: StepTrace, parts: Sequence[PartSizes], **how: Any) -> MeasuredTimes:
+        from nugnn.comm import halo_transfer
+        from nugnn.comm.lone_ranks import LoneRanks
+
+        real = halo_transfer.Exchange.finish
+
+        def finish(self: halo_transfer.Exchange) -> Any:
+            out = real(self)
+            if not isinstance(self._ranks, LoneRanks):
+                time.sleep(4e-3 + 2e-8 * out.numel())
+            return out
+
+        if how["limits"] == limits:
+            halo_transfer.Exchange.finish = finish  # type: ignore[method-assign]
+        return measure(trace, parts, **how)
+
+    return replace(given, measure=slowed)
+
+
+def measured(given: PlanSubject) -> OwnTimes:
+    here = cluster()
+    work = step_model(given, here).work
+    return own_times.own_times(given, here, [torch.device("cpu")] * 2, LIMITS, SIZES, work)
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
+    monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
+
+
+class Launched(Exception):  # noqa: N818 - stands for workers
+    """Workers would have been started."""
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise Launched
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_worker_that_takes_longer_with_rows_has_a_slower_way_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = with_slow_rows(subject(), LIMITS[1])
+    found, before = measured(given), cluster()
+    links = found.on(before).links
+    assert links.latency_seconds[1, 0] > 4e-3 > links.latency_seconds[0, 1]
+    assert links.bytes_per_second[1, 0] < 5e7 < links.bytes_per_second[0, 1]
+    by_profile, by_ways = (step_model(given, each, found.operators).work for each in (before, found.on(before)))
+    longer = [by_ways.seconds(rank, SIZES[rank]) - by_profile.seconds(rank, SIZES[rank]) for rank in range(2)]
+    assert longer[1] > longer[0] + 4 * 4e-3  # of exchanges in a step there are four at least
+    monkeypatch.setattr(own_times, "launch", refuse)
+    again = measured(given)
+    assert again.ways == found.ways and again.operators == found.operators
+    (kept,) = (tmp_path / "operator-times").glob("ways-*.json")
+    kept.write_text(kept.read_text()[:-30])
+    with pytest.raises(Launched):
+        measured(given)
+
+
+def test_ways_are_kept_apart_by_who_takes_part_as_which_rank() -> None:
+    given = subject()
+    travel = travel_of(given, cluster().links, SIZES)
+    assert travel is not None
+    paths = [own_times._kept_ways(given, kinds, travel) for kinds in (["one", "other"], ["other", "one"], ["one"] * 2)]
+    assert len(set(paths)) == 3 and own_times._kept_ways(given, ["one", "other"], travel) == paths[0]
+    more = travel_of(given, cluster().links, (replace(SIZES[0], sent=40_000, halo=40_000),) * 2)
+    assert more is not None and own_times._kept_ways(given, ["one", "other"], more) != paths[0]
+
+
+def test_what_travels_is_what_the_step_sends() -> None:
+    given, links = subject(), cluster().links
+    travel = travel_of(given, links, (replace(SIZES[0], sent=700, halo=500), replace(SIZES[1], sent=500, halo=700)))
+    assert travel is not None and travel.rows == ((0, 700), (500, 0))
+    assert travel.row_bytes == (16, 64)  # classes and hidden values in float32
+    assert travel_of(given, links, SIZES[:1]) is None
