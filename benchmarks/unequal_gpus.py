@@ -310,8 +310,8 @@ class Benchmark:
             part = np.load(auto.path)
             for ids, to in moved:
                 part[ids] = to
-            more.append("busy for " + "/".join(f"{1e3 * seconds:.1f}" for seconds in busy) + " ms, moved ")
-            more.append(" and ".join(f"{len(ids):,}" for ids, _ in moved))
+            more.append("busy for " + "/".join(f"{1e3 * seconds:.1f}" for seconds in busy) + " ms")
+            more.append("moved " + " and ".join(f"{len(ids):,}" for ids, _ in moved))
         ready.splits["tuned"] = self._pool.given(ready.family, part, level.predicted)
 
     def _compare_all(self, ready: list[Prepared]) -> list[str]:

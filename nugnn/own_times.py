@@ -208,7 +208,7 @@ def timed_parts(
 ) -> list[PartSizes]:
     """Where operators are timed: sizes up to those of the worker, or to a step of a fraction of a second."""
     kind = cluster.profiles[rank].kind
-    share, most = 1.0, sizes
+    share, most = 1.0, _scaled(sizes, 1.0)
     while work.seconds(rank, most) > _STEP_SECONDS[kind] and share > 1e-3:
         share /= 2
         most = _scaled(sizes, share)
@@ -216,7 +216,7 @@ def timed_parts(
 
 
 def _scaled(sizes: PartSizes, share: float) -> PartSizes:
-    """All counts in proportion, as far as a part can have them."""
+    """All counts in proportion, as far as a part of two can have them: expected ones may be more."""
     counts = {field.name: round(share * getattr(sizes, field.name)) for field in dataclasses.fields(sizes)}
     counts["edges"] = max(counts["edges"], counts["inner"], counts["halo"])
     counts["train"] = min(max(counts["train"], min(sizes.train, 1)), counts["inner"])

@@ -35,8 +35,8 @@ from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
 from nugnn.planning.plan_parts import read_parts
-from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.trace_records import TraceError
+from nugnn.planning.work_model import PackedWork
 from nugnn.sample_options import SampleOptions
 from nugnn.sample_part import SamplePart
 
@@ -194,11 +194,11 @@ class TrainingPlan:
             write_plan(kept, self.planned)
         return Shares(shares=self.planned.plan.shares, part=self.planned.part)
 
-    def computing(self) -> PredictedWork | None:
+    def computing(self) -> PackedWork | None:
         """What predicts the seconds of computing of parts of a graph; None where nothing foresees the model's step."""
         if self._subject is None or self.cluster is None:
             return None
-        return step_model(self._subject, self.cluster, self._times).work.computing()
+        return PackedWork.of(step_model(self._subject, self.cluster, self._times).work.computing())
 
     def keep(self, folder: Path) -> None:
         """For a resumed run."""

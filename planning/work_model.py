@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +14,8 @@ import numpy.typing as npt
 
 from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.planning.part_sizes import PartSizes
+
+_Packed = bytes  # by which name a work model has a method
 
 
 class WorkModel(Protocol):
@@ -106,6 +110,34 @@ class LinearWork:
 
     def bytes(self, part: int, sizes: PartSizes) -> int:
         return math.ceil(self.bytes_of[part].of(sizes))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWork:
+    """A work model that unpacks when it is first asked, as modules behind it take a process a while to load.
+
+    Args:
+        content: From `of`.
+    """
+
+    content: _Packed
+
+    @classmethod
+    def of(cls, work: WorkModel) -> PackedWork:
+        """``work``, which has to be picklable."""
+        return cls(pickle.dumps(work))
+
+    @cached_property
+    def work(self) -> WorkModel:
+        """As it was packed."""
+        found: WorkModel = pickle.loads(self.content)
+        return found
+
+    def seconds(self, part: int, sizes: PartSizes) -> float:
+        return self.work.seconds(part, sizes)
+
+    def bytes(self, part: int, sizes: PartSizes) -> int:
+        return self.work.bytes(part, sizes)
 
 
 def count_sizes(

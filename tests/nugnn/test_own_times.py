@@ -24,6 +24,7 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, MachineProfile
 from nugnn.planning.trace import StepTrace
+from nugnn.random_data import random_part
 
 CPU = DeviceProfile(
     name="a CPU", kind="cpu", source="measured", memory_bytes=1 << 34, cache_bytes=1 << 25, gemm_flops={"fp32": 8e11},
@@ -31,7 +32,7 @@ CPU = DeviceProfile(
     multiprocessors=2,
 )  # fmt: skip
 LIMITS = (DeviceLimits(threads=1), DeviceLimits(threads=1, memory_fraction=0.4))
-SIZES = (PartSizes(inner=6000, edges=30_000, halo=9000, sent=9000, train=500),) * 2
+SIZES = (PartSizes(inner=9000, edges=45_000, halo=9000, sent=9000, train=500),) * 2
 
 
 def subject() -> PlanSubject:
@@ -119,9 +120,19 @@ def test_ways_are_kept_apart_by_who_takes_part_as_which_rank() -> None:
     assert more is not None and own_times._kept_ways(given, ["one", "other"], more) != paths[0]
 
 
+def test_operators_are_timed_on_parts_that_can_be() -> None:
+    """A small part of many that sends its rows to several others; at all sizes up to its own."""
+    given, here = subject(), cluster()
+    sizes = PartSizes(inner=400, edges=6000, halo=500, sent=700, train=400)
+    parts = own_times.timed_parts(given, here, step_model(given, here).work, 1, sizes)
+    assert max(part.inner for part in parts) == 400 and len(parts) > 2
+    for part in parts:
+        random_part(part, 12, 4, multilabel=False, num_parts=2)
+
+
 def test_what_travels_is_what_the_step_sends() -> None:
     given, links = subject(), cluster().links
     travel = travel_of(given, links, (replace(SIZES[0], sent=700, halo=500), replace(SIZES[1], sent=500, halo=700)))
     assert travel is not None and travel.rows == ((0, 700), (500, 0))
-    assert travel.row_bytes == (16, 64)  # classes and hidden values in float32
+    assert travel.row_bytes == (16, 48, 64)  # classes, features and hidden values in float32
     assert travel_of(given, links, SIZES[:1]) is None

@@ -25,6 +25,7 @@ from nugnn.planning.predictor import overlap_of, predictor_for
 from nugnn.planning.seconds_table import _EDGES, SecondsTable
 from nugnn.planning.shares import plan_shares
 from nugnn.planning.trace import TraceError
+from nugnn.planning.work_model import PackedWork
 from nugnn.traced_step import graph_trainer, run_steps, trace_graph_step
 from step_traces import CLASSES, IN, LinearTimes, graph_trace, sample_trace, times_of_all
 
@@ -168,6 +169,8 @@ def test_computing_is_all_but_what_exchanges_take_and_a_copy_says_the_same():
         assert [copied.seconds(rank, sizes) for rank in range(2)] == [work.seconds(rank, sizes) for rank in range(2)]
         assert copied.among([1, 0]).seconds(0, sizes) == pytest.approx(work.seconds(1, sizes))
         assert copied.memory(1, sizes) == work.memory(1, sizes)
+        packed = pickle.loads(pickle.dumps(PackedWork.of(work)))
+        assert (packed.seconds(1, sizes), packed.bytes(1, sizes)) == (work.seconds(1, sizes), work.bytes(1, sizes))
 
 
 def test_memory_is_told_by_what_it_is_for():
