@@ -47,7 +47,7 @@ def cluster() -> Cluster:
 
 
 def with_slow_rows(given: PlanSubject, slow: DeviceLimits) -> PlanSubject:
-    """The worker with these limits takes 4 ms, and 20 ns a byte, longer with rows that have come."""
+    """The worker with these limits takes 20 ms, and 50 ns a byte, longer with rows that have come."""
     measure, limits = given.measure, str(slow)
 
     def slowed(trace: StepTrace, parts: Sequence[PartSizes], **how: Any) -> MeasuredTimes:
@@ -59,7 +59,7 @@ def with_slow_rows(given: PlanSubject, slow: DeviceLimits) -> PlanSubject:
         def finish(self: halo_transfer.Exchange) -> Any:
             out = real(self)
             if not isinstance(self._ranks, LoneRanks):
-                time.sleep(4e-3 + 2e-8 * out.numel())
+                time.sleep(0.02 + 5e-8 * out.numel())
             return out
 
         if how["limits"] == limits:
@@ -96,11 +96,11 @@ def test_a_worker_that_takes_longer_with_rows_has_a_slower_way_of_its_own(
     given = with_slow_rows(subject(), LIMITS[1])
     found, before = measured(given), cluster()
     links = found.on(before).links
-    assert links.latency_seconds[1, 0] > 4e-3 > links.latency_seconds[0, 1]
-    assert links.bytes_per_second[1, 0] < 5e7 < links.bytes_per_second[0, 1]
+    assert links.latency_seconds[1, 0] > max(0.02, links.latency_seconds[0, 1] + 0.01)
+    assert links.bytes_per_second[1, 0] < min(4e7, links.bytes_per_second[0, 1] / 2)  # see test_ways.py
     by_profile, by_ways = (step_model(given, each, found.operators).work for each in (before, found.on(before)))
     longer = [by_ways.seconds(rank, SIZES[rank]) - by_profile.seconds(rank, SIZES[rank]) for rank in range(2)]
-    assert longer[1] > longer[0] + 4 * 4e-3  # of exchanges in a step there are four at least
+    assert longer[1] > longer[0] + 4 * 0.01  # of exchanges in a step there are four at least
     monkeypatch.setattr(own_times, "launch", refuse)
     again = measured(given)
     assert again.ways == found.ways and again.operators == found.operators
