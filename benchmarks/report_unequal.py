@@ -55,9 +55,10 @@ side by side on the two GPUs of a host.
 
 **Steps of samples are predicted wrong by factors**, but for convolutions: in these tables operators add up to steps
 that were as long as their host, 1.5 to 14 ms whatever the batch, and the graph that the step really runs as does
-without. That is mended, and not measured again. Of a step that runs as a graph, the optimizer counts as one launch,
-whatever it launches. Some transformers in float32 take 11 to 15 times the memory that was predicted, likely by another
-attention kernel; perceptrons 2 to 21 % more, transformers in bfloat16 11 %. Both are open.
+without. That is mended, and not measured again. Of a step that runs as a graph, the optimizer counted as one launch,
+whatever it launches; now as its operators, which is not measured again either. Some transformers in float32 take 11 to
+15 times the memory that was predicted, likely by another attention kernel; perceptrons 2 to 21 % more, transformers in
+bfloat16 11 %. Both are open.
 """
 
 
