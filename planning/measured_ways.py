@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -69,9 +70,10 @@ class MeasuredWays(Strict):
         return self
 
     def over(self, links: Links) -> Links:
-        """``links``, with what was measured in their place; network cards between hosts stay.
+        """``links``, with what was measured in place of their exchanges; sums, and network cards between hosts, stay.
 
-        What passes the host's memory on its way was copied there and back while it was measured.
+        What passes the host's memory on its way was copied there and back while it was measured; sums of such a run
+        then go without these copies.
 
         Raises:
             WaysError: They are between another number of ranks.
@@ -81,7 +83,12 @@ class MeasuredWays(Strict):
         rates, latencies = np.full((self.num_ranks, self.num_ranks), np.inf), np.zeros((self.num_ranks, self.num_ranks))
         for way in self.ways:
             rates[way.rank, way.peer], latencies[way.rank, way.peer] = way.bytes_per_second, way.latency_seconds
-        return Links(rates, latencies, links.hosts, links.host_bytes_per_second, is_nccl=self.via == "nccl")
+        measured: dict[str, Any] = {
+            "bytes_per_second": rates,
+            "latency_seconds": latencies,
+            "staging_seconds_per_byte": None,
+        }
+        return replace(links, **measured, is_nccl=self.via == "nccl")
 
     def to_json(self) -> str:
         """Indented, with a newline at its end."""
