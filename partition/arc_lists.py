@@ -53,8 +53,14 @@ def neighbours_both_ways(num_nodes: int, src: npt.NDArray, dst: npt.NDArray) -> 
     """
     from nugnn.partition import arc_kernels as kernels
 
-    targets = _transposed(_grouped(num_nodes, dst, src))
-    sources = _transposed(targets)
+    if _ascends(src):
+        sources = _grouped(num_nodes, dst, src)
+        targets = _transposed(sources)
+    else:
+        targets = _grouped(num_nodes, src, dst)
+        sources = _transposed(targets)
+        if not _ascends(dst):
+            targets = _transposed(sources)
     bounds = row_tasks(sources.indptr + targets.indptr, torch.get_num_threads())
     starts = np.zeros(num_nodes + 1, np.int64)
     num_distinct = np.zeros(len(bounds) - 1, np.int64)
@@ -71,7 +77,7 @@ def distinct_sources(num_nodes: int, src: npt.NDArray, dst: npt.NDArray) -> ArcL
     """Sources of the arcs into each node, without weights; arguments are those of :func:`neighbours_both_ways`."""
     from nugnn.partition import arc_kernels as kernels
 
-    sources = _transposed(_grouped(num_nodes, src, dst))
+    sources = _grouped(num_nodes, dst, src) if _ascends(src) else _transposed(_grouped(num_nodes, src, dst))
     bounds = row_tasks(sources.indptr, torch.get_num_threads())
     starts = np.zeros(num_nodes + 1, np.int64)
     kernels.count_distinct(bounds, sources.indptr, sources.entries, starts[1:])
@@ -88,6 +94,11 @@ def distinct_sources(num_nodes: int, src: npt.NDArray, dst: npt.NDArray) -> ArcL
 class _Rows:
     indptr: Ints
     entries: npt.NDArray[np.int32]
+
+
+def _ascends(ids: npt.NDArray) -> bool:
+    """Whether arcs come in the order of this end, as they often do: grouped by the other one, rows then ascend."""
+    return bool((ids[1:] >= ids[:-1]).all())
 
 
 def _grouped(num_nodes: int, keys: npt.NDArray, others: npt.NDArray) -> _Rows:

@@ -46,13 +46,32 @@ def check_both_ways(num_nodes: int, src: np.ndarray, dst: np.ndarray) -> None:
     assert found.num_merged == len(ones) - one_way.nnz
 
 
+def check_sources(num_nodes: int, src: np.ndarray, dst: np.ndarray) -> None:
+    found = distinct_sources(num_nodes, src, dst)
+    off = src != dst
+    ones = np.ones(int(off.sum()), np.int64)
+    expected = sparse.csr_array((ones, (dst[off], src[off])), shape=(num_nodes, num_nodes))
+    assert np.array_equal(found.indptr, expected.indptr) and np.array_equal(found.indices, expected.indices)
+    assert found.num_merged == len(ones) - expected.nnz and not len(found.weights)
+
+
 @settings(max_examples=60)
-@given(num_nodes=st.integers(1, 60), num_arcs=st.integers(0, 400), seed=st.integers(0, 99))
+@given(
+    num_nodes=st.integers(1, 60),
+    num_arcs=st.integers(0, 400),
+    seed=st.integers(0, 99),
+    order=st.sampled_from(["any", "src", "dst"]),
+)
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_both_ways_are_the_sum_of_the_matrix_and_its_transpose(
-    kind: type, num_nodes: int, num_arcs: int, seed: int
+    kind: type, num_nodes: int, num_arcs: int, seed: int, order: str
 ) -> None:
-    check_both_ways(num_nodes, *arcs(num_nodes, num_arcs, seed, kind))
+    src, dst = arcs(num_nodes, num_arcs, seed, kind)
+    if order != "any":
+        places = np.argsort(src if order == "src" else dst, kind="stable")
+        src, dst = src[places], dst[places]
+    check_both_ways(num_nodes, src, dst)
+    check_sources(num_nodes, src, dst)
 
 
 def test_it_is_so_on_any_number_of_threads(threads: int) -> None:
@@ -62,12 +81,7 @@ def test_it_is_so_on_any_number_of_threads(threads: int) -> None:
 
 
 def test_distinct_sources_are_the_rows_of_the_transpose(threads: int) -> None:
-    src, dst = arcs(300, 9_000, 1, np.int32)
-    found = distinct_sources(300, src, dst)
-    off = src != dst
-    expected = sparse.csr_array((np.ones(int(off.sum()), np.int8), (dst[off], src[off])), shape=(300, 300))
-    assert np.array_equal(found.indptr, expected.indptr) and np.array_equal(found.indices, expected.indices)
-    assert found.num_merged == int(off.sum()) - expected.nnz and not len(found.weights)
+    check_sources(300, *arcs(300, 9_000, 1, np.int32))
 
 
 def test_the_partitioners_graph_is_the_same_however_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
