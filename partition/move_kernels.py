@@ -185,7 +185,7 @@ def weigh_moves(bounds, nodes, graph, part, readers, present, sizes, costs, aim,
     ``graph`` lists the distinct sources of each node but itself (offsets, sources), counts in-edges, parallel ones and
     self-loops included, and says with 0 or 1 which nodes train. ``readers`` and ``present`` are those of
     :func:`count_readers`; ``sizes`` is ``(P, 5)`` float64. ``costs`` are seconds for one of each size ``(P, 5)`` and of
-    a part without any ``(P,)``, the same of bytes, and limits in bytes ``(P,)``. ``bounds`` splits the nodes into tasks.
+    a part without any ``(P,)``, the same of bytes, and limits in bytes ``(P,)``. ``bounds`` splits the nodes.
     """
     strains = _strains(sizes, costs, aim)
     for task in numba.prange(len(bounds) - 1):

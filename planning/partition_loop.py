@@ -118,9 +118,7 @@ def partition_to_fit(
         raise ValueError(f"symmetric is a graph of {cuts.graph.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = PartitionSearch(
-        num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, whole_step, on_round
-    )
+    search = PartitionSearch(num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, whole_step, on_round)
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)

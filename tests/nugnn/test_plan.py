@@ -131,8 +131,13 @@ def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("asked", "large_edges", "cut_by"),
-    [([], 1, "clusters"), ([], 10**9, "metis"), (["--partitioner", "metis"], 1, "metis"), (["--shares", "even"], 1, "metis")],
-)  # fmt: skip
+    [
+        ([], 1, "clusters"),
+        ([], 10**9, "metis"),
+        (["--partitioner", "metis"], 1, "metis"),
+        (["--shares", "even"], 1, "metis"),
+    ],
+)
 def test_a_plan_names_what_cut_its_graph(
     asked: list[str],
     large_edges: int,
