@@ -53,8 +53,8 @@ OUTCOME = (
     "0.6 to 1.0 of the METIS loop's; 0.7 % better to 0.2 % worse than that; a third of the memory or less |",
     "So METIS is not as slow as had been thought, and by this model, whose devices do not wait for each other in "
     "between, a corrected cut is nearly as good as the loop. What large graphs gain is that baselines are cut as well, "
-    "that a step of all devices decides, and that further cuts, also among sets of hosts, cost little. Here moves alone "
-    "made devices wait for less than 2 % of an epoch, so no loop went on to corrected targets.",
+    "that a step of all devices decides, and that further cuts, also among sets of hosts, cost little. Here moves "
+    "alone made devices wait for less than 2 % of an epoch, so no loop went on to corrected targets.",
 )
 
 
