@@ -2,6 +2,7 @@
 
     python benchmarks/partition_fit.py --data-dir DATA              # small real graphs, products-like at 1 %
     python benchmarks/partition_fit.py --data-dir DATA --graphs tolokers --parts 4 --scale 0
+    python benchmarks/partition_fit.py --large 120000 240000 --parts 2 8    # products-like of so many nodes
     python benchmarks/partition_fit.py --report                     # docs/partition-fit.md from the kept rows
 
 Prediction, written before the first run: the loop's slowest part takes 0.90 of the time of one-shot METIS' on the
@@ -34,10 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import partition_large
 import torch
 from harness import ROOT, Recorder, read_rows
 
 import nugnn  # noqa: F401
+from nugnn.datasets.synthetic import FULL_NODES
+from nugnn.datasets.synthetic import products_like as generate
 from nugnn.partition.assign import Method, partition_nodes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
@@ -46,6 +50,7 @@ from nugnn.planning.shares import plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
 
 KEPT, PAGE = ROOT / "benchmarks" / "rows" / "partition_fit", ROOT / "docs" / "partition-fit.md"
+KEPT_LARGE = ROOT / "benchmarks" / "rows" / "partition_large"
 GRAPHS = (
     "amazon_photo", "flickr_attr", "squirrel", "dblp", "actor", "facebook_pages", "coauthor_physics", "pubmed_topology",
     "email_eu_core", "mesh_copter2",
@@ -75,9 +80,6 @@ def load(folder: Path, name: str) -> Graph:
 
 
 def products_like(scale: float) -> Graph:
-    from nugnn.datasets.synthetic import FULL_NODES
-    from nugnn.datasets.synthetic import products_like as generate
-
     data = generate(num_nodes=round(FULL_NODES * scale), num_features=1)
     return data.num_nodes, data.src.numpy(), data.dst.numpy(), data.train_nodes.numpy()
 
@@ -91,6 +93,8 @@ def bound_of(work: LinearWork, graph: Graph, num_parts: int) -> float:
 
 def split(system: str, graph: Graph, work: LinearWork, num_parts: int, seed: int) -> Row:
     """What a system makes of the graph; targets, and the weights that they are of, as the partitioner had them."""
+    if system in partition_large.SYSTEMS:
+        return partition_large.split(system, graph, work, num_parts, seed)
     num_nodes, src, dst, train = graph
     whole = PartSizes(num_nodes, len(src), 0, 0, len(train))
     relaxed = plan_shares(work, whole, [math.inf] * num_parts).shares
@@ -150,6 +154,9 @@ def measure(system: str, graph: Graph, num_parts: int, seed: int) -> Row:
 
 def warm_up(system: str) -> None:
     """Load libraries and kernels."""
+    if system in partition_large.SYSTEMS:
+        split(system, products_like(6_000 / FULL_NODES), device_work(2, 0)[0], 2, 0)
+        return
     ring = np.arange(64)
     split(system, (64, ring, (ring + 1) % 64, ring[:1]), device_work(2, 0)[0], 2, 0)
 
@@ -157,8 +164,7 @@ def warm_up(system: str) -> None:
 def _measure_here(answer: Any, system: str, graph: Graph, num_parts: int, seed: int) -> None:
     try:
         work, slowdowns = device_work(num_parts, seed)
-        if "KaMinPar" in system:  # its threads may not begin before the fork
-            warm_up(system)
+        warm_up(system)  # here, since threads may not begin before the fork
         before = _resident_bytes()
         began = time.perf_counter()
         row = split(system, graph, work, num_parts, seed)
@@ -264,8 +270,8 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def page(rows: list[Row]) -> str:
-    """The whole page, in Markdown, of the rows alone."""
+def page(rows: list[Row], large: list[Row]) -> str:
+    """The whole page, in Markdown, of the rows alone; ``large`` are those of large graphs."""
     rows = latest(rows)
     graphs = {row["graph"]: (row["num_nodes"], row["num_edges"]) for row in rows}
     drawn = {row["parts"]: row["slowdowns"] for row in rows if "slowdowns" in row}
@@ -288,6 +294,7 @@ def page(rows: list[Row]) -> str:
         "halo. `idle`: mean share of an epoch that devices wait. `worst share`: achieved over target of the part that "
         "misses most, of all graphs. The loop leaves its targets on purpose: what is balanced is seconds, with halo.",
         _block(of_systems(rows)),
+        *partition_large.section(latest(large)),
         "## Every graph",
         "`share`: achieved over target of the worst part; `cut`: share of the edges; `halo`: rows over nodes.",
         _block([HEAD, *(line(row) for row in rows)]),
@@ -304,6 +311,25 @@ def _block(lines: Iterable[str]) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
+def run_large(arguments: argparse.Namespace) -> None:
+    """Rows of large graphs."""
+    torch.set_num_threads(arguments.threads)
+    out = None if arguments.out is None else arguments.out / "partition_large.jsonl"
+    recorder = Recorder(out, torch.device("cpu"), partition_large.line)
+    systems = arguments.systems or partition_large.SYSTEMS
+    print(partition_large.HEAD)
+    for nodes in arguments.large:
+        graph = products_like(nodes / FULL_NODES)
+        for parts in arguments.parts:
+            facts = {"kind": "partition_large", "graph": f"products-like {graph[0]}", "num_nodes": graph[0]}
+            facts |= {"num_edges": len(graph[1]), "parts": parts, "seed": arguments.seed, "threads": arguments.threads}
+            for system in systems:
+                recorder.add(facts | {"system": system} | measure(system, graph, parts, arguments.seed))
+    print("\n".join(["", *partition_large.table(recorder.rows)]))
+    if any("error" in row for row in recorder.rows):
+        sys.exit(1)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, help="folder of NAME/NAME.npz")
@@ -311,28 +337,33 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--scale", type=float, default=0.01, help="products-like beside them, of ogbn-products; 0: none"
     )
+    parser.add_argument("--large", nargs="+", type=int, metavar="NODES", help="only products-like of so many nodes")
     parser.add_argument("--parts", nargs="+", type=int, default=[2, 4, 8, 16])
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS + partition_large.SYSTEMS, default=[])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="for --large")
     parser.add_argument("--out", type=Path, help="add rows to this folder")
     parser.add_argument("--report", action="store_true", help="only write the page")
     parser.add_argument("--rows", type=Path, default=KEPT, help="folder of rows for --report")
+    parser.add_argument("--rows-large", type=Path, default=KEPT_LARGE, help="likewise those of large graphs")
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args(argv)
     if arguments.report:
         rows = read_rows(arguments.rows)
         if not rows:
             raise SystemExit(f"no rows in {arguments.rows}")
-        arguments.page.write_text(page(rows), encoding="utf-8")
+        arguments.page.write_text(page(rows, read_rows(arguments.rows_large)), encoding="utf-8")
+        return
+    if arguments.large:
+        run_large(arguments)
         return
     if arguments.graphs and arguments.data_dir is None:
         raise SystemExit("--data-dir is needed for --graphs; `--graphs --scale 0.01` runs without")
     torch.set_num_threads(1)
     has_kaminpar = importlib.util.find_spec("kaminpar") is not None
-    systems = [name for name in arguments.systems if has_kaminpar or "KaMinPar" not in name]
+    systems = [name for name in arguments.systems or SYSTEMS if has_kaminpar or "KaMinPar" not in name]
     out = None if arguments.out is None else arguments.out / "partition_fit.jsonl"
     recorder = Recorder(out, torch.device("cpu"), line)
-    warm_up("loop")
     print(HEAD)
     for name in [*arguments.graphs, *(["products-like"] if arguments.scale else [])]:
         graph = products_like(arguments.scale) if name == "products-like" else load(arguments.data_dir, name)

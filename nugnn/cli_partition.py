@@ -24,7 +24,7 @@ def partition(
     workers: int = typer.Option(help="Number of parts."),
     out: Path = typer.Option(help="Folder of partitions; give it to nugnn train as --partition-cache."),
     shares: str = typer.Option("even", help="Part of the nodes of each: even, or fractions such as 0.6,0.3,0.1."),
-    partitioner: str = typer.Option("metis", help="metis, clusters, kaminpar or random."),
+    partitioner: str = typer.Option("auto", help="auto (metis), metis, clusters, kaminpar or random."),
     order: str = typer.Option("auto", help="As for nugnn train: auto or none."),
     data_dir: str | None = typer.Option(None, help="Folder to look for data sets in."),
     num_nodes: int | None = typer.Option(None, help="Number of nodes, for a path to a list of edges."),
@@ -55,12 +55,13 @@ def partition(
         from nugnn.graph_run import prepare
         from nugnn.partition.cache import cached_shards
         from nugnn.partition.store import load_meta
+        from nugnn.shares import method_for_shares
 
         data = prepare(config)
         if workers > data.num_nodes:
             raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
         try:
-            how = {"method": config.partitioner, "order": config.order}
+            how = {"method": method_for_shares(config.partitioner), "order": config.order}
             folder = cached_shards(out, data, config.fractions, **how)  # type: ignore[arg-type]
         except OSError as error:
             raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error

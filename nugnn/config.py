@@ -302,10 +302,10 @@ class TrainConfig(Settings):
         "memories allow, by prediction; flops or bandwidth: by a single number from each device's specification.",
     )
     partitioner: str = option(
-        "metis",
+        "auto",
         str,
-        "How the graph is split.",
-        choices=("metis", "clusters", "kaminpar", "random"),
+        "How the graph is split; auto: metis, but clusters for --shares auto of a large graph, which needs many cuts.",
+        choices=("auto", "metis", "clusters", "kaminpar", "random"),
     )
     order: str = option(
         "auto",
@@ -475,8 +475,8 @@ class TrainConfig(Settings):
         self._check_shares()
         if self.shares == "auto" and self.partitioner == "random":
             raise ConfigError(
-                "--shares auto fits the cut to the devices, and --partitioner random makes none to fit; use metis, "
-                "clusters or kaminpar"
+                "--shares auto fits the cut to the devices, and --partitioner random makes none to fit; use auto, "
+                "metis, clusters or kaminpar"
             )
 
     def _check_halo_mode(self) -> None:

@@ -53,7 +53,7 @@ def fit(
     cluster: Cluster | Path | str | None = None,
     val: Dataset[Any] | None = None,
     test: Dataset[Any] | None = None,
-    partitioner: str = "metis",
+    partitioner: str = "auto",
     order: str = "auto",
     device: str = "auto",
     limits: Limits | None = None,
@@ -95,7 +95,8 @@ def fit(
             are used, within its limits, and ``shares`` are found with its rates and links.
         val: For a data set of samples, those that choose the best epoch.
         test: Likewise those to measure on.
-        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``; for graphs alone, as are ``order``,
+        partitioner: ``metis``, ``clusters``, ``kaminpar`` or ``random``; ``auto`` is METIS, but ``clusters`` for
+            ``shares="auto"`` of a large graph, see ``docs/partition.md``. For graphs alone, as are ``order``,
             ``cache_folder`` and ``inductive``.
         order: Of the nodes inside a part: ``auto`` for locality where that pays, or ``none``; results are the same.
         device: ``cpu``, ``cuda``, ``auto`` (a GPU for each worker where there are enough), or one for each worker, such

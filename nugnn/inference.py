@@ -28,7 +28,7 @@ def infer(
     *,
     workers: int = 1,
     shares: Sequence[float] | None = None,
-    partitioner: str = "metis",
+    partitioner: str = "auto",
     device: str = "auto",
     precision: str = "fp32",
     timeout: float = 600.0,

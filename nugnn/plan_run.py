@@ -23,8 +23,8 @@ from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
 from nugnn.planning.limits import parse_limits
+from nugnn.planning.loop_method import Partitioner
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import SharesBy
 from nugnn.planning.profiles import DeviceKind
 from nugnn.sample_config import RunConfig, SampleConfig
@@ -140,7 +140,7 @@ def _of_graph(
         seen,
         shares_by=shares_by,
         shares=shares,
-        partitioner=cast(LoopMethod, config.partitioner),
+        partitioner=cast(Partitioner, config.partitioner),
         times=times,
         on_stage=on_stage,
     )

@@ -31,8 +31,8 @@ from nugnn.planning.batch_shares import split_by_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.loop_method import Partitioner
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
 from nugnn.planning.plan_parts import read_parts
 from nugnn.planning.trace_records import TraceError
@@ -185,7 +185,7 @@ class TrainingPlan:
             data,
             shares_by=request.shares_by,
             shares=request.shares,
-            partitioner=cast(LoopMethod, partitioner),
+            partitioner=cast(Partitioner, partitioner),
             times=self._times,
             on_stage=on_stage,
         )

@@ -22,8 +22,8 @@ from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.forecast import Forecast
+from nugnn.planning.loop_method import Partitioner, loop_method
 from nugnn.planning.operator_times import OperatorTimes
-from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes, SharesBy
 from nugnn.planning.plan_parts import digest, parts_bytes, parts_path
 from nugnn.planning.predictor import ReplayedSteps, predictor_for
@@ -102,7 +102,7 @@ def plan_with_cut(
     *,
     shares_by: SharesBy = "auto",
     shares: Sequence[float] | None = None,
-    partitioner: LoopMethod = "metis",
+    partitioner: Partitioner = "auto",
     seed: int = 0,
     times: Times | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
@@ -115,7 +115,7 @@ def plan_with_cut(
         graph: `nugnn.datasets.graph_data.GraphData`.
         shares_by: ``auto``, a baseline, or ``given``.
         shares: For ``given``.
-        partitioner: What cuts.
+        partitioner: What cuts, see `nugnn.planning.loop_method.loop_method`.
         seed: Of it.
         times: Of the model's own operators, where they were measured.
         on_stage: Called with what is done next.
@@ -125,6 +125,7 @@ def plan_with_cut(
         ValueError: There are more devices than nodes.
     """
     model = step_model(subject, cluster, times)
+    method = loop_method(partitioner, graph.num_edges, shares_by)
     draft = draft_with_cut(
         model,
         graph.num_nodes,
@@ -134,7 +135,7 @@ def plan_with_cut(
         cluster,
         shares_by=shares_by,
         shares=shares,
-        partitioner=partitioner,
+        partitioner=method,
         precision=subject.precision,
         seed=seed,
         halo=ExpectedHalo(),
@@ -142,7 +143,7 @@ def plan_with_cut(
         on_stage=on_stage,
     )
     assert draft.part is not None
-    cut = CutFacts(partitioner=partitioner, seed=seed, sha256=digest(parts_bytes(draft.part)))
+    cut = CutFacts(partitioner=method, seed=seed, sha256=digest(parts_bytes(draft.part)))
     return _planned(subject, cluster, draft, cut)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
-from nugnn.partition.assign import ArrayLike, partition_nodes
+from nugnn.partition.assign import ArrayLike, Method, partition_nodes
 from nugnn.partition.cache import cached_shards
 from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import Shard, build_shard, iter_shards
@@ -29,6 +29,11 @@ def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData
     if workers > data.num_nodes:
         raise ValueError(f"{workers} workers for {data.num_nodes} {what}; each worker needs at least one")
     return weights
+
+
+def method_for_shares(partitioner: str) -> Method:
+    """What cuts a graph once by shares that are known: METIS for ``auto``."""
+    return "metis" if partitioner == "auto" else cast(Method, partitioner)
 
 
 def whole_shard(data: GraphData, order: str, notes: list[str]) -> Shard:
@@ -63,7 +68,9 @@ def own_shard(
     notes: tuple[str, ...] = ()
     try:
         if ranks.rank == 0:
-            how: dict[str, Any] = {"method": method} if given is None else {"method": "given", "parts": given}
+            how: dict[str, Any] = (
+                {"method": method_for_shares(method)} if given is None else {"method": "given", "parts": given}
+            )
             chosen = partition_nodes(data.num_nodes, data.src, data.dst, shares, seed=seed, **how)
             parts, notes = chosen.part.to(torch.int64).clone(), tuple(chosen.notes)
     finally:
@@ -95,7 +102,8 @@ def shards_on_disk(
         own_folder: Where they go without a cache.
         given: ``(N,)`` the part of each node, in place of a partitioner.
     """
-    how: dict[str, Any] = {"method": partitioner} if given is None else {"method": "given", "parts": given}
+    method = method_for_shares(partitioner)
+    how: dict[str, Any] = {"method": method} if given is None else {"method": "given", "parts": given}
     if cache_folder is None:
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, **how)
         shards = iter_shards(data, assignment, order=cast(OrderChoice, order))

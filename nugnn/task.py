@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nugnn.plan_training import TrainingPlan
 
 OF_ONE_FAMILY: Mapping[str, Any] = {
-    **{"partitioner": "metis", "order": "auto", "check": True, "cache_folder": None, "inductive": False},
+    **{"partitioner": "auto", "order": "auto", "check": True, "cache_folder": None, "inductive": False},
     **{"val": None, "test": None},
 }
 """Arguments of `nugnn.fit` that not every family has a use for; with their defaults."""

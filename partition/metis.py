@@ -15,10 +15,12 @@ import torch
 from scipy import sparse
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
+from nugnn.partition.arc_lists import neighbours_both_ways
 from nugnn.partition.balance import Balance, Ints, repair, settle, split_in_order
 
 _LOG = logging.getLogger(__name__)
 _INT32_LIMIT = 2**31 - 1
+_MANY_ARCS = 500_000  # fewer are not worth numba's start
 _MIN_NODES_PER_PART = 4  # below, METIS often leaves parts empty and prints complaints
 
 
@@ -35,7 +37,7 @@ class SymmetricGraph:
     """The graph as a partitioner sees it: both directions, no self-loops, parallel arcs merged into one weight.
 
     Args:
-        adjacency: ``(N, N)``; the weight of ``(u, v)`` is the summed weight of all arcs between u and v.
+        adjacency: ``(N, N)``, rows ascending; the weight of ``(u, v)`` is the sum of all arcs' between u and v.
         num_merged: Parallel arcs that were merged into another one.
     """
 
@@ -45,6 +47,10 @@ class SymmetricGraph:
 
 def symmetric_graph(num_nodes: int, src: Ints, dst: Ints, edge_weights: npt.NDArray | None) -> SymmetricGraph:
     """Make the partitioner's view of a directed multigraph; ``src``, ``dst`` ``(E,)``, positive weights ``(E,)``."""
+    if edge_weights is None and len(src) >= _MANY_ARCS and num_nodes <= _INT32_LIMIT:
+        lists = neighbours_both_ways(num_nodes, src, dst)
+        entries = (lists.weights, lists.indices, lists.indptr)
+        return SymmetricGraph(sparse.csr_array(entries, shape=(num_nodes, num_nodes)), lists.num_merged)
     between = src != dst
     if not between.all():
         src, dst = src[between], dst[between]

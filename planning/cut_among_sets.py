@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from nugnn.partition.metis import SymmetricGraph
+from nugnn.partition.repeated_cuts import RepeatedCuts
 from nugnn.planning.counted_cut import CountedCut, GraphOnCluster, Parts
 from nugnn.planning.counted_shares import CountedShares
 from nugnn.planning.draft import usable_bytes
@@ -29,13 +29,12 @@ def best_among_sets(
     graph: GraphOnCluster,
     over_all: CountedCut,
     subsets: HostSubsets,
-    symmetric: SymmetricGraph,
+    cuts: RepeatedCuts,
     *,
     halo: Halo,
     partitioner: LoopMethod,
     precision: str,
     seed: int,
-    is_large: bool,
     on_stage: Callable[[str], None],
 ) -> CountedCut:
     """The fastest by the forecast of a cut over all devices and cuts among sets of them.
@@ -44,12 +43,11 @@ def best_among_sets(
         graph: To be cut.
         over_all: Its cut over all devices; how much halo it has tells how much fewer parts will have.
         subsets: Of the devices.
-        symmetric: What the partitioner sees of the graph.
+        cuts: Of the graph.
         halo: As it was expected.
         partitioner: What cuts.
         precision: For shares by FLOP/s.
         seed: Of the partitioner.
-        is_large: Whether a cut takes minutes: one set is cut at most, and only if counts promise less.
         on_stage: Called with what is done next.
     """
     if len(subsets.all) == 1:
@@ -61,13 +59,13 @@ def best_among_sets(
     every = CountedShares(graph.model, whole, cluster, counted, range(count), subsets.group_of)
     sets = LikelySets(every, subsets, precision)
     likely = [(sets.among_all(search, found.shares), search.ranks) for search, found in sets.best()]
-    best, hope = over_all, 1.0 if is_large else _HOPE
-    for expected, ranks in sorted(likely, key=lambda each: each[0].step_seconds)[: 1 if is_large else None]:
-        if not expected.fits or expected.step_seconds >= hope * best.step_seconds:
+    best = over_all
+    for expected, ranks in sorted(likely, key=lambda each: each[0].step_seconds):
+        if not expected.fits or expected.step_seconds >= _HOPE * best.step_seconds:
             continue
         on_stage(f"cutting the graph: among {cluster.described(ranks)}")
         try:
-            part, notes = _cut_among(graph, ranks, symmetric, counted, partitioner, seed, is_large=is_large)
+            part, notes = _cut_among(graph, ranks, cuts, counted, partitioner, seed)
         except DoesNotFitError:
             continue
         made = graph.counted(part, notes)
@@ -89,19 +87,17 @@ def _as_counted(halo: Halo, whole: PartSizes, sizes: Sequence[PartSizes]) -> Hal
 def _cut_among(
     graph: GraphOnCluster,
     ranks: Sequence[int],
-    symmetric: SymmetricGraph,
+    cuts: RepeatedCuts,
     halo: Halo,
     partitioner: LoopMethod,
     seed: int,
-    *,
-    is_large: bool,
 ) -> tuple[Parts, tuple[str, ...]]:
     """Parts for ``ranks``, with a node for each other device.
 
     Raises:
         DoesNotFitError: Their memories do not hold the graph.
     """
-    num_nodes, count = symmetric.adjacency.shape[0], len(graph.cluster.devices)
+    num_nodes, count = cuts.graph.adjacency.shape[0], len(graph.cluster.devices)
     part, notes = np.zeros(num_nodes, np.int32), tuple[str, ...]()
     if len(ranks) > 1:
         model, usable = graph.model.among(ranks), usable_bytes(graph.cluster)
@@ -117,8 +113,7 @@ def _cut_among(
             seed=seed,
             halo_fraction=halo,
             only_work=True,
-            moves=not is_large,
-            symmetric=symmetric,
+            symmetric=cuts,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
         )
         part, notes = fitted.assignment.part.numpy(), fitted.assignment.notes

@@ -10,6 +10,7 @@ import numpy as np
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.partition.metis import symmetric_graph
+from nugnn.partition.repeated_cuts import RepeatedCuts
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.counted_cut import GraphOnCluster
@@ -27,8 +28,6 @@ from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.share_curves import Halo, relaxed_sizes
 
-_LARGE_EDGES = 30_000_000
-"""From so many on a cut takes minutes: one is made, one more for corrected shares, and no single nodes move."""
 _ROUNDS = {
     "work": "by work",
     "nodes": "by nodes",
@@ -62,8 +61,7 @@ def draft_with_cut(
 
     Where all devices are alike, one cut that balances work is made and refined; there are no other shares to find, and
     the baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
-    baselines; of a large graph from shares by work alone, and baselines are predicted with as much halo as the cut over
-    all devices has. For ``auto`` sets of devices are then weighed by counts, and the graph is cut among the few likely
+    baselines. For ``auto`` sets of devices are then weighed by counts, and the graph is cut among the few likely
     ones (`nugnn.planning.cut_among_sets`); of all cuts the fastest by the forecast is kept.
 
     Args:
@@ -96,14 +94,14 @@ def draft_with_cut(
     subsets, notes = HostSubsets(cluster), tuple[str, ...]()
     rounds: Mapping[str, Round] = {}
     if count > 1 and shares_by == "auto":
-        is_quick, is_large = are_alike(cluster), len(src_E) >= _LARGE_EDGES
+        is_quick = are_alike(cluster)
         others = {name: each for name, each in asked.items() if same_as[name] == name != "even"}
-        also = {} if is_quick or is_large else others
-        if not (is_quick or is_large):  # where devices wait for each other, balance of what each does alone is not all
+        also = {} if is_quick else others
+        if not is_quick:  # where devices wait for each other, balance of what each does alone is not all
             on_stage("weighing shares")
             with contextlib.suppress(DoesNotFitError):  # with as much halo as is expected; the cut may have less
                 also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
-        symmetric = symmetric_graph(num_nodes, src_E, dst_E, None)
+        cuts = RepeatedCuts(symmetric_graph(num_nodes, src_E, dst_E, None), seed)
         fitted = partition_to_fit(
             num_nodes,
             src_E,
@@ -112,13 +110,12 @@ def draft_with_cut(
             usable_bytes(cluster),
             train_nodes=train,
             method=partitioner,
-            rounds=0 if is_quick else 1 if is_large else 6,
+            rounds=0 if is_quick else 6,
             seed=seed,
             halo_fraction=halo,
             also=also,
-            only_work=is_quick or is_large,
-            moves=not is_large,
-            symmetric=symmetric,
+            only_work=is_quick,
+            symmetric=cuts,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )
@@ -129,12 +126,11 @@ def draft_with_cut(
             graph,
             over_all,
             subsets,
-            symmetric,
+            cuts,
             halo=halo,
             partitioner=partitioner,
             precision=precision,
             seed=seed,
-            is_large=is_large,
             on_stage=on_stage,
         )
         notes = notes_of_left_out(

@@ -18,6 +18,7 @@ from nugnn.partition.balance import normalise_shares
 from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.partition.kaminpar import check_kaminpar
 from nugnn.partition.metis import SymmetricGraph, check_index_width
+from nugnn.partition.repeated_cuts import RepeatedCuts
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.levels import SharePlan, capacity, level
 from nugnn.planning.part_sizes import PartSizes
@@ -45,7 +46,7 @@ def partition_to_fit(
     moves: bool = True,
     beside_metis: bool = False,
     only_work: bool = False,
-    symmetric: SymmetricGraph | None = None,
+    symmetric: SymmetricGraph | RepeatedCuts | None = None,
     whole_step: WholeStep | None = None,
     on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
@@ -64,7 +65,8 @@ def partition_to_fit(
         work: Seconds and bytes of a part on its device.
         limits: Bytes of memory of each device, infinite for no limit; there are as many parts.
         train_nodes: Distinct ids of the training nodes.
-        method: The partitioner. "kaminpar" gives the same parts for a seed on a single thread only.
+        method: The partitioner. With "clusters" these are found once and serve all rounds. "kaminpar" gives the same
+            parts for a seed on a single thread only.
         rounds: Calls of the partitioner after the start, at most.
         seed: Of the partitioner; round r uses ``seed + r``.
         imbalance: Ends the loop when devices wait for less than this share of an epoch, on average.
@@ -77,8 +79,8 @@ def partition_to_fit(
             that the result is not worse than those either.
         only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
             against the others.
-        symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it: of large
-            graphs that are split several times.
+        symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, or cuts of it, whose clusters then
+            serve again, for callers that have it: of large graphs that are split several times.
         whole_step: Predicted seconds of a step of all parts, by which rounds are judged: parts that each end as early
             as the others still wait for each other in between. Where None, the slowest part decides.
         on_round: Called with the name of each round before it begins.
@@ -111,13 +113,12 @@ def partition_to_fit(
     check_whole(whole, num_parts)
     check_index_width(num_nodes, len(src_E))
 
-    if symmetric is not None and symmetric.adjacency.shape != (num_nodes, num_nodes):
-        raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
+    cuts = RepeatedCuts(symmetric, seed) if isinstance(symmetric, SymmetricGraph) else symmetric
+    if cuts is not None and cuts.graph.adjacency.shape != (num_nodes, num_nodes):
+        raise ValueError(f"symmetric is a graph of {cuts.graph.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = PartitionSearch(
-        num_nodes, src_E, dst_E, train, work, memory, method, seed, symmetric, whole_step, on_round
-    )
+    search = PartitionSearch(num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, whole_step, on_round)
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)

@@ -14,9 +14,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nugnn.partition.assign import partition_nodes, split_graph
+from nugnn.partition.assign import partition_nodes
 from nugnn.partition.balance import Balance, Floats, Ints, normalise_shares, reachable_shares
-from nugnn.partition.metis import SymmetricGraph, symmetric_graph
+from nugnn.partition.metis import symmetric_graph
+from nugnn.partition.repeated_cuts import RepeatedCuts
 from nugnn.planning.in_words import in_bytes
 from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import SharePlan, capacity, level
@@ -48,7 +49,7 @@ class PartitionSearch:
         limits: tuple[float, ...],
         method: LoopMethod,
         seed: int,
-        symmetric: SymmetricGraph | None,
+        cuts: RepeatedCuts | None,
         whole_step: WholeStep | None = None,
         on_round: Callable[[str], None] | None = None,
     ) -> None:
@@ -63,7 +64,7 @@ class PartitionSearch:
         self.by_work = 0
         """The round whose targets, of the node weights, the next ones correct."""
         self.notes: list[str] = []
-        self._graph = symmetric
+        self._cuts = cuts
         self.degrees = np.bincount(dst, minlength=num_nodes)
         self._moves = SingleMoves(src, dst, train, self.degrees, work, limits)
 
@@ -77,10 +78,10 @@ class PartitionSearch:
         began = time.perf_counter()
         targets = reachable_shares(normalise_shares(shares), self.num_nodes)
         balance = Balance(weights_N[:, None], targets, 0.02)
-        if self._graph is None:
-            self._graph = symmetric_graph(self.num_nodes, self.src, self.dst, None)
+        if self._cuts is None:
+            self._cuts = RepeatedCuts(symmetric_graph(self.num_nodes, self.src, self.dst, None), self.seed)
         found: list[str] = []
-        part_N, _ = split_graph(method or self.method, self._graph, balance, seed, found)
+        part_N = self._cuts.parts(method or self.method, balance, seed, found)
         self.notes += [f"{name}: {note}" for note in found]
         return self._keep(name, targets, part_N, began)
 

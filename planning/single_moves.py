@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+import torch
 
+from nugnn.kernels._jit import row_tasks
+from nugnn.partition.arc_lists import distinct_sources
 from nugnn.partition.balance import Floats, Ints
 from nugnn.planning.part_sizes import GRAPH_COUNTS, PartSizes
 from nugnn.planning.work_model import WorkModel, sizes_of
@@ -73,8 +75,10 @@ class SingleMoves:
         indptr, sources = self._distinct_sources()
         is_train = np.zeros(len(self._degrees), np.int64)
         is_train[self._train] = 1
+        graph = indptr, sources, self._degrees, is_train
         readers = np.zeros((len(self._degrees), len(self._limits)), np.int32)
-        kernels.count_readers(indptr, sources, part_N, readers)
+        present = np.zeros((len(self._degrees), (len(self._limits) + 63) // 64), np.uint64)
+        kernels.count_readers(indptr, sources, part_N, readers, present)
         sizes = np.array([part.of_graph for part in sizes_before], np.float64)
         limits = np.minimum(np.array(self._limits), 1e300)
         for power in _POWERS:
@@ -86,13 +90,13 @@ class SingleMoves:
                 is_giver = (seconds > _GIVERS * slowest) | (held > limits)
                 nodes = np.flatnonzero(is_giver[part_N])
                 costs = (*self._linear(self._work.seconds, table), *self._linear(self._work.bytes, table), limits)
-                arrays = (indptr, sources, self._degrees, is_train, part_N, readers, sizes, costs)
-                aim = (1 / max(slowest, 1e-300), power, _MEMORY_WEIGHT)
+                now = graph, part_N, readers, present, sizes, costs, (1 / max(slowest, 1e-300), power, _MEMORY_WEIGHT)
                 gains = np.zeros(len(nodes))
-                kernels.try_moves(nodes, False, *arrays, *aim, gains)
+                degrees = np.concatenate([[0], np.cumsum(self._degrees[nodes])])
+                kernels.weigh_moves(row_tasks(degrees, torch.get_num_threads()), nodes, *now, gains)
                 order = np.argsort(-gains, kind="stable")
                 chosen = nodes[order[: int(np.count_nonzero(gains))]]
-                if not kernels.try_moves(chosen, True, *arrays, *aim, np.zeros(len(chosen))):
+                if not kernels.make_moves(chosen, *now):
                     break
                 after = sizes_of(np.rint(sizes).astype(np.int64))
                 reached = max(self._work.seconds(part, size) for part, size in enumerate(after))
@@ -101,12 +105,8 @@ class SingleMoves:
 
     def _distinct_sources(self) -> tuple[Ints, npt.NDArray[np.int32]]:
         if self._sources is None:
-            between = self._src != self._dst
-            ones = np.ones(int(between.sum()), np.int8)
-            ends = (self._dst[between], self._src[between])
-            shape = (len(self._degrees),) * 2
-            arcs = sparse.csr_array((ones, ends), shape=shape)  # merges parallel arcs
-            self._sources = arcs.indptr.astype(np.int64), arcs.indices.astype(np.int32)
+            lists = distinct_sources(len(self._degrees), self._src, self._dst)
+            self._sources = lists.indptr.astype(np.int64, copy=False), lists.indices
         return self._sources
 
     def _linear(self, cost: Cost, table: Sequence[PartSizes]) -> tuple[Floats, Floats]:

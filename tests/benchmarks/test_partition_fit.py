@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import partition_fit
+import partition_large
 import pytest
 from harness import read_rows
 
 
 def test_the_page_is_what_the_kept_rows_say() -> None:
-    text = partition_fit.page(read_rows(partition_fit.KEPT))
+    text = partition_fit.page(read_rows(partition_fit.KEPT), read_rows(partition_fit.KEPT_LARGE))
     assert text == partition_fit.PAGE.read_text(encoding="utf-8")
     blocks = text.split("```")[1::2]
     assert all(len(line) <= 80 for block in blocks for line in block.splitlines())
@@ -54,8 +55,33 @@ def test_a_run_writes_rows_that_a_page_is_made_of(tmp_path: Path, capsys: pytest
     assert rows[2]["makespan"] <= rows[1]["makespan"]
     assert rows[2]["rounds"][0] == ["work", pytest.approx(rows[1]["makespan"]), rows[2]["rounds"][0][2]]
     page = ["--report", "--rows", str(tmp_path / "rows"), "--page", str(tmp_path / "page.md")]
-    partition_fit.main(page)
-    assert "## Every part: loop" in (tmp_path / "page.md").read_text()
+    partition_fit.main([*page, "--rows-large", str(tmp_path / "none")])
+    text = (tmp_path / "page.md").read_text()
+    assert "## Every part: loop" in text and "## Large graphs" not in text
+
+
+def test_large_graphs_are_measured_beside_what_they_got_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--large", "6000", "--parts", "2", "--out", str(tmp_path)]
+    partition_fit.main(run)
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    rows = [json.loads(line) for line in (tmp_path / "partition_large.jsonl").read_text().splitlines()]
+    assert [row["system"] for row in rows] == list(partition_large.SYSTEMS) and not [r for r in rows if "error" in r]
+    for row in rows:
+        names = [name for name, _, _ in row["rounds"]]
+        assert ("moves" in names) == ("loop" in row["system"])
+        assert row["makespan"] == pytest.approx(min(makespan for _, makespan, _ in row["rounds"]))
+    section = "\n".join(partition_large.section(rows))
+    assert all(partition_large.line(row)[:50] in section for row in rows)
+
+
+def test_kept_rows_of_large_graphs_hold_the_law() -> None:
+    rows = partition_fit.latest(read_rows(partition_fit.KEPT_LARGE))
+    assert {(row["parts"], row["system"]) for row in rows} == {(p, s) for p in (2, 8) for s in partition_large.SYSTEMS}
+    for row in rows:
+        starts = [makespan for name, makespan, _ in row["rounds"] if name not in ("targets", "moves")]
+        assert row["makespan"] <= min(starts) * (1 + 1e-12)
 
 
 def test_what_is_worst_is_so_either_way() -> None:

@@ -140,6 +140,32 @@ def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 0 and plan.data.edges == 2_100_000 and plan.halo == "expected"
 
 
+@pytest.mark.parametrize(
+    ("asked", "large_edges", "cut_by"),
+    [
+        ([], 1, "clusters"),
+        ([], 10**9, "metis"),
+        (["--partitioner", "metis"], 1, "metis"),
+        (["--shares", "even"], 1, "metis"),
+    ],
+)
+def test_a_plan_names_what_cut_its_graph(
+    asked: list[str],
+    large_edges: int,
+    cut_by: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clusters for a large graph whose shares are sought and where no partitioner is named."""
+    monkeypatch.setattr("nugnn.planning.loop_method.LARGE_EDGES", large_edges)
+    (tmp_path / "c.yaml").write_text(MIXED)
+    cluster = str(tmp_path / "c.yaml")
+    code, out, _ = call(capsys, "plan", "--dataset", "digits", "--cluster", cluster, "--json", *asked)
+    assert code == 0
+    assert json.loads(out)["cut"]["partitioner"] == cut_by
+
+
 def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(MIXED)
     code, _, err = call(

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nugnn.partition import coarse, repeated_cuts
+from nugnn.partition.balance import Balance
+from nugnn.partition.metis import SymmetricGraph
 from nugnn.planning import draft_cut
 from nugnn.planning.cluster import Cluster, ClusterDevice
 from nugnn.planning.cut_among_sets import with_a_node_for_each
@@ -138,15 +141,24 @@ def test_a_set_whose_memory_does_not_hold_the_graph_is_left() -> None:
     assert min(held_by_host(draft, tight).values()) > 2
 
 
-def test_a_large_graph_is_cut_among_one_set_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_cut, "_LARGE_EDGES", 1)
+def test_clusters_that_were_found_serve_the_sets_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    finds: list[Balance] = []
+
+    def find(graph: SymmetricGraph, balance: Balance, seed: int) -> coarse.Hierarchy:
+        finds.append(balance)
+        return coarse.find_clusters(graph, balance, seed)
+
+    monkeypatch.setattr(repeated_cuts, "find_clusters", find)
+    monkeypatch.setattr(coarse, "_FEWEST_CLUSTERS", 60)
     devices = cluster((("A100", 2), ("A100", 2), ("A100", 2)), SLOW)
     stages: list[str] = []
     draft = draft_with_cut(
-        steps(devices), *graph(), devices, halo=ExpectedHalo(), row_bytes=64.0, on_stage=stages.append
-    )
+        steps(devices), *graph(), devices, partitioner="clusters", halo=ExpectedHalo(), row_bytes=64.0,
+        on_stage=stages.append,
+    )  # fmt: skip
     assert max(held_by_host(draft, devices).values()) == NUM_NODES - 4
-    assert sum(stage.startswith("cutting the graph: among") for stage in stages) == 1
+    assert sum(stage.startswith("cutting the graph: among") for stage in stages) >= 1
+    assert len(finds) == 1
 
 
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=40), st.integers(1, 6), st.integers(0, 10**6))

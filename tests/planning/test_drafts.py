@@ -136,16 +136,18 @@ def test_cut_parts_are_counted_and_beat_baselines(names: tuple[str, ...]) -> Non
     assert (again.part == draft.part).all()
 
 
-def test_a_large_graph_is_cut_by_work_and_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nugnn.planning.draft_cut._LARGE_EDGES", 6000)
+def test_cut_by_clusters_a_draft_beats_its_baselines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large graphs are: with baselines among what it starts from, corrected shares and moves."""
+    monkeypatch.setattr("nugnn.partition.coarse._FEWEST_CLUSTERS", 40)
     devices = cluster("H100", "T4", "A100")
     work = work_on(devices)
     stages: list[str] = []
-    draft = draft_with_cut(WorkAlone(work), *graph(0), devices, on_stage=stages.append)
+    draft = draft_with_cut(WorkAlone(work), *graph(0), devices, partitioner="clusters", on_stage=stages.append)
     check(draft, work, devices)
-    cuts = [stage for stage in stages if stage.startswith("cutting")]
-    assert set(cuts) <= {"cutting the graph: by work", "cutting the graph: for corrected shares"} and len(cuts) <= 2
-    assert len(draft.baselines) == 3
+    assert draft.forecast.step_seconds <= min(each.step_seconds for each in draft.baselines)
+    assert {f"cutting the graph: {way}" for way in ("by work", "by FLOP/s", "single nodes")} <= set(stages)
+    again = draft_with_cut(WorkAlone(work), *graph(0), devices, partitioner="clusters")
+    assert draft.part is not None and (again.part == draft.part).all()
 
 
 def test_a_cut_may_fit_where_expected_halo_would_not() -> None:

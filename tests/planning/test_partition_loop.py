@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nugnn.partition import coarse
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.metis import symmetric_graph
 from nugnn.planning import single_moves
@@ -174,6 +175,18 @@ def test_other_partitioners_go_the_same_way(method: LoopMethod) -> None:
     assert [one.name for one in beside.rounds[3:5]] == ["METIS work", "METIS nodes"]
     assert [one.sizes for one in beside.rounds[3:5]] == [one.sizes for one in metis.rounds[:2]]
     assert beside.makespan <= min(one.makespan for one in metis.rounds[:2])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_clusters_no_starting_split_is_better(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law of large graphs, which METIS' splits are no part of."""
+    monkeypatch.setattr(coarse, "_FEWEST_CLUSTERS", 60)
+    graph = num_nodes, src, dst = uneven_graph(900, 9000, seed)
+    work, limits, other = devices(1, 2, 5), [NO_LIMIT] * 3, {"mine": (4.0, 3.0, 2.0)}
+    fitted = partition_to_fit(num_nodes, src, dst, work, limits, method="clusters", seed=seed, also=other)
+    check(fitted, work, graph, limits)
+    assert [one.name for one in fitted.rounds[:5]] == ["work", "nodes", "even", "mine", "moves"]
+    assert all(fitted.makespan <= one.makespan for one in fitted.rounds[:4])
 
 
 @pytest.mark.parametrize("fraction", [0.55, 0.45, 0.4])

@@ -74,7 +74,8 @@ def test_moves_lower_what_they_minimise_and_keep_exact_count(case: tuple[int, ..
     counts = np.bincount([v for v, _ in ends], minlength=num_nodes) if ends else np.zeros(num_nodes, np.int64)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     readers = np.zeros((num_nodes, num_parts), np.int32)
-    kernels.count_readers(indptr, sources, part, readers)
+    present = np.zeros((num_nodes, (num_parts + 63) // 64), np.uint64)
+    kernels.count_readers(indptr, sources, part, readers, present)
     sizes = sizes_table(src, dst, part, num_parts, train).astype(np.float64)
     per_size = np.array([dataclasses.astuple(cost)[1:] for cost in work.seconds_of])
     limits = np.full(num_parts, 1e300)
@@ -90,17 +91,17 @@ def test_moves_lower_what_they_minimise_and_keep_exact_count(case: tuple[int, ..
     scale = 1.0
     scale = 1 / strain() ** (1 / 8) if strain() else 1.0
     before, part_before = strain(), part.copy()
-    arrays = (indptr, sources, degrees, is_train, part, readers, sizes, costs, scale, 8.0, 1.0)
+    arrays = ((indptr, sources, degrees, is_train), part, readers, present, sizes, costs, (scale, 8.0, 1.0))
     nodes = rng.permutation(num_nodes)
     gains = np.zeros(num_nodes)
-    assert kernels.try_moves(nodes, False, *arrays, gains) == 0
+    kernels.weigh_moves(np.array([0, num_nodes // 3, num_nodes]), nodes, *arrays, gains)
     assert np.array_equal(part, part_before)
-    moved = kernels.try_moves(nodes, True, *arrays, np.zeros(num_nodes))
+    moved = kernels.make_moves(nodes, *arrays)
     assert bool(moved) == bool(gains.any())
     assert np.array_equal(sizes, sizes_table(src, dst, part, num_parts, train))
-    fresh = np.zeros_like(readers)
-    kernels.count_readers(indptr, sources, part, fresh)
-    assert np.array_equal(readers, fresh)
+    fresh, bits = np.zeros_like(readers), np.zeros_like(present)
+    kernels.count_readers(indptr, sources, part, fresh, bits)
+    assert np.array_equal(readers, fresh) and np.array_equal(present, bits)
     assert (strain() < before) if moved else (strain() == before)
     assert len(set(part.tolist())) == num_parts  # no part is emptied
 
