@@ -187,7 +187,7 @@ def repair(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -
         The repaired assignment (still outside tolerance if no move helped) and the number of nodes that changed part.
     """
     before_N, part_N = part_N, part_N.copy()
-    _fill_empty_parts(part_N, balance)
+    fill_empty_parts(part_N, balance)
     shares_P = np.asarray(balance.shares)
     num_parts = balance.num_parts
     for _ in range(50 + 20 * num_parts):  # pairs settle after a few rounds each; the cap only bounds the time
@@ -203,7 +203,7 @@ def repair(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -
     return part_N, int((part_N != before_N).sum())
 
 
-def _fill_empty_parts(part_N: Ints, balance: Balance) -> None:
+def fill_empty_parts(part_N: Ints, balance: Balance) -> None:
     """Give every empty part the node nearest to its target weight, from the part that is most above its own."""
     counts_P = np.bincount(part_N, minlength=balance.num_parts)
     shares_P, combined_N = np.asarray(balance.shares), balance.combined_N

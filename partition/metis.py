@@ -16,12 +16,13 @@ from scipy import sparse
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from nugnn.partition.arc_lists import neighbours_both_ways
-from nugnn.partition.balance import Balance, Ints, repair, settle, split_in_order
+from nugnn.partition.balance import Balance, Ints, fill_empty_parts, normalise_shares, repair, settle, split_in_order
 
 _LOG = logging.getLogger(__name__)
 _INT32_LIMIT = 2**31 - 1
 _MANY_ARCS = 500_000  # fewer are not worth numba's start
-_MIN_NODES_PER_PART = 4  # below, METIS often leaves parts empty and prints complaints
+_MIN_NODES_PER_PART = 4  # below in the mean, METIS often leaves parts empty and prints complaints
+_MIN_NODES = 2  # parts of fewer are not METIS': it complains of them, and any node will do
 
 
 def index_dtype(num_nodes: int, num_edges: int) -> torch.dtype:
@@ -90,6 +91,8 @@ def call_metis(
     """The native call, objective edge cut; returns whatever METIS wrote, unchecked."""
     import pymetis
 
+    if len(shares) == 1:
+        return np.zeros(adjacency.shape[0], np.int64)
     width = pymetis.zero_copy_dtype()
     options = pymetis.Options(seed=seed & 0x7FFFFFFF)
     if not recursive:
@@ -168,6 +171,10 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
     if (balance.node_weights != balance.node_weights[0]).any():
         node_weights = integer_weights(balance.combined_N, limit)
 
+    large = [rank for rank, share in enumerate(balance.shares) if share * num_nodes >= _MIN_NODES]
+    shares = balance.shares
+    if len(large) < num_parts:
+        shares = normalise_shares([balance.shares[rank] for rank in large])
     recursive_first = num_parts <= 8
     for recursive, attempt_seed in ((recursive_first, seed), (not recursive_first, seed), (recursive_first, seed + 1)):
         name = f"METIS {'recursive bisection' if recursive else 'k-way'} with seed {attempt_seed}"
@@ -176,7 +183,7 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
                 adjacency,
                 node_weights,
                 edge_weights,
-                balance.shares,
+                shares,
                 recursive=recursive,
                 seed=attempt_seed,
                 tolerance=balance.tolerance,
@@ -184,11 +191,13 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
         except RuntimeError as error:
             _note(notes, f"{name} failed ({error}); retried.")
             continue
-        problem = malformed(raw, num_nodes, num_parts)
+        problem = malformed(raw, num_nodes, len(large))
         if problem:
             _note(notes, f"{name} returned {problem}; discarded and retried.")
             continue
-        part_N = raw.astype(np.int64)
+        part_N = np.array(large)[raw]
+        if len(large) < num_parts:
+            fill_empty_parts(part_N, balance)
         violations = balance.violations(part_N)
         if not violations:
             return part_N

@@ -100,6 +100,16 @@ def test_many_parts_start_with_k_way(monkeypatch):
         assert abs(count - target) <= max(0.02 * target, 1)
 
 
+@pytest.mark.parametrize("shares", [[1e-9, 1], [0.4, 1e-9, 0.6, 1e-9], [1e-9, 1, 1e-9]])
+def test_parts_of_a_single_node_are_filled_without_a_complaint(shares, capfd):
+    result = partition_nodes(900, *grid(30), shares)
+    tiny = [rank for rank, share in enumerate(shares) if share < 1e-6]
+    assert [result.node_counts[rank] for rank in tiny] == [1] * len(tiny)
+    for count, share in zip(result.node_counts, shares, strict=True):
+        assert count == 1 or abs(count - 900 * share / sum(shares)) <= 0.02 * count + len(tiny)
+    assert "".join(capfd.readouterr()) == ""
+
+
 @pytest.mark.parametrize("stray", [0, 2])
 def test_an_answer_off_target_is_repaired_near_its_cut(monkeypatch, stray):
     """Columns 0-17 | 18-29 of a 30 x 30 grid, halves asked: columns 15-17 must move, along the boundary."""
