@@ -119,11 +119,16 @@ class Case:
 
     @property
     def run_settings(self) -> dict[str, Any]:
-        """Of ``nugnn train`` without data folder, workers and seed; what a recipe says written out."""
+        """Of ``nugnn train`` without data folder, workers and seed; what a recipe says written out. Nodes stay where
+        they are: runs of a seed have to have the same parts.
+        """
         from nugnn.config import read_recipe
+        from nugnn.sample_sets import names_samples
 
         chosen = dict(ROWS[self.row].settings)
         chosen = (read_recipe(chosen.pop("recipe")) if "recipe" in chosen else {}) | chosen
+        if not names_samples(chosen["dataset"]):
+            chosen["rebalance"] = "off"
         return chosen | ({} if self.epochs is None else {"epochs": self.epochs})
 
     @property
