@@ -36,9 +36,10 @@ class FitResult:
         notes: Sentences for the user, on how the data were divided.
         timeline: A step of all ranks, of the last ones that with the median time, where the option ``timeline`` was on;
             None otherwise. See `nugnn.planning.timeline.Timeline`: a picture in text, JSON for Perfetto.
-        moves: Moves of nodes between workers, in order: ``after_epoch``, ``seconds``, ``nodes``, ``share`` of all
-            nodes, ``counts`` (from each worker to each), ``compute_seconds`` of each worker before and
-            ``predicted_compute_seconds``, ``halo_rows`` (before, after), ``epoch_seconds`` before.
+        moves: Moves of nodes between workers, in order: ``after_epoch``, ``is_return`` (whether it takes back the one
+            before), ``seconds``, ``nodes``, ``share`` of all nodes, ``counts`` (from each worker to each),
+            ``compute_seconds`` of each worker before and ``predicted_compute_seconds``, ``halo_rows`` (before, after),
+            ``epoch_seconds`` before.
         plan: What was expected, where a plan was made.
     """
 

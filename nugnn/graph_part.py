@@ -13,8 +13,7 @@ from nugnn.fit_options import FitOptions
 from nugnn.graph_family import GraphFamily
 from nugnn.partition.shard import Shard
 from nugnn.partition.store import load_shard
-from nugnn.planning.work_model import WorkModel
-from nugnn.rebalance import checked_rules
+from nugnn.rebalance import PlannedBalance, checked_rules
 from nugnn.shard_graph import ShardGraph
 
 
@@ -26,12 +25,12 @@ class GraphPart:
         make_shard: Builds or loads it for a rank; called when training begins, so that nobody else keeps what that
             does not need.
         make_evaluation_shard: Of another graph, on which the metric is measured and predictions are made.
-        work: What a plan predicts the computing of parts by, for moves of nodes; counts decide these when None.
+        planned: What a plan knows of moves of nodes; without one, counts of nodes and edges decide these.
     """
 
     make_shard: Callable[[Ranks], Shard]
     make_evaluation_shard: Callable[[Ranks], Shard] | None = None
-    work: WorkModel | None = None
+    planned: PlannedBalance | None = None
 
     def __call__(self, ranks: Ranks, model: nn.Module, options: FitOptions) -> GraphFamily:
         """The family of ``model`` on it, on the device of this rank."""
@@ -55,7 +54,7 @@ class GraphPart:
             halo_feedback=options.halo_feedback,
             halo_mode=options.halo_mode,
             halo_target=options.halo_target,
-            rebalance=checked_rules(options.rebalance, self.work),
+            rebalance=checked_rules(options.rebalance, self.planned),
             on_move=options.on_move,
             evaluate_on=other,
         )

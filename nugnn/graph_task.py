@@ -25,7 +25,7 @@ from nugnn.task import Stage
 
 if TYPE_CHECKING:
     from nugnn.plan_training import TrainingPlan
-    from nugnn.planning.work_model import WorkModel
+    from nugnn.rebalance import PlannedBalance
 
 
 class GraphTask:
@@ -85,11 +85,11 @@ class GraphTask:
         whole = None
         if self._inductive:
             whole = StoredShards(shards_on_disk(self.data, *how, folder / "whole")[0])
-        return GraphPart(StoredShards(shards), whole, self._work()), [*said, *notes]
+        return GraphPart(StoredShards(shards), whole, self._planned()), [*said, *notes]
 
-    def _work(self) -> WorkModel | None:
-        """What nodes move by while it trains: the plan's, where there is one that was made for this run."""
-        return None if self.plan is None else self.plan.computing()
+    def _planned(self) -> PlannedBalance | None:
+        """What nodes move by while it trains, where there is a plan; that is made by now."""
+        return None if self.plan is None else self.plan.balance()
 
     def _divide(self, stage: Stage) -> tuple[Any, list[str]]:
         """Take over what the plan says: the part of each node where it knows that, and notes."""
@@ -130,7 +130,7 @@ class GraphTask:
             given, first_notes = None, []
         del shard
         taken = lambda _: shards.pop(0)  # noqa: E731
-        return GraphPart(taken, taken if self._inductive else None, self._work()), list(notes[0])
+        return GraphPart(taken, taken if self._inductive else None, self._planned()), list(notes[0])
 
     def _divide_together(self, ranks: Ranks, stage: Stage) -> tuple[Any, list[str]]:
         """As `_divide`, by rank 0 for all; a collective call."""

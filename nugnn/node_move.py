@@ -66,6 +66,14 @@ class NodeMove:
         """Nodes that are on another rank now."""
         return self._rows.num_moved
 
+    def came_from(self) -> Tensor:
+        """``(M,)`` int32 on the CPU: the rank that each of this rank's nodes was on before.
+
+        With ``arranged_as=old_ids``, `move_nodes` takes the move back by it.
+        """
+        ranks = self.graph.ranks
+        return self._rows.rows(torch.full((len(self.old_ids),), ranks.rank, dtype=torch.int32))
+
     def rows(self, x: Tensor) -> Tensor:
         """``(M, ...)`` rows of this rank's nodes now, of ``x (N, ...)`` with a row for each of its nodes before.
 

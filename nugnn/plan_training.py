@@ -36,7 +36,8 @@ from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
 from nugnn.planning.plan_parts import read_parts
 from nugnn.planning.trace_records import TraceError
-from nugnn.planning.work_model import PackedWork
+from nugnn.planning.work_model import PackedComputing, PackedWork
+from nugnn.rebalance import PlannedBalance
 from nugnn.sample_options import SampleOptions
 from nugnn.sample_part import SamplePart
 
@@ -194,11 +195,21 @@ class TrainingPlan:
             write_plan(kept, self.planned)
         return Shares(shares=self.planned.plan.shares, part=self.planned.part)
 
-    def computing(self) -> PackedWork | None:
-        """What predicts the seconds of computing of parts of a graph; None where nothing foresees the model's step."""
+    def balance(self) -> PlannedBalance:
+        """What it knows of moves of nodes: models where the model's step is foreseen, devices that have one node.
+
+        Exchanges in approximate modes are predicted as if they were exact, so that they do not count for moves.
+        """
+        left_out = frozenset[int]()
+        if self.planned is not None and self.planned.plan.shares_by == "auto":
+            nodes = [device.sizes.inner for device in self.planned.plan.devices]
+            left_out = frozenset(rank for rank, count in enumerate(nodes) if count <= 1 < max(nodes))
         if self._subject is None or self.cluster is None:
-            return None
-        return PackedWork.of(step_model(self._subject, self.cluster, self._times).work.computing())
+            return PlannedBalance(left_out=left_out)
+        whole = PackedWork.of(step_model(self._subject, self.cluster, self._times).work)
+        settings = self._subject.settings
+        is_exact = settings["halo_mode"] == "exact" and settings["halo_wire"] != "auto"
+        return PlannedBalance(work=PackedComputing(whole), whole=whole if is_exact else None, left_out=left_out)
 
     def keep(self, folder: Path) -> None:
         """For a resumed run."""

@@ -1,29 +1,18 @@
-"""Whether ranks that end an epoch at different times are worth a move of nodes, and how much work should go where.
+"""How much work should go where for ranks that end an epoch at different times to end it together.
 
 All of it is arithmetic on measured seconds. A part's seconds are taken to be in proportion to its work; a move of nodes
 with their in-edges changes that work, and what the change is worth on each rank follows from its own seconds.
-
-When to act is the question of renting or buying: imbalance costs a little in every epoch, a move costs much once. A
-move is made when what imbalance has cost since it began comes to what a move costs. Whatever happens afterwards, that
-is at most twice the best that was possible, and a hiccup is over before.
-
-Source: Karlin, Manasse, Rudolph and Sleator, "Competitive snoopy caching", Algorithmica 1988, for renting or buying.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.work_model import WorkModel
 
-_FIRST_COST_IN_EPOCHS = 4.0
-_FIRST_COST_PER_EDGE = 6e-8
-"""What a move is taken to cost before one was made: epochs of a balanced run, in which caches are filled again, and
-seconds for an in-edge of the largest part, of which lists are made on the host."""
-_MOST_RELUCTANCE = 64.0
 _LEAST_KEPT = 0.02
 """Of a part's work that stays: a rank that has nothing to do shows no more when it has become fast again."""
 _BISECTIONS = 100
@@ -35,14 +24,19 @@ class RebalanceRules:
 
     Args:
         least_imbalance: Part of the slowest rank's seconds that a move has to promise to save; below, nothing is done.
-        window: Epochs whose median counts, so that less than half of them may be out of line.
+        window: Epochs whose median counts, so that less than half of them may be out of line. Below 3 no move is taken
+            back, as nothing is known of how much epochs differ.
         least_gain_seconds: What the rest of the run has to gain, beside twice the cost of a move.
         node_work: Work of a node beside that of its in-edges, each of which counts 1: what layers compute of rows, for
             what they sum over edges. Where ``work`` is given, it says that.
-        work: What predicts the seconds of parts; its proportions are taken, not its seconds, which were measured.
+        work: What predicts the seconds of computing of parts; its proportions are taken, not its seconds, which were
+            measured.
+        whole: The same with exchanges, whose seconds are taken as they are: a move that would make the epoch longer is
+            not made, or less of it. Where there is none, exchanges are seen when a move has been made.
+        left_out: Ranks that neither give nor take nodes, such as those that a plan leaves out.
 
     Raises:
-        ValueError: A number is out of range.
+        ValueError: A number is out of range, or there is ``whole`` and no ``work``.
     """
 
     least_imbalance: float = 0.1
@@ -50,6 +44,8 @@ class RebalanceRules:
     least_gain_seconds: float = 5.0
     node_work: float = 10.0
     work: WorkModel | None = None
+    whole: WorkModel | None = None
+    left_out: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 < self.least_imbalance < 1:
@@ -60,11 +56,8 @@ class RebalanceRules:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}, must be 0 or more")
-
-    @property
-    def least_epochs(self) -> int:
-        """Epochs that have to be measured before anything is decided: more than half of a window."""
-        return self.window // 2 + 1
+        if self.whole is not None and self.work is None:
+            raise ValueError("whole is given and work is not, which says how much of it is computing; give both")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +68,13 @@ class RankLoad:
         seconds: Of computing in an epoch, waiting left out.
         sizes: Of its part.
         most_growth: Largest factor by which its part may grow, such as its memory allows.
+        passed: Seconds that passed in each of the epochs whose median ``seconds`` is, exchanges and waiting included.
     """
 
     seconds: float
     sizes: PartSizes
     most_growth: float = math.inf
+    passed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +87,36 @@ class Levelling:
         given: Work that leaves each rank, in in-edges of its own part; negative where work comes, in those of the
             giver's.
         node_work: Of a node on each rank, in the same unit.
+        is_return: Whether nodes go back to where they were before the last move; ``given`` is 0 then, and
+            ``predicted`` what was measured before that move.
     """
 
     seconds: tuple[float, ...]
     predicted: tuple[float, ...]
     given: tuple[float, ...]
     node_work: tuple[float, ...]
+    is_return: bool = False
 
     @property
     def gain(self) -> float:
         """Seconds of an epoch that are saved."""
         return max(self.seconds) - max(self.predicted)
+
+    def scaled(self, fraction: float) -> Levelling:
+        """As much of it."""
+        return replace(
+            self,
+            predicted=tuple(
+                now + fraction * (then - now) for now, then in zip(self.seconds, self.predicted, strict=True)
+            ),
+            given=tuple(fraction * work for work in self.given),
+        )
+
+    def undone(self, seconds: Sequence[float]) -> Levelling:
+        """The way back, from where ranks compute for ``seconds`` now."""
+        return replace(
+            self, seconds=tuple(seconds), predicted=self.seconds, given=(0.0,) * len(self.given), is_return=True
+        )
 
 
 def levelled(loads: Sequence[RankLoad], rules: RebalanceRules) -> Levelling:
@@ -120,6 +134,10 @@ def levelled(loads: Sequence[RankLoad], rules: RebalanceRules) -> Levelling:
         of_edge.append(edge)
         price = load.seconds / whole * (node + edge * degree) if whole > 0 else 0.0
         prices.append(max(price, 1e-30))
+        if rank in rules.left_out:
+            least.append(0.0)
+            most.append(0.0)
+            continue
         held = (node * load.sizes.inner + edge * load.sizes.edges) / max(node + edge * degree, 1e-300)
         least.append(-(1 - _LEAST_KEPT) * held)
         most.append(max(load.most_growth - 1, 0.0) * held if math.isfinite(load.most_growth) else float(num_nodes))
@@ -178,79 +196,3 @@ def flows(given: Sequence[float], affinity: Sequence[Sequence[float]]) -> list[d
             going[p] -= amount
             coming[q] -= amount
     return found
-
-
-@dataclass
-class ImbalanceWatch:
-    """Decides, from one look at the ranks to the next.
-
-    Args:
-        rules: When to act.
-    """
-
-    rules: RebalanceRules
-    wasted_seconds: float = field(default=0.0, init=False)
-    """What imbalance has cost since it began."""
-    _cost: float | None = field(default=None, init=False)
-    _reluctance: float = field(default=1.0, init=False)
-    _promised: Levelling | None = field(default=None, init=False)
-    _gain_before: float = field(default=0.0, init=False)
-    shortfall: tuple[float, float] | None = field(default=None, init=False)
-    """Seconds of an epoch that the last move promised and brought, at the look that found them less than half."""
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether a move was made."""
-        return self._cost is not None
-
-    def look(
-        self, loads: Sequence[RankLoad], *, num_epochs: int, epochs_left: int, slow_start: float = 0.0
-    ) -> Levelling | None:
-        """What to do now; None for nothing.
-
-        Args:
-            loads: Of each rank, medians over the last epochs, none of them from before the last move.
-            num_epochs: Since the last look.
-            epochs_left: Of the run.
-            slow_start: By how many seconds the first epoch took longer than those after it; after a move that counts
-                for its cost.
-        """
-        if len(loads) < 2:
-            return None
-        level = levelled(loads, self.rules)
-        if self._promised is not None and self._cost is not None:  # the first look after a move
-            self._cost += max(slow_start, 0.0)
-        self._compare_with_promise(max(level.seconds))
-        slowest = max(level.seconds)
-        if not slowest > 0 or level.gain < self.rules.least_imbalance * slowest:
-            self.wasted_seconds = self._gain_before = 0.0
-            return None
-        gain, self._gain_before = min(level.gain, self._gain_before), level.gain  # what two looks agree on will last
-        self.wasted_seconds += level.gain * num_epochs
-        cost = self.cost_seconds(max(level.predicted), max(load.sizes.edges for load in loads))
-        is_paid = self.wasted_seconds >= cost * self._reluctance
-        is_worth_it = gain * epochs_left >= 2 * cost + self.rules.least_gain_seconds
-        return level if is_paid and is_worth_it else None
-
-    def cost_seconds(self, epoch_seconds: float, num_edges: int) -> float:
-        """Of a move: as the last one took, or a guess from a balanced epoch and the edges of the largest part."""
-        if self._cost is not None:
-            return self._cost
-        return _FIRST_COST_IN_EPOCHS * epoch_seconds + _FIRST_COST_PER_EDGE * num_edges
-
-    def moved(self, levelling: Levelling, seconds: float) -> None:
-        """What `look` said was done, and took ``seconds``."""
-        self._promised, self._cost = levelling, seconds
-        self.wasted_seconds = self._gain_before = 0.0
-
-    def _compare_with_promise(self, slowest: float) -> None:
-        """A move that brought less than half of what it promised makes the next one wait twice as long."""
-        self.shortfall = None
-        if self._promised is None:
-            return
-        brought = max(self._promised.seconds) - slowest
-        kept_it = brought >= 0.5 * self._promised.gain
-        if not kept_it:
-            self.shortfall = self._promised.gain, brought
-        self._reluctance = 1.0 if kept_it else min(2 * self._reluctance, _MOST_RELUCTANCE)
-        self._promised = None

@@ -140,6 +140,29 @@ class PackedWork:
         return self.work.bytes(part, sizes)
 
 
+@dataclass(frozen=True, eq=False)
+class PackedComputing:
+    """The computing of a packed model, which is unpacked once for both.
+
+    Args:
+        whole: Of a model that has a method ``computing``, as `nugnn.planning.predicted_work.PredictedWork`.
+    """
+
+    whole: PackedWork
+
+    @cached_property
+    def work(self) -> WorkModel:
+        """The model without exchanges."""
+        found: WorkModel = self.whole.work.computing()  # type: ignore[attr-defined]
+        return found
+
+    def seconds(self, part: int, sizes: PartSizes) -> float:
+        return self.work.seconds(part, sizes)
+
+    def bytes(self, part: int, sizes: PartSizes) -> int:
+        return self.work.bytes(part, sizes)
+
+
 def count_sizes(
     src: ArrayLike, dst: ArrayLike, part: ArrayLike, num_parts: int, train_nodes: ArrayLike = ()
 ) -> tuple[PartSizes, ...]:

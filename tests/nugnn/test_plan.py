@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,9 @@ from nugnn.planning.plan import read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
-from nugnn.planning.work_model import LinearCost, LinearWork, PackedWork
+from nugnn.planning.work_model import PackedComputing, PackedWork
 from nugnn.profile_run import Measured
-from nugnn.rebalance import checked_rules
+from nugnn.rebalance import PlannedBalance
 from nugnn.run import PARTS_FILE, run_from_config
 from nugnn.shares import whole_shard
 
@@ -420,19 +422,36 @@ def test_nodes_move_by_the_work_that_the_plan_was_made_with(tmp_path: Path) -> N
     model = GNN("gcn", data.num_features, data.num_classes, hidden=8)
     how: dict[str, Any] = {"workers": 2, "shares": None, "others": (), "partitioner": "metis", "order": "none"}
     task = GraphTask(model, data, **how, options={}, check=False, cache_folder=None, inductive=False)
-    assert task.stored(tmp_path / "even", str)[0].work is None
+    assert task.stored(tmp_path / "even", str)[0].planned is None
     cluster = cluster_of_machine(MACHINE, [CPU, CPU], [DeviceLimits(), DeviceLimits(memory_fraction=0.4)])
     request = PlanRequest(shares_by="auto", cluster=cluster)
     task.use_plan(TrainingPlan(request=request, devices=[None] * 2, cluster=cluster))
     part = task.stored(tmp_path / "planned", str)[0]
-    assert isinstance(part.work, PackedWork) and isinstance(part.work.work, PredictedWork)
+    planned = part.planned
+    assert planned is not None and planned.work is not None and isinstance(planned.whole, PackedWork)
+    assert isinstance(planned.whole.work, PredictedWork) and not planned.left_out
     assert task.plan is not None and task.plan.planned is not None
-    for rank, device in enumerate(task.plan.planned.plan.devices):
-        assert part.work.seconds(rank, device.sizes.sizes) == pytest.approx(device.seconds["compute"], rel=0.05)
-    single = GraphPart(lambda _: whole_shard(data, "none", []), None, part.work)(Ranks(), model, FitOptions())
-    assert single._rebalance is not None and single._rebalance.work is part.work
-    own = RebalanceRules(work=LinearWork((LinearCost(inner=1.0),) * 2))
-    assert checked_rules(own, part.work) is own and checked_rules("off", part.work) is None
+    devices = task.plan.planned.plan.devices
+    for rank, device in enumerate(devices):
+        assert planned.work.seconds(rank, device.sizes.sizes) == pytest.approx(device.seconds["compute"], rel=0.05)
+        busy = planned.whole.seconds(rank, device.sizes.sizes)
+        assert busy > planned.work.seconds(rank, device.sizes.sizes), "exchanges take time"
+    sent: PlannedBalance = pickle.loads(pickle.dumps(planned))
+    assert isinstance(sent.work, PackedComputing) and sent.work.whole is sent.whole, "unpacked once, by a worker"
+    single = GraphPart(lambda _: whole_shard(data, "none", []), None, planned)(Ranks(), model, FitOptions())
+    assert single._rebalance == RebalanceRules(work=planned.work, whole=planned.whole)
+    idle = devices[1].model_copy(update={"sizes": devices[1].sizes.model_copy(update={"inner": 1})})
+    made = task.plan.planned
+    task.plan.planned = replace(made, plan=made.plan.model_copy(update={"devices": (devices[0], idle)}))
+    assert task.plan.balance().left_out == {1}
+    subject = task.plan._subject
+    assert subject is not None
+    for name, value in (("halo_mode", "stale"), ("halo_wire", "auto")):
+        task.plan._subject = replace(subject, settings=subject.settings | {name: value})
+        found = task.plan.balance()
+        assert found.whole is None and found.work is not None, "exchanges are predicted as others than they are"
+    task.plan._subject = None
+    assert task.plan.balance() == PlannedBalance(left_out=frozenset({1})), "of a plan that was read, no more is known"
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -29,7 +29,9 @@ from nugnn.node_move import NodeMove, move_nodes
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.planning.imbalance import RebalanceRules
-from nugnn.rebalance import OnMove, checked_rules, move_text
+from nugnn.planning.imbalance_watch import Shortfall
+from nugnn.planning.work_model import LinearCost, LinearWork
+from nugnn.rebalance import OnMove, PlannedBalance, checked_rules, move_text, return_text, shortfall_text
 from nugnn.run import _EpochLog
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, History
@@ -48,17 +50,29 @@ class Slowed(nn.Module):
         model: What is computed.
         begins: Epoch after which rank 1 is slow.
         seconds_per_edge: Of sleep.
+        exchange_seconds_per_node: That exchanges take longer for each node that came to a rank.
     """
 
-    def __init__(self, model: nn.Module, begins: int, seconds_per_edge: float = _SECONDS_PER_EDGE) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        begins: int,
+        seconds_per_edge: float = _SECONDS_PER_EDGE,
+        exchange_seconds_per_node: float = 0.0,
+    ) -> None:
         super().__init__()
         self.model, self.begins, self.seconds_per_edge, self.num_epochs = model, begins, seconds_per_edge, 0
+        self.exchange_seconds_per_node, self.num_nodes_at_first = exchange_seconds_per_node, 0
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         if self.training:
             self.num_epochs += 1
             is_slow = graph.ranks.rank == 1 and self.num_epochs > self.begins
             time.sleep(graph.num_edges() * self.seconds_per_edge * (3 if is_slow else 1))
+            self.num_nodes_at_first = self.num_nodes_at_first or graph.num_nodes()
+            came = max(graph.num_nodes() - self.num_nodes_at_first, 0)
+            with graph.ranks.clock.measure("halo", x.device):
+                time.sleep(came * self.exchange_seconds_per_node)
         return self.model(graph, x)  # type: ignore[no-any-return]
 
 
@@ -97,6 +111,27 @@ def test_a_rank_slowed_threefold_gives_nodes_away(ranks: Any) -> None:
     assert float((losses.double() / wanted - 1).abs().max()) <= 1e-10
     assert float((slow[0]["logits"] - steady[0]["logits"]).abs().max()) <= 1e-8
     assert slow[0]["said"] and "from worker 1 to 0" in slow[0]["said"][0]
+    assert not any(move["is_return"] for move in moves), "epochs are shorter since"
+
+
+def test_a_move_that_makes_exchanges_dear_is_taken_back(ranks: Any) -> None:
+    data, epochs = make_data(), 50
+    model = Slowed(gnn(), 0, exchange_seconds_per_node=5e-3)  # above 200 ms in all, where computing gains some 40
+    dear = ranks.run(2, _fitted, model, data, epochs=epochs, rebalance=RULES)
+    steady = ranks.run(2, _fitted, Slowed(gnn(), epochs, 0.0), data, epochs=epochs, rebalance="off")
+    moves, said = dear[0]["moves"], dear[0]["said"]
+    assert dear[1]["moves"] == moves and [move["is_return"] for move in moves] == [False, True]
+    away, back = moves
+    assert back["counts"] == [list(column) for column in zip(*away["counts"], strict=True)] and away["nodes"] > 0
+    assert back["epoch_seconds"] > 1.5 * away["epoch_seconds"] and back["halo_rows"] == away["halo_rows"][::-1]
+    assert away["after_epoch"] + 8 <= back["after_epoch"] <= away["after_epoch"] + 12
+    assert len(said) == 2 and "Moved back" in said[1] and "The next move waits longer" in said[1]
+    for before, now in zip(steady, dear, strict=True):
+        assert all(before["report"][name] == now["report"][name] for name in ("nodes", "edges", "halo_rows"))
+    losses, wanted = (torch.tensor([e["loss"] for e in each[0]["epochs"]]) for each in (dear, steady))
+    # as above, for 50 steps
+    assert float((losses.double() / wanted - 1).abs().max()) <= 1e-10
+    assert float((dear[0]["logits"] - steady[0]["logits"]).abs().max()) <= 1e-8
 
 
 def test_fit_reports_its_moves(forked_workers: None) -> None:
@@ -363,6 +398,72 @@ def test_a_loop_of_ones_own(ranks: Any) -> None:
     assert float((torch.tensor(losses) / torch.tensor(wanted) - 1).abs().max()) <= 1e-10
 
 
+def _paced_loop(ranks: Ranks, data: GraphData, exchange_seconds: float, between: str) -> tuple[list[float], list[bool]]:
+    """A loop whose clock is told what epochs take; losses, and after each move whether all nodes are where they began.
+
+    Args:
+        ranks: Who takes part; rank 1 takes three times as long for an edge.
+        data: The graph.
+        exchange_seconds: That an epoch takes longer for each node that is not where it began.
+        between: What happens after the first move: ``nothing``; ``resumed``, a balancer that knows nothing of it;
+            ``moved``, nodes go elsewhere by hand.
+    """
+    torch.manual_seed(0)
+    graph = _graph(ranks, data)
+    embedding = nugnn.NodeEmbedding(data.num_nodes, 5).double()
+    model = nn.ModuleDict({"rows": embedding, "net": GNN("gcn", 5, NUM_CLASSES, hidden=4).double()})
+    embedding.shard(graph)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-5)
+    interceptor, labels, first_ids = nugnn.intercept(model, graph, seed=1), graph.ndata["label"], graph.global_node_ids
+    balancer, losses, is_home = nugnn.Balancer(ranks, RULES), [], list[bool]()
+
+    def epoch_seconds() -> float:
+        computed = 0.1 * graph.num_edges() * (3 if ranks.rank else 1)
+        came = float((~torch.isin(graph.global_node_ids, first_ids)).sum())
+        slowest, away = ranks.max_(torch.tensor([computed, came], dtype=torch.float64)).tolist()
+        balancer.note(computed, slowest + exchange_seconds * away)
+        return computed
+
+    for epoch in range(40):
+        with interceptor.step(epoch):
+            loss = nn.functional.cross_entropy(model["net"](graph, embedding(graph)), labels, reduction="sum")
+            optimizer.zero_grad()
+            (loss / data.num_nodes).backward()
+            sum_gradients(model["net"].parameters(), ranks)
+            optimizer.step()
+        losses.append(float(ranks.sum_(loss.detach().clone())))
+        epoch_seconds()
+        move = balancer.move(graph, 10_000)
+        if move is None:
+            continue
+        is_home.append(torch.equal(move.new_ids, first_ids))
+        moves = [move]
+        if between == "moved" and len(is_home) == 1:
+            moves.append(move_nodes(move.graph, torch.full_like(move.new_ids, ranks.rank)))
+        elif between == "resumed":
+            balancer = nugnn.Balancer(ranks, RULES)
+        for each in moves:
+            graph, labels = each.graph, each.rows(labels)
+            each.parameters(model, optimizer)
+        interceptor = nugnn.intercept(model, graph, seed=1)
+    return losses, is_home
+
+
+def test_a_loop_of_ones_own_takes_a_move_back(ranks: Any) -> None:
+    data = make_graph(num_nodes=300, features=False)
+    losses, is_home = ranks.run(2, _paced_loop, data, 100.0, "nothing")[0]
+    wanted, stays = ranks.run(2, _paced_loop, data, 0.0, "nothing")[0]
+    assert is_home == [False, True] and stays and not any(stays), "in the second run it brings less computing alone"
+    assert float((torch.tensor(losses) / torch.tensor(wanted) - 1).abs().max()) <= 1e-10
+
+
+@pytest.mark.parametrize("between", ["resumed", "moved"])
+def test_without_a_way_back_nodes_stay(ranks: Any, between: str) -> None:
+    data = make_graph(num_nodes=300, features=False)
+    for _, is_home in ranks.run(2, _paced_loop, data, 100.0, between):
+        assert is_home and not any(is_home)
+
+
 def _moved_back(ranks: Ranks, data: GraphData) -> bool:
     graph = _graph(ranks, data)
     ids, weights = graph.global_node_ids, graph.edata["weight"].clone()
@@ -390,10 +491,29 @@ def test_choices() -> None:
         checked_options({"rebalance": "off", "on_move": print}, make_graph())
     assert "rebalance" not in FitOptions(rebalance="off").deciding()
     assert most_growth(Ranks()) >= 1
+    with pytest.raises(ValueError, match="left_out has rank 1; ranks are 0 to 0"):
+        nugnn.Balancer(Ranks(), RebalanceRules(left_out=frozenset({0, 1})))
+
+
+def test_rules_take_over_what_a_plan_knows() -> None:
+    computing, whole = LinearWork((LinearCost(inner=1.0),) * 2), LinearWork((LinearCost(inner=1.0, halo=1.0),) * 2)
+    planned = PlannedBalance(work=computing, whole=whole, left_out=frozenset({1}))
+    rules = checked_rules("auto", planned)
+    assert rules == RebalanceRules(work=computing, whole=whole, left_out=frozenset({1}))
+    own = checked_rules(RebalanceRules(work=whole, left_out=frozenset({0})), planned)
+    assert own == RebalanceRules(work=whole, left_out=frozenset({0, 1})), "exchanges are of the other model"
+    assert checked_rules("off", planned) is None
 
 
 _RECORD = {
-    **{"after_epoch": 2, "seconds": 0.31, "nodes": 12345, "share": 0.08, "counts": [[0, 0], [12345, 0]]},
+    **{
+        "after_epoch": 2,
+        "is_return": False,
+        "seconds": 0.31,
+        "nodes": 12345,
+        "share": 0.08,
+        "counts": [[0, 0], [12345, 0]],
+    },
     **{"compute_seconds": [0.5, 1.5], "predicted_compute_seconds": [0.75, 0.75], "halo_rows": [2000, 2210]},
     "epoch_seconds": 1.6,
 }
@@ -403,6 +523,30 @@ def test_what_the_user_reads() -> None:
     assert move_text(_RECORD) == (
         "after epoch 2: worker 1 computes for 1.50 s in an epoch, another one for 500 ms. Moved 12,345 nodes (8.0%) in "
         "310 ms: 12,345 from worker 1 to 0. The slowest should take 750 ms now; halo rows 2,000 before, 2,210 now"
+    )
+
+
+def test_what_the_user_reads_of_a_return() -> None:
+    back = _RECORD | {"after_epoch": 9, "counts": [[0, 12345], [0, 0]], "epoch_seconds": 2.5, "halo_rows": [2210, 2000]}
+    assert return_text(back, _RECORD) == (
+        "after epoch 9: an epoch takes 2.50 s since nodes moved after epoch 2, and took 1.60 s before. Moved back "
+        "12,345 nodes (8.0%) in 310 ms: 12,345 from worker 0 to 1; halo rows 2,210 before, 2,000 now. The next move "
+        "waits longer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("brought", "longer", "came"),
+    [
+        (0.01, 0.0, "brought 10 ms"),
+        (-0.02, 0.0, "the slowest takes 20 ms longer than before"),
+        (0.01, 0.03, "epochs are 30 ms longer than before"),
+    ],
+)
+def test_what_the_user_reads_of_a_broken_promise(brought: float, longer: float, came: str) -> None:
+    shortfall = Shortfall(promised=0.1, brought=brought, longer=longer)
+    assert shortfall_text(7, shortfall) == (
+        f"after epoch 7: the last move was to save 100 ms of an epoch, and {came}; the next one waits longer"
     )
 
 
