@@ -16,7 +16,7 @@ Random is 1.17 times METIS, since nodes and edges cost more here than rows that 
 DATA is a folder of ``NAME/NAME.npz`` with ``num_nodes``, ``adj_indptr`` and ``adj_indices``: row u lists the targets
 of u. The work model is linear and made up, the same for all systems; it says nothing of real devices. Slowdowns of the
 devices are drawn by a seed that is in the rows, 1 to 10; a node costs more of a slow device than an edge does, rows
-that travel cost all alike. Every measurement is a forked process of its own whose kernels have run before the clock
+that travel cost all alike. Every measurement is a process of its own whose kernels have run before the clock
 starts; seconds are from the arrays of edges to checked parts, memory is the growth of the resident set to its peak.
 """
 
@@ -139,7 +139,8 @@ def cost_weights(work: LinearWork, shares: Iterable[float], graph: Graph) -> np.
 
 def measure(system: str, graph: Graph, num_parts: int, seed: int) -> Row:
     """A row, from a process of its own."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")  # of a process without threads, whatever this one has
+    context.set_forkserver_preload(["nugnn.planning.partition_loop"])
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_measure_here, args=(there, system, graph, num_parts, seed))
     child.start()
@@ -164,7 +165,7 @@ def warm_up(system: str) -> None:
 def _measure_here(answer: Any, system: str, graph: Graph, num_parts: int, seed: int) -> None:
     try:
         work, slowdowns = device_work(num_parts, seed)
-        warm_up(system)  # here, since threads may not begin before the fork
+        warm_up(system)
         before = _resident_bytes()
         began = time.perf_counter()
         row = split(system, graph, work, num_parts, seed)

@@ -58,6 +58,7 @@ def _serve(pipe: connection.Connection) -> str | None:
                 os.dup2(os.open(path, os.O_WRONLY), descriptor)
             os.environ.clear()
             os.environ.update(environment)
+            sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
             return code  # type: ignore[no-any-return]
         pipe.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 

@@ -47,23 +47,23 @@ class LoggedStep:
 def logged() -> Iterator[list[LoggedStep]]:
     """Steps of all compressors of this process while open."""
     steps: list[LoggedStep] = []
-    open_, sum_, settle_ = Compressor.open, Compressor.sum, Compressor.settle
+    open_, sum_, settle_ = Compressor.open, Compressor.sum_, Compressor.settle
 
     def opened(self: Any, scale: Any = 1.0) -> None:
         steps.append(LoggedStep(float(scale)))
         open_(self, scale)
 
-    def summed(self: Any, values: Tensor, names: Any, orders: Any, num_plain: int, link: Any) -> Tensor:
+    def summed(self: Any, values: Tensor, names: Any, orders: Any, num_plain: int, link: Any) -> None:
         each = Summed(values.clone(), list(names), list(orders), num_plain)
         steps[-1].sums.append(each)
-        each.total = (total := sum_(self, values, names, orders, num_plain, link)).clone()
-        return total
+        sum_(self, values, names, orders, num_plain, link)
+        each.total = values.clone()
 
     def settled(self: Any, link: Any, *, is_good: bool = True) -> None:
         steps[-1].is_good = is_good
         settle_(self, link, is_good=is_good)
 
-    with mock.patch.multiple(Compressor, open=opened, sum=summed, settle=settled):
+    with mock.patch.multiple(Compressor, open=opened, sum_=summed, settle=settled):
         yield steps
 
 
@@ -83,7 +83,8 @@ def sums_of(logs: Sequence[list[LoggedStep]], named: Mapping[str, Tensor], wire:
             compressor.open(step.scale)
             sums: dict[str, Tensor] = {}
             for each in step.sums:
-                total = compressor.sum(each.values.clone(), each.names, each.orders, each.num_plain, link)
+                total = each.values.clone()
+                compressor.sum_(total, each.names, each.orders, each.num_plain, link)
                 sums |= {name: part / step.scale for name, part in parts_of(total, each, named).items()}
             compressor.settle(link, is_good=step.is_good)
             found.append(sums)
