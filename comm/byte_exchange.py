@@ -3,13 +3,17 @@
 gloo's own exchanges post what they send before what they receive. A rank that comes last finds its peers ready and
 fills the connection with its data; that it is ready itself stands behind them, so the other direction begins when this
 one has ended: half the rate of a link between two ranks. Here every rank says that it is ready before it sends.
+
+gloo forgets a message whose memory is gone, and gives what a peer sends for it to whoever waits next. So an exchange
+that nobody holds any more (late rows of a model that is no longer there) lives on until the next one in its group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -25,16 +29,34 @@ class Work(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
+_Posted = tuple[list[Any], tuple[Tensor, Tensor]]
+"""What was posted, and the memory it reads and writes."""
+_left: WeakKeyDictionary[Any, list[_Posted]] = WeakKeyDictionary()
+"""Of each group, what nobody has waited for and nobody holds."""
+
+
+@dataclass(eq=False)
 class _Messages:
-    """What was posted, and the memory it reads and writes."""
+    """An exchange that was posted.
+
+    Args:
+        works: Its messages.
+        tensors: The memory they read and write.
+        left: Takes both where nobody waits for them.
+    """
 
     works: list[Any]
     tensors: tuple[Tensor, Tensor]
+    left: list[_Posted] = field(repr=False)
 
     def wait(self) -> None:
         for work in self.works:
             work.wait()
+        self.works = []
+
+    def __del__(self) -> None:
+        if self.works:
+            self.left.append((self.works, self.tensors))
 
 
 def begin_exchange(
@@ -67,11 +89,14 @@ def _posts_messages(group: Any, x: Tensor) -> bool:
 
 
 def _begin(group: Any, places: Sequence[Tensor], parts: Sequence[Tensor], tensors: tuple[Tensor, Tensor]) -> _Messages:
-    rank, size = group.rank(), group.size()
+    rank, size, left = group.rank(), group.size(), _left.setdefault(group, [])
+    while left:  # all ranks have posted these, so that they end
+        for work in left.pop()[0]:
+            work.wait()
     senders = [(rank - step) % size for step in range(1, size)]
     works = [group.recv([places[peer]], peer, _TAG) for peer in senders if places[peer].numel()]
     receivers = [(rank + step) % size for step in range(1, size)]
     works += [group.send([parts[peer]], peer, _TAG) for peer in receivers if parts[peer].numel()]
     if parts[rank].numel():
         places[rank].copy_(parts[rank])
-    return _Messages(works, tensors)
+    return _Messages(works, tensors, left)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import time
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,3 +51,29 @@ def _gathered(ranks: Ranks, length: int) -> Tensor:
 def test_every_rank_gets_every_row(ranks: RankPool, num_ranks: int) -> None:
     expected = torch.arange(7.0) + 1000 * torch.arange(num_ranks)[:, None]
     assert all(torch.equal(found, expected) for found in ranks.run(num_ranks, _gathered, 7))
+
+
+def _dropped(ranks: Ranks) -> list[list[int]]:
+    """Exchanges of which one rank forgets the first before its peer has begun it."""
+    found = []
+    for size in (3, 70_000):
+        first, second = (torch.full((ranks.world_size * size,), 10 * n + ranks.rank, dtype=torch.uint8) for n in (1, 2))
+        sizes, received = [size] * ranks.world_size, torch.zeros_like(first)
+        if ranks.rank:
+            time.sleep(0.2)
+        work = begin_exchange(ranks.halo, received, first, sizes, sizes)
+        if ranks.rank:
+            work.wait()
+            found.append(received[::size].tolist())
+        del work, received
+        gc.collect()
+        received = torch.zeros_like(second)
+        begin_exchange(ranks.halo, received, second, sizes, sizes).wait()
+        found.append([*received[::size].tolist(), int(received.min()), int(received.max())])
+    return found
+
+
+def test_an_exchange_that_is_forgotten_is_not_taken_for_the_next_one(ranks: RankPool) -> None:
+    first, other = ranks.run(2, _dropped, timeout=60)
+    assert first == [[20, 21, 20, 21]] * 2
+    assert other == [[10, 11], [20, 21, 20, 21]] * 2
