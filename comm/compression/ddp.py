@@ -56,8 +56,11 @@ class CompressedGradients:
             )
         if isinstance(hosts, HostGroups) and len(hosts.grid.hosts()) != len(members):
             raise ValueError(f"hosts has {len(hosts.grid.hosts())} ranks, and the model is on {len(members)}")
+        left_alone = model.parameters_to_ignore  # by DDP, as the user asked: each rank may have others
         self._named = {  # one that was frozen after DDP was made travels, too, as zeros
-            name: p for name, p in model.module.named_parameters() if p.requires_grad or p.dtype in TYPES
+            name: p
+            for name, p in model.module.named_parameters()
+            if name not in left_alone and (p.requires_grad or p.dtype in TYPES)
         }
         self._names = {id(p): name for name, p in self._named.items()}
         self._compressor = make_compressor(self._named, settings, len(members), rank=rank)

@@ -416,6 +416,34 @@ def test_a_parameter_that_is_frozen_from_the_start_owes_nothing(ranks: Any) -> N
     assert num_bytes[0] < num_bytes[1]
 
 
+class _WithOwn(_Net):
+    """Each rank has a weight of its own, which DDP is asked to leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(40, 40, bias=False)
+        nn.init.constant_(self.own.weight, 1.0 + dist.get_rank())
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, ["own.weight"])
+
+    def forward(self, x: Tensor, leaves_out: bool = False) -> Tensor:
+        return super().forward(self.own(x) / 40, leaves_out)
+
+
+def _left_alone(ranks: Ranks, is_frozen: bool) -> tuple[dict[str, Tensor], set[str]]:
+    model = _ddp(ranks, _WithOwn, find_unused_parameters=True)
+    model.module.own.weight.requires_grad_(not is_frozen)
+    sync = _compress(ranks, model, 4, check_every=1)
+    _train(model, ranks, range(3), sync)
+    return {name: p.detach().clone() for name, p in model.module.named_parameters()}, set(sync.state_dict()["arranged"])
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_ddp_leaves_alone_is_each_ranks_own(ranks: Any, is_frozen: bool) -> None:
+    (first, compressed), (second, _) = ranks.run(2, _left_alone, is_frozen)
+    assert compressed == {"first.weight", "last.weight", "sometimes.weight", "never.weight"}
+    assert [name for name in first if not torch.equal(first[name], second[name])] == ["own.weight"]
+
+
 class _Counts(nn.Module):
     """Counts over ranks in forward."""
 
