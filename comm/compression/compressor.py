@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,8 @@ class Traffic:
         sent_bytes: Handed to torch.distributed by this rank for others; ``across_bytes`` of them for other hosts. See
             `nugnn.comm.compression.link.Sent`.
         seconds: Of the host, from gradients to their sums; ``exchange_seconds`` of them in exchanges.
-        error: Norm of what this rank's roundings left out, relative to what it had to send; as measured last.
+        error: Norm of what this rank's roundings left out, relative to what it had to send; as measured last. None
+            where it was not measured, or something was not finite.
     """
 
     num_values: int = 0
@@ -140,7 +142,11 @@ class Compressor:
         if self.settings.is_quantized and self.step % STEPS_BETWEEN_PLANS == 0:
             held = self._arrange(values, names, held, link)
         group, num_gradients = names[0] if names else "", len(values) - num_plain
-        rest = self._rest_rooms.room(group, values, self._kept.values()) if feeds_back or looks else None
+        rest = None
+        if feeds_back:
+            rest = self._rest_rooms.room(group, values, self._kept.values())
+        elif looks:
+            rest = torch.empty_like(values)  # for one step in many: not held in between
         sizes: list[Tensor] = []
 
         def look(sent: Tensor) -> None:
@@ -156,7 +162,8 @@ class Compressor:
         self._pending.is_finite.append(torch.isfinite(least) & torch.isfinite(most))
         traffic = self.traffic.setdefault(group, Traffic())
         if rest is not None and looks:
-            traffic.error = float(rest[:num_gradients].norm() / sizes[0])
+            error = float(rest[:num_gradients].norm() / sizes[0])
+            traffic.error = error if math.isfinite(error) else None
         if rest is not None and feeds_back:
             self._keep(rest, names, held)
         traffic.num_values, traffic.steps = num_gradients, traffic.steps + 1

@@ -28,7 +28,8 @@ class Compression:
             `nugnn.comm.compression.arrangement`.
         rounding: ``nearest``, or ``stochastic``: the mean of many roundings is the value, and none is fed back.
         error_feedback: Whether what rounding left out is added in the next step; with levels that are rounded to
-            nearest when None. It takes a copy of the gradients, and a second one within a step.
+            nearest when None. It takes a copy of the gradients, and a second one: on a GPU within a step, on a CPU
+            from step to step.
         seed: Of stochastic rounding, and of the first products of ``powersgd``.
         least_size: Tensors of fewer values, and those of fewer than two axes (biases, norms), travel as float32.
 
@@ -82,7 +83,7 @@ class Compression:
 
     def takes(self, parameter: Tensor) -> bool:
         """Whether the gradient of ``parameter`` is compressed, rather than sent as float32."""
-        return self.wire != "fp32" and parameter.dim() > 1 and parameter.numel() >= self.least_size
+        return self.wire != "fp32" and parameter.dim() > 1 and parameter.numel() >= max(self.least_size, 1)
 
 
 def check_types(named: Mapping[str, Tensor]) -> None:

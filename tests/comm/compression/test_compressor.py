@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -146,6 +147,41 @@ def test_rests_of_other_groups_are_forgotten() -> None:
     assert rooms.room("a", torch.zeros(7), kept).data_ptr() not in (again.data_ptr(), kept[-1].data_ptr())
 
 
+@pytest.mark.parametrize("feeds_back", [True, False])
+@pytest.mark.parametrize("wire", ["bf16", "8bit", "powersgd"])
+def test_rests_are_held_where_they_are_fed_back(wire: str, feeds_back: bool) -> None:
+    """The rest of a step whose error is measured alone is given up."""
+
+    def run(ranks: Ranks) -> tuple[bool, bool]:
+        run = _Run(ranks, wire=wire, error_feedback=feeds_back)
+        run.step(_gradients(ranks.rank, 0))
+        error = run.compressor.report()["buckets"]["c.weight"]["error"]
+        return error is not None and error > 0, bool(run.compressor._rest_rooms._rooms)
+
+    assert run_local_ranks(2, run) == [(True, feeds_back)] * 2
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16", "4bit", "powersgd"])
+def test_an_error_that_is_not_finite_is_none(monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
+    """As in the first steps under a loss scale; JSON knows no NaN."""
+    monkeypatch.setattr(module, "STEPS_BETWEEN_LOOKS", 2)
+
+    def run(ranks: Ranks) -> list[list[float | None]]:
+        run, errors = _Run(ranks, wire=wire), []
+        for step in range(3):
+            gradients = _gradients(ranks.rank, step)
+            if step == 0:
+                gradients["a.weight"][:] = math.inf
+            run.step(gradients)
+            report = json.loads(json.dumps(run.compressor.report(), allow_nan=False))
+            errors.append([each["error"] for each in report["buckets"].values()])
+        return errors
+
+    for errors in run_local_ranks(2, run):
+        assert errors[0] == errors[1] and errors[0][0] is not None and errors[0][1] is None
+        assert all(error is not None and 0 < error < 1 for error in errors[2])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["a.weight", "a.bias"])
 @pytest.mark.parametrize(("wire", "hosts"), [("4bit", ""), ("powersgd", ""), ("4bit", "aabb")])
@@ -188,6 +224,20 @@ def test_a_rank_without_a_gradient_keeps_what_it_owes(wire: str, hosts: str) -> 
     owed = [_total([r[k] for r in results], "c.weight") for k in (1, 2, 3, 4)]
     error = owed[0] + owed[1] - owed[2] / len(results) - owed[3]  # before + gradients - sum - after
     assert float(error.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("wire", ["2bit", "adaptive", "powersgd"])
+def test_a_tensor_without_values_takes_part(wire: str) -> None:
+    def run(ranks: Ranks) -> Tensor:
+        named, values = {"none": torch.zeros(0, 9), "w": torch.zeros(20, 30)}, torch.full((600,), 1.0 + ranks.rank)
+        run = make_compressor(named, Compression(wire=wire, least_size=0), 2)
+        run.open()
+        run.sum_(values, ["none", "w"], [None, None], 0, Link.of(ranks))
+        return values
+
+    for values in run_local_ranks(2, run):
+        # equal values lie on a level; as a product of rank 2, whose columns have norm 1, they are rounded some 40 times
+        assert float((values - 3).abs().max()) <= 3 * 40 * 2.0**-24
 
 
 def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
