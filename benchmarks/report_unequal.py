@@ -32,10 +32,10 @@ medians of {repeats} epochs in turns; an epoch's p20 and p80 lie within {spread:
 graph on each device alone. `even`, `flops`, `bandwidth`: shares by one number, FLOP/s and bandwidth measured under
 the limit. `auto`: shares from T alone and one time for a row that travels, cut once and corrected at most twice.
 `tuned`: planned once more from what ranks were busy with in six epochs of `auto`, as re-balancing levels computing
-in a run (of which it makes no more than shortens the whole epoch). `over bound`: beside 1 / sum(1 / T), what both devices would do together if nothing had to travel; `gain`:
-how much of the way from even shares to that bound; `waits`: share of an epoch in which each rank stands still,
-exchanges included. Both of the latter three of the last planned column. Losses of all splits agree with those of one
-device.
+in a run (of which it makes no more than shortens the whole epoch). `over bound`: beside 1 / sum(1 / T), what both
+devices would do together if nothing had to travel; `gain`: how much of the way from even shares to that bound;
+`waits`: share of an epoch in which each rank stands still, exchanges included. Both of the latter three of the last
+planned column. Losses of all splits agree with those of one device.
 
 **These rows were made with a linear model of the benchmark's own**, as said above. Since then its `auto` is what
 `nugnn train --shares auto` plans, with operators and rows that travel timed within the limits, and its `tuned` one
