@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import sparse
 
-from nugnn.partition.balance import Balance, Ints, settle
+from nugnn.partition.balance import Balance, Ints, fill_empty_parts, normalise_shares, settle
 from nugnn.partition.clusters import Ints32, NeighbourLists, contract, propagate_labels
 from nugnn.partition.metis import SymmetricGraph, integer_weights, metis_parts
 
@@ -29,6 +29,9 @@ _REFINING_PASSES = 3
 _WEIGHT_LIMIT = 2**30
 _SMALLER = 2.0
 """The smallest target may be so much smaller than the one that clusters were found for."""
+_FEWEST_NODES = 2 * _CLUSTERS_PER_PART
+"""Of a target that clusters are made for. For a smaller one each would be a single node, and METIS get the whole graph:
+such parts get their nodes in the end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +57,7 @@ class Hierarchy:
 
     def serves(self, balance: Balance) -> bool:
         """Whether clusters are small enough for the targets."""
-        return self.smallest_share <= _SMALLER * min(balance.shares)
+        return self.smallest_share <= _SMALLER * min(balance.shares[part] for part in _of_clusters(balance))
 
     def parts(self, balance: Balance, seed: int, notes: list[str]) -> Ints:
         """A checked assignment near ``balance``, whose node weights need not be those that clusters were found by.
@@ -69,6 +72,19 @@ class Hierarchy:
         """
         if not self.levels:
             return metis_parts(self.graph, balance, seed, notes)
+        chosen = _of_clusters(balance)
+        if len(chosen) == balance.num_parts:
+            part_N = self._refined(balance, seed)
+        else:
+            part_N = np.full(len(balance.node_weights), chosen[0], np.int64)
+            if len(chosen) > 1:
+                targets = replace(balance, shares=normalise_shares([balance.shares[part] for part in chosen]))
+                part_N = np.array(chosen)[self._refined(targets, seed)]
+            fill_empty_parts(part_N, balance)
+        return settle(part_N, balance, self.graph.adjacency, notes)
+
+    def _refined(self, balance: Balance, seed: int) -> Ints:
+        """METIS' parts of the coarsest graph, refined on each finer one."""
         level = self.coarsest
         coarse = sparse.csr_array((level.weights, level.indices, level.indptr), shape=(level.num_nodes,) * 2)
         *_, loads_K = self._summed(balance.node_weights)
@@ -84,7 +100,7 @@ class Hierarchy:
                 most_passes=_REFINING_PASSES,
                 seed=seed,
             ).astype(np.int64)
-        return settle(part_C, balance, self.graph.adjacency, notes)
+        return part_C
 
     def _summed(self, weights_K: np.ndarray) -> Iterator[np.ndarray]:
         """Node weights of each level, the coarsest one last."""
@@ -112,7 +128,7 @@ def find_clusters(graph: SymmetricGraph, balance: Balance, seed: int) -> Hierarc
         node_weights,
         np.zeros(0, np.int32),
     )
-    smallest_share = min(balance.shares)
+    smallest_share = min(balance.shares[part] for part in _of_clusters(balance))
     largest_cluster = max(1, int(smallest_share * int(node_weights.sum()) / _CLUSTERS_PER_PART))
     levels: list[tuple[NeighbourLists, Ints32]] = []
     while level.num_nodes > max(_FEWEST_CLUSTERS, 40 * balance.num_parts):
@@ -139,6 +155,13 @@ def cluster_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: lis
     """
     found = find_clusters(graph, balance, seed)
     return found.parts(balance, seed, notes), found.clusters
+
+
+def _of_clusters(balance: Balance) -> list[int]:
+    """Parts whose targets are more than a few nodes; all of them where none is."""
+    num_nodes = len(balance.node_weights)
+    large = [part for part, share in enumerate(balance.shares) if share * num_nodes >= _FEWEST_NODES]
+    return large or list(range(balance.num_parts))
 
 
 def _whole_weights(balance: Balance) -> Ints:

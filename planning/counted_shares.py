@@ -16,7 +16,6 @@ from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import flooded, level
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.share_curves import Halo, relaxed_curves, relaxed_sizes
-from nugnn.planning.shares import check_whole
 
 _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share grows or shrinks at first and in the end, in its logarithm."""
@@ -48,7 +47,7 @@ class CountedShares:
 
     Args:
         model: Of all devices.
-        whole: Of the graph.
+        whole: Of the graph; a node for each device at least.
         cluster: All devices.
         halo: Expected.
         ranks: Of the devices, ascending.
@@ -106,7 +105,6 @@ class CountedShares:
         """
         if len(set(self._groups)) == 1 and (even := self.of([1 / self.count] * self.count)).fits:
             return even
-        check_whole(self.whole, self.count)
         work = self.model.work
         curves = relaxed_curves(work, self.whole, self.count, self.halo, self._groups)
         found = None

@@ -16,6 +16,7 @@ from nugnn.planning.likely_sets import LikelySets
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.share_curves import Halo
+from nugnn.planning.shares import check_whole
 
 
 def draft_from_counts(
@@ -48,6 +49,7 @@ def draft_from_counts(
         DoesNotFitError: The memories do not hold the graph.
         ValueError: There are more devices than nodes.
     """
+    check_whole(whole, len(cluster.devices))
     subsets = HostSubsets(cluster)
     search = CountedShares(model, whole, cluster, halo, range(len(cluster.devices)), subsets.group_of)
     tried = {name: search.of(baseline_shares(name, cluster.profiles, precision)) for name in BASELINES}
@@ -56,8 +58,6 @@ def draft_from_counts(
         found = _fastest(search, LikelySets(search, subsets, precision), list(tried.values()))
         notes = notes_of_left_out(found.shares, found.step_seconds, cluster, subsets, _among(search, found.shares))
     else:
-        if search.count > whole.inner:
-            raise ValueError(f"{search.count} devices for {whole.inner} nodes; every device needs at least one")
         found = search.of(asked_shares(shares_by, shares, cluster, precision))
         check_fits(found.bytes, search.limits, shares_by, cluster)
     sizes = search.whole_numbers(found.shares)

@@ -27,6 +27,7 @@ from nugnn.planning.partition_rounds import Round
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import BASELINES, SharesBy
 from nugnn.planning.share_curves import Halo, relaxed_sizes
+from nugnn.planning.shares import check_whole
 
 _ROUNDS = {
     "work": "by work",
@@ -90,6 +91,7 @@ def draft_with_cut(
     src_E, dst_E = edge_arrays(src, dst, num_nodes)
     train = ids_array(train_nodes, num_nodes, "train_nodes")
     whole = PartSizes(num_nodes, len(src_E), 0, 0, len(train))
+    check_whole(whole, count)
     graph = GraphOnCluster(model=model, src=src_E, dst=dst_E, train_nodes=train, cluster=cluster, row_bytes=row_bytes)
     subsets, notes = HostSubsets(cluster), tuple[str, ...]()
     rounds: Mapping[str, Round] = {}

@@ -64,8 +64,9 @@ class MeasuredWays(Strict):
 
     @model_validator(mode="after")
     def _has_all(self) -> MeasuredWays:
-        found = sorted((way.rank, way.peer) for way in self.ways)
-        if found != [(a, b) for a in range(self.num_ranks) for b in range(self.num_ranks) if a != b]:
+        found = {(way.rank, way.peer) for way in self.ways if way.rank != way.peer}
+        is_inside = all(max(ends) < self.num_ranks for ends in found)
+        if not is_inside or not len(self.ways) == len(found) == self.num_ranks * (self.num_ranks - 1):
             raise ValueError(f"{self.num_ranks} ranks need a way from each of them to each other one, once")
         return self
 

@@ -9,7 +9,7 @@ from nugnn.datasets.synthetic import products_like
 from nugnn.partition import coarse, repeated_cuts
 from nugnn.partition.assign import split_graph
 from nugnn.partition.balance import Balance, normalise_shares
-from nugnn.partition.metis import SymmetricGraph, symmetric_graph
+from nugnn.partition.metis import SymmetricGraph, metis_parts, symmetric_graph
 from nugnn.partition.repeated_cuts import RepeatedCuts
 
 NODES = 6_000
@@ -71,6 +71,29 @@ def test_smaller_targets_get_smaller_clusters(graph: SymmetricGraph, found: list
     for shares in ((1, 1), (3, 1), (5, 1), (1, 1)):  # a quarter is served by clusters for a half, a sixth is not
         assert not balance(*shares).violations(cuts.parts("clusters", balance(*shares), 0, []))
     assert found == [0.5, pytest.approx(1 / 6)]
+
+
+def test_targets_of_a_few_nodes_leave_clusters_as_large_as_they_are(
+    graph: SymmetricGraph, found: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is to hold a node does not make each node a cluster, and METIS cut the whole graph."""
+    cut_sizes: list[int] = []
+
+    def parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[str]) -> np.ndarray:
+        cut_sizes.append(len(balance.node_weights))
+        return metis_parts(graph, balance, seed, notes)
+
+    monkeypatch.setattr(coarse, "metis_parts", parts)
+    cuts = RepeatedCuts(graph, 0)
+    for nodes in (1, 20):
+        target = balance(NODES / 2, NODES / 2, nodes)
+        part = cuts.parts("clusters", target, 0, [])
+        assert not target.violations(part) and abs(int((part == 2).sum()) - nodes) <= 1
+        without, _ = split_graph("clusters", graph, balance(1, 1), 0, [])
+        assert cut(graph, part) <= 1.15 * cut(graph, without) + nodes / NODES
+    assert max(cut_sizes) < NODES / 10 and len(found) == 1
+    only_one = balance(NODES, 1, 1)
+    assert np.bincount(cuts.parts("clusters", only_one, 0, [])).tolist() == [NODES - 2, 1, 1]
 
 
 def test_equal_calls_give_equal_parts(graph: SymmetricGraph) -> None:

@@ -18,6 +18,7 @@ from nugnn.planning.expected_halo import ExpectedHalo
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.plan import SharesBy
 from nugnn.planning.work_model import LinearCost, LinearWork, count_sizes
 from work_alone import WorkAlone
 
@@ -112,6 +113,18 @@ def graph(seed: int, num_nodes: int = 600):
     dst = rng.integers(0, num_nodes, 6000)
     src = np.where(rng.random(6000) < 0.8, dst + rng.integers(-9, 10, 6000), rng.integers(0, num_nodes, 6000))
     return num_nodes, src.clip(0, num_nodes - 1), dst, rng.permutation(num_nodes)[:60]
+
+
+@pytest.mark.parametrize("shares_by", ["auto", "even"])
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_more_devices_than_nodes_are_refused_in_words(shares_by: SharesBy, has_graph: bool) -> None:
+    devices, none = cluster("T4", "A100", "H100"), np.zeros(0, np.int64)
+    model = WorkAlone(work_on(devices))
+    with pytest.raises(ValueError, match="3 devices for 2 nodes; every device needs at least one"):
+        if has_graph:
+            draft_with_cut(model, 2, none, none, none, devices, shares_by=shares_by, halo=ExpectedHalo())
+        else:
+            draft_from_counts(model, PartSizes(inner=2), devices, shares_by=shares_by, halo=ExpectedHalo())
 
 
 @pytest.mark.parametrize("names", [("H100", "T4", "A100"), ("T4", "T4"), ("H100",), ("V100", "T4", "V100", "T4")])

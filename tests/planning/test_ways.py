@@ -83,6 +83,11 @@ def test_a_file_is_read_back_equal_and_a_broken_one_is_refused(tmp_path: Path) -
     for change, said in (
         ({"schema": "nugnn.ways/2"}, "schema"),
         ({"ways": content["ways"][:1]}, "2 ranks need a way from each of them to each other one"),
+        ({"num_ranks": 3}, "3 ranks need a way"),
+        ({"num_ranks": 10**9}, "1000000000 ranks need a way"),
+        ({"ways": content["ways"] + content["ways"][:1]}, "2 ranks need a way from each of them to each other one"),
+        ({"ways": [content["ways"][0] | {"peer": 0}, content["ways"][1]]}, "2 ranks need a way"),
+        ({"ways": [content["ways"][0] | {"peer": 2}, content["ways"][1]]}, "2 ranks need a way"),
         ({"ways": [content["ways"][0] | {"bytes_per_second": 0}, content["ways"][1]]}, "bytes_per_second"),
         ({"speed": 1}, "speed"),
     ):
