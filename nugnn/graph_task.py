@@ -20,7 +20,7 @@ from nugnn.inductive import visible_in_training
 from nugnn.model_on_shard import refuse_empty_features
 from nugnn.partition.shard import may_be_reordered
 from nugnn.seam import install
-from nugnn.shares import checked_shares, own_shard, shards_on_disk, whole_shard
+from nugnn.shares import checked_partitioner, checked_shares, own_shard, shards_on_disk, whole_shard
 from nugnn.task import Stage
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class GraphTask:
             refuse_empty_features(self.data.features)
         self._seen = visible_in_training(model, self.data) if inductive else self.data
         self._shares = checked_shares(shares, workers, self._seen, "training nodes" if inductive else "nodes")
-        self._partitioner, self._order, self._check = partitioner, order, check
+        self._partitioner, self._order, self._check = checked_partitioner(partitioner), order, check
         self._cache_folder, self._inductive = cache_folder, inductive
         self.plan: TrainingPlan | None = None
         approximate = {"halo_mode": self.options.halo_mode != "exact", "halo_wire": self.options.halo_wire == AUTO}

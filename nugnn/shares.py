@@ -16,6 +16,8 @@ from nugnn.partition.order import OrderChoice
 from nugnn.partition.shard import Shard, build_shard, iter_shards
 from nugnn.partition.store import load_meta, write_shards
 
+PARTITIONERS = ("auto", "metis", "clusters", "kaminpar", "random")
+
 
 def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData, what: str = "nodes") -> list[float]:
     """One positive number for each worker; equal when ``shares`` is None.
@@ -29,6 +31,19 @@ def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData
     if workers > data.num_nodes:
         raise ValueError(f"{workers} workers for {data.num_nodes} {what}; each worker needs at least one")
     return weights
+
+
+def checked_partitioner(name: str) -> str:
+    """``name``, if there is a partitioner of it.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name not in PARTITIONERS:
+        raise ValueError(
+            f"partitioner {name!r} is not known; give {', '.join(PARTITIONERS[:-1])} or {PARTITIONERS[-1]}"
+        )
+    return name
 
 
 def method_for_shares(partitioner: str) -> Method:

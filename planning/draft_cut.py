@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.partition_rounds import Round
 from nugnn.planning.partition_search import LoopMethod
-from nugnn.planning.plan import BASELINES, SharesBy
+from nugnn.planning.plan import BASELINES, CutBy, SharesBy
 from nugnn.planning.share_curves import Halo, relaxed_sizes
 from nugnn.planning.shares import check_whole
 
@@ -51,7 +52,7 @@ def draft_with_cut(
     *,
     shares_by: SharesBy = "auto",
     shares: Sequence[float] | None = None,
-    partitioner: LoopMethod = "metis",
+    partitioner: CutBy = "metis",
     precision: str = "fp32",
     seed: int = 0,
     halo: Halo = 0.5,
@@ -74,7 +75,7 @@ def draft_with_cut(
         cluster: The devices.
         shares_by: ``auto``, a baseline, or ``given``.
         shares: For ``given``.
-        partitioner: What cuts.
+        partitioner: What cuts; for ``auto`` one that keeps to targets, so not ``random``.
         precision: For the baseline by FLOP/s.
         seed: Of the partitioner.
         halo: Expected before the first cut.
@@ -103,6 +104,7 @@ def draft_with_cut(
             on_stage("weighing shares")
             with contextlib.suppress(DoesNotFitError):  # with as much halo as is expected; the cut may have less
                 also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
+        method = cast(LoopMethod, partitioner)  # checked by `partition_to_fit`
         cuts = RepeatedCuts(symmetric_graph(num_nodes, src_E, dst_E, None), seed)
         fitted = partition_to_fit(
             num_nodes,
@@ -111,7 +113,7 @@ def draft_with_cut(
             model.work,
             usable_bytes(cluster),
             train_nodes=train,
-            method=partitioner,
+            method=method,
             rounds=0 if is_quick else 6,
             seed=seed,
             halo_fraction=halo,
@@ -130,7 +132,7 @@ def draft_with_cut(
             subsets,
             cuts,
             halo=halo,
-            partitioner=partitioner,
+            partitioner=method,
             precision=precision,
             seed=seed,
             on_stage=on_stage,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from nugnn.planning.partition_search import LoopMethod
-from nugnn.planning.plan import SharesBy
+from nugnn.planning.plan import CutBy, SharesBy
 
-Partitioner: TypeAlias = Literal["auto", "metis", "clusters", "kaminpar"]
+Partitioner: TypeAlias = Literal["auto", "metis", "clusters", "kaminpar", "random"]
 
 LARGE_EDGES = 30_000_000
 """From so many on METIS takes a minute for a cut, and shares that fit the devices need about ten."""
 
 
-def loop_method(partitioner: Partitioner, num_edges: int, shares_by: SharesBy) -> LoopMethod:
+def loop_method(partitioner: Partitioner, num_edges: int, shares_by: SharesBy) -> CutBy:
     """What is asked for; of ``auto`` METIS, but "clusters" for the many cuts of ``auto`` shares of a large graph.
 
     Args:

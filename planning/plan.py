@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -152,6 +152,10 @@ class DataFacts(_Record):
     classes: Whole = 0
 
 
+CutBy: TypeAlias = Literal["metis", "clusters", "kaminpar", "random"]
+"""What made the parts; for ``auto`` shares not ``random``."""
+
+
 class CutFacts(_Record):
     """How a graph was cut.
 
@@ -161,7 +165,7 @@ class CutFacts(_Record):
         sha256: Of the parts' file, which lies beside the plan under its name with ``.parts.npy``.
     """
 
-    partitioner: Literal["metis", "clusters", "kaminpar"]
+    partitioner: CutBy
     seed: Whole
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 

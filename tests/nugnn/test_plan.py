@@ -149,6 +149,7 @@ def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([], 10**9, "metis"),
         (["--partitioner", "metis"], 1, "metis"),
         (["--shares", "even"], 1, "metis"),
+        (["--shares", "flops", "--partitioner", "random"], 1, "random"),
     ],
 )
 def test_a_plan_names_what_cut_its_graph(
@@ -507,6 +508,11 @@ def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
         ({"cluster": "c.yaml", "device": "cpu"}, "says which devices there are, and within what limits; leave device"),
         ({"cluster": "c.yaml", "workers": 3}, "has 2 devices, and there are 3 workers; give --workers 2"),
         ({"shares": "auto", "partitioner": "random"}, "unknown partition method 'random'"),
+        (
+            {"partitioner": "scotch"},
+            "partitioner 'scotch' is not known; give auto, metis, clusters, kaminpar or random",
+        ),
+        ({"partitioner": "scotch", "workers": 1}, "partitioner 'scotch' is not known"),
     ],
 )
 def test_misuse_in_python_is_one_sentence(
