@@ -187,7 +187,7 @@ def repair(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -
         The repaired assignment (still outside tolerance if no move helped) and the number of nodes that changed part.
     """
     before_N, part_N = part_N, part_N.copy()
-    fill_empty_parts(part_N, balance)
+    fill_empty_parts(part_N, balance, adjacency)
     shares_P = np.asarray(balance.shares)
     num_parts = balance.num_parts
     for _ in range(50 + 20 * num_parts):  # pairs settle after a few rounds each; the cap only bounds the time
@@ -203,8 +203,11 @@ def repair(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -
     return part_N, int((part_N != before_N).sum())
 
 
-def fill_empty_parts(part_N: Ints, balance: Balance) -> None:
-    """Give every empty part the node nearest to its target weight, from the part that is most above its own."""
+def fill_empty_parts(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None) -> None:
+    """Give every empty part the node nearest to its target weight, from the part that is most above its own.
+
+    Of equally near ones it gets the one with the fewest neighbours: all of them are halo of a part of a single node.
+    """
     counts_P = np.bincount(part_N, minlength=balance.num_parts)
     shares_P, combined_N = np.asarray(balance.shares), balance.combined_N
     for empty in np.flatnonzero(counts_P == 0):
@@ -212,7 +215,9 @@ def fill_empty_parts(part_N: Ints, balance: Balance) -> None:
         excess_P = np.where(counts_P >= 2, loads_P / shares_P, -np.inf)
         donor = int(excess_P.argmax())
         nodes = np.flatnonzero(part_N == donor)
-        chosen = nodes[np.abs(combined_N[nodes] - shares_P[empty] * combined_N.sum()).argmin()]
+        distances = np.abs(combined_N[nodes] - shares_P[empty] * combined_N.sum())
+        nearest = nodes[distances == distances.min()]
+        chosen = nearest[0 if adjacency is None else np.diff(adjacency.indptr)[nearest].argmin()]
         part_N[chosen] = empty
         counts_P[donor] -= 1
         counts_P[empty] += 1

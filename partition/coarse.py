@@ -80,7 +80,7 @@ class Hierarchy:
             if len(chosen) > 1:
                 targets = replace(balance, shares=normalise_shares([balance.shares[part] for part in chosen]))
                 part_N = np.array(chosen)[self._refined(targets, seed)]
-            fill_empty_parts(part_N, balance)
+            fill_empty_parts(part_N, balance, self.graph.adjacency)
         return settle(part_N, balance, self.graph.adjacency, notes)
 
     def _refined(self, balance: Balance, seed: int) -> Ints:

@@ -197,7 +197,7 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
             continue
         part_N = np.array(large)[raw]
         if len(large) < num_parts:
-            fill_empty_parts(part_N, balance)
+            fill_empty_parts(part_N, balance, adjacency)
         violations = balance.violations(part_N)
         if not violations:
             return part_N

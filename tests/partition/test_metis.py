@@ -110,6 +110,17 @@ def test_parts_of_a_single_node_are_filled_without_a_complaint(shares, capfd):
     assert "".join(capfd.readouterr()) == ""
 
 
+def test_a_part_of_a_single_node_has_few_neighbours():
+    """Of nodes that weigh the same, and of which the first one is read by all others."""
+    src, dst = grid(30)
+    others = np.arange(1, 900)
+    src, dst = np.concatenate([src, np.zeros(899, np.int64)]), np.concatenate([dst, others])
+    result = partition_nodes(900, src, dst, [1e-9, 1])
+    (node,) = np.flatnonzero(result.part.numpy() == 0)
+    num_neighbours = np.diff(metis.symmetric_graph(900, src, dst, None).adjacency.indptr)
+    assert num_neighbours[node] == num_neighbours.min() < num_neighbours[0]
+
+
 @pytest.mark.parametrize("stray", [0, 2])
 def test_an_answer_off_target_is_repaired_near_its_cut(monkeypatch, stray):
     """Columns 0-17 | 18-29 of a 30 x 30 grid, halves asked: columns 15-17 must move, along the boundary."""
