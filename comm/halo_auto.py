@@ -277,15 +277,17 @@ def rounds_of_pairs(num_ranks: int) -> list[list[tuple[int, int]]]:
 
 def median_seconds(run: Callable[[], Any], ranks: Ranks, rounds: int) -> float:
     """Of this rank, all of them beginning at once."""
-    taken = []
-    for _ in range(rounds):
-        ranks.synchronize()
-        ranks.sum_(torch.zeros(1))
-        begin = time.perf_counter()
-        run()
-        ranks.synchronize()
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken)
+    return statistics.median(seconds_together(run, ranks) for _ in range(rounds))
+
+
+def seconds_together(run: Callable[[], Any], ranks: Ranks) -> float:
+    """Of this rank, all of them beginning at once."""
+    ranks.synchronize()
+    ranks.sum_(torch.zeros(1))
+    begin = time.perf_counter()
+    run()
+    ranks.synchronize()
+    return time.perf_counter() - begin
 
 
 def _codec_seconds(wire: HaloWire, num_columns: int, ranks: Ranks) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_auto import rounds_of_pairs
+from nugnn.comm.halo_auto import rounds_of_pairs, seconds_together
 from nugnn.comm.halo_transfer import Exchange, Route
 from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.planning.measured_ways import Way
@@ -111,24 +111,14 @@ def _net_seconds(loads: Sequence[_Load], ranks: Ranks, seconds: float) -> list[f
             break
         begin = time.perf_counter()
         for load, (together, alone) in zip(loads, taken, strict=True):
-            together.append(_seconds_of(load.travel, ranks))
-            alone.append(_seconds_of(load.alone, ranks))
+            together.append(seconds_together(load.travel, ranks))
+            alone.append(seconds_together(load.alone, ranks))
         if number == -1:  # it makes connections
             taken = [([], []) for _ in loads]
         elif number == 0:
             longest = float(ranks.max_(torch.tensor([time.perf_counter() - begin], dtype=torch.float64)))
             rounds = int(np.clip(seconds / max(longest, 1e-6), _LEAST_ROUNDS, _MOST_ROUNDS))
     return [max(statistics.median(together) - statistics.median(alone), 0.0) for together, alone in taken]
-
-
-def _seconds_of(run: Callable[[], None], ranks: Ranks) -> float:
-    """Of this rank, all of them beginning at once."""
-    ranks.synchronize()
-    ranks.sum_(torch.zeros(1))
-    begin = time.perf_counter()
-    run()
-    ranks.synchronize()
-    return time.perf_counter() - begin
 
 
 def _line(net: Sequence[float], num_bytes: Sequence[int]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from nugnn.datasets.whole_file import write_whole
 from nugnn.planning.casts import CAST
@@ -23,7 +23,7 @@ from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.timed_operators import Quantity, TimedOperator, joined_operators
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, TensorRecord
-from nugnn.planning.validation import what_is_wrong
+from nugnn.planning.validation import read_json
 
 SCHEMA: Literal["nugnn.times/1"] = "nugnn.times/1"
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -172,10 +172,4 @@ def read_times(path: Path | str) -> MeasuredTimes:
         TimesError: It cannot be read, is no JSON, is of another version, or has a field that is missing, unknown or out
             of range.
     """
-    path = Path(path)
-    try:
-        return MeasuredTimes.model_validate_json(path.read_bytes(), strict=True)
-    except OSError as error:
-        raise TimesError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise TimesError(f"{path}: {what_is_wrong(error, MeasuredTimes)}") from error
+    return read_json(path, MeasuredTimes, TimesError)

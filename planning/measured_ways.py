@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from nugnn.planning.links import Links
 from nugnn.planning.timed_operators import Quantity
 from nugnn.planning.trace_records import Strict
-from nugnn.planning.validation import what_is_wrong
+from nugnn.planning.validation import read_json
 
 SCHEMA: Literal["nugnn.ways/1"] = "nugnn.ways/1"
 _Rank = Annotated[int, Field(ge=0)]
@@ -134,10 +134,4 @@ def read_ways(path: Path | str) -> MeasuredWays:
         WaysError: It cannot be read, is no JSON, is of another version, or has a field that is missing, unknown or out
             of range; or a way is missing.
     """
-    path = Path(path)
-    try:
-        return MeasuredWays.model_validate_json(path.read_bytes(), strict=True)
-    except OSError as error:
-        raise WaysError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise WaysError(f"{path}: {what_is_wrong(error, MeasuredWays)}") from error
+    return read_json(path, MeasuredWays, WaysError)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nugnn.planning.validation import what_is_wrong
+from nugnn.planning.validation import read_json
 
 SCHEMA: Literal["nugnn.machine/1"] = "nugnn.machine/1"
 
@@ -131,12 +131,4 @@ def read_profile(path: Path | str) -> MachineProfile:
         ProfileError: It cannot be read, is no JSON, is of another version, or has a field that is missing, unknown or
             out of range.
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # a mark that some editors begin UTF-8 with
-        return MachineProfile.model_validate_json(content, strict=True)
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        hint = "; make it with: nugnn profile --out FILE"
-        raise ProfileError(f"{path}: {what_is_wrong(error, MachineProfile, hint)}") from error
+    return read_json(path, MachineProfile, ProfileError, "; make it with: nugnn profile --out FILE")

@@ -7,11 +7,13 @@ import json
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 Place = tuple[int | str, ...]
+Model = TypeVar("Model", bound=BaseModel)
 _MOST_SHOWN = 3
 _LONGEST_VALUE = 40
 _MUST_BE = {
@@ -33,6 +35,28 @@ _MUST_BE = {
     "list_type": "a list",
 }
 """By pydantic's kinds of errors."""
+
+
+def read_json(path: Path | str, kind: type[Model], error: type[ValueError], hint: str = "") -> Model:
+    """What is in a file, checked.
+
+    Args:
+        path: Of JSON, with or without the mark that some editors begin UTF-8 with.
+        kind: What it has to be.
+        error: Raised where it is none.
+        hint: Said behind it where the first problem is one of the outermost fields: how such a file is made.
+
+    Raises:
+        ValueError: ``error``; the file cannot be read, is no JSON, is of another version, or has a field that is
+            missing, unknown or out of range.
+    """
+    path = Path(path)
+    try:
+        return kind.model_validate_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), strict=True)
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}") from problem
+    except ValidationError as problem:
+        raise error(f"{path}: {what_is_wrong(problem, kind, hint)}") from problem
 
 
 @dataclass(frozen=True)
