@@ -8,7 +8,8 @@
     python benchmarks/gradient_sync.py --device cuda --values 33554432 --out benchmarks/rows/communication
 
 One matrix of Gaussian values, each way in turns: the median of the slowest rank. Bytes are those of one rank for one
-sum, counted from the buffers handed to torch.distributed; for fp32 what a ring of all-reduce sends. Beside them the
+sum, counted from the buffers handed to torch.distributed; for fp32 what a ring of all-reduce sends. Processor's
+milliseconds are those of all threads of a rank, the median of five sums and the most of all ranks. Beside them the
 bytes that the interface sent meanwhile, of all ranks, with what TCP and others add: gloo's traffic between processes of
 a machine goes through the loopback interface.
 """
@@ -19,7 +20,9 @@ import argparse
 import json
 import os
 import socket
+import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +52,33 @@ def interface_bytes(name: str) -> int | None:
 
 def counted(
     name: str, num_values: int, ranks: Ranks, interface: str, groups: HostGroups | None
-) -> tuple[float, float | None, float | None]:
-    """``(bytes handed over by this rank, those for other hosts, bytes the interface sent)`` for one sum."""
+) -> tuple[float, float | None, float | None, float]:
+    """Of one sum: bytes handed over by this rank, those for other hosts, what the interface sent; processor seconds."""
     parameter = torch.empty(num_values // 1024, 1024, device=ranks.device)
     values = torch.randn(parameter.numel(), device=ranks.device)
     link = Link.of(ranks, groups=groups)
     compressor = make_compressor({"": parameter}, Compression(wire=name), ranks.world_size)
     ranks.sum_(torch.zeros(1))
     before = interface_bytes(interface)
+    seconds = []
     for _ in range(_SUMS):
+        summand = values.clone()
+        used = time.process_time()
         if name == "fp32":
-            ranks.sum_(values)
+            ranks.sum_(summand)
         else:
             compressor.open()
-            compressor.sum_(values.clone(), [""], [None], 0, link)
+            compressor.sum_(summand, [""], [None], 0, link)
             compressor.settle(link)
+        seconds.append(time.process_time() - used)
     ranks.synchronize()
     ranks.sum_(torch.zeros(1))
     after = interface_bytes(interface)
     ring = 2 * (ranks.world_size - 1) / ranks.world_size * 4 * len(values)
     sent = ring if name == "fp32" else link.sent_bytes / _SUMS
     across = None if name == "fp32" else link.sent.across_bytes / _SUMS
-    return sent, across, None if before is None or after is None else (after - before) / _SUMS
+    processor = float(ranks.max_(torch.tensor(statistics.median(seconds), dtype=torch.float64)))
+    return sent, across, None if before is None or after is None else (after - before) / _SUMS, processor
 
 
 def run_rank(rank: int, port: int, arguments: argparse.Namespace, out: str) -> None:
@@ -88,9 +96,10 @@ def run_rank(rank: int, port: int, arguments: argparse.Namespace, out: str) -> N
     seconds = measured(num_values, ranks, tuple(arguments.ways), rounds=arguments.rounds, groups=groups)
     rows = {}
     for name in arguments.ways:
-        sent, across, seen = counted(name, num_values, ranks, arguments.interface, groups)
+        sent, across, seen, processor = counted(name, num_values, ranks, arguments.interface, groups)
         rows[name] = {
             "ms": 1000 * seconds[name],
+            "processor_ms": 1000 * processor,
             "sent_bytes": sent,
             "sent_bytes_across_hosts": across,
             "interface_bytes": seen,
@@ -113,7 +122,10 @@ def line_of(row: dict[str, Any]) -> str:
     sent, seen = row["sent_bytes"] or 0.0, row["interface_bytes"]
     across, shown = ("-" if x is None else f"{x / 1e6:.3f}" for x in (row["sent_bytes_across_hosts"], seen))
     whole = 2 * (row["num_ranks"] - 1) / row["num_ranks"] * 4 * row["num_values"]
-    return f"{row['way']:9} {row['ms']:8.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x {across:>13} {shown:>10}"
+    return (
+        f"{row['way']:9} {row['ms']:8.2f} {row['processor_ms']:9.2f} {sent / 1e6:13.3f} {whole / sent:11.2f}x "
+        f"{across:>10} {shown:>10}"
+    )
 
 
 def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
@@ -145,7 +157,7 @@ def main(given: list[str] | None = None) -> dict[str, dict[str, float | None]]:
     facts |= {"is_flat": arguments.flat, "num_values": num_values, "link": link_of(arguments)}
     print(f"{arguments.ranks} ranks, {num_values} values, {arguments.device}, {facts['link']}")
     print(
-        f"{'way':9} {'ms':>8} {'MB of a rank':>13} {'beside fp32':>12} {'across hosts':>13} "
+        f"{'way':9} {'ms':>8} {'processor':>9} {'MB of a rank':>13} {'beside fp32':>12} {'for others':>10} "
         f"{'MB of ' + arguments.interface:>10}"
     )
     out = None if arguments.out is None else arguments.out / "gradient_sync.jsonl"

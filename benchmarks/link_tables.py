@@ -57,7 +57,7 @@ def _step(row: Row | None) -> str:
     said = f"{1000 * row.seconds:,.0f}"
     if row.rate is not None and row.predicted_seconds is not None and row.chosen is None:
         said += f" ({1000 * row.predicted_seconds:,.0f})"
-    return said if row.chosen is None else f"{said} {row.chosen.replace('+', ' + ')}"
+    return said if row.chosen is None else f"{said} {_chosen(row)}"
 
 
 def verdict_table(cases: By) -> list[list[str]]:
@@ -90,8 +90,12 @@ def auto_cells(cell: Mapping[str, Row]) -> list[str]:
         return ["-", "-"]
     best = min(others, key=lambda row: row.seconds)
     behind = auto.seconds / best.seconds - 1
-    took = (auto.chosen or "-").replace("+", " + ")
-    return [took, _bold(f"{behind:+.0%}", behind > _BEHIND) + f", {best.way}"]
+    return [_chosen(auto), _bold(f"{behind:+.0%}", behind > _BEHIND) + f", {best.way}"]
+
+
+def _chosen(row: Row) -> str:
+    """Of a graph for gradients and for most of the rows; older rows have words between."""
+    return (row.chosen or "-").replace(", rows ", "+").replace("+", " + ")
 
 
 def _bold(text: str, is_so: bool) -> str:
