@@ -41,7 +41,7 @@ def test_sums_are_those_of_cpus(name: str, rounding: Rounding) -> None:
     def run(ranks: Ranks, device: str) -> tuple[Tensor, Tensor]:
         wires = [Wire(name if size > 5 else "fp32") for size in sizes]
         layout = Layout(sizes, wires, range(5), 3)
-        values = summands[ranks.rank].to(device)
+        values = summands[ranks.rank].to(device, copy=True)  # summed in place
         rest = torch.full_like(values, torch.nan)
         sum_encoded(values, layout, Link.of(ranks), rounding, rest=rest)
         return values.cpu(), rest.cpu()
