@@ -59,54 +59,59 @@ class Measured:
     seconds: Sequence[float]
     are_captured: Sequence[bool]
 
-    def ladder_rows(self) -> list[dict[str, Any]]:
-        """Of each place: its operators' laps as they came, whole steps, and the host's part of these."""
-        return [
-            {
-                "sizes": dataclasses.asdict(sizes),
-                "laps_seconds": sum(laps.median_laps),
-                "step_seconds": laps.median_seconds,
-                "host_seconds": statistics.median(laps.host_seconds),
-                "least_host_seconds": min(laps.host_seconds),
-            }
-            for sizes, laps in self.ladder
-        ]
+
+def ladder_rows(ladder: Sequence[tuple[PartSizes, StepLaps]]) -> list[dict[str, Any]]:
+    """Of each place: its operators' laps as they came, whole steps, and the host's part of these."""
+    return [
+        {
+            "sizes": dataclasses.asdict(sizes),
+            "laps_seconds": sum(laps.median_laps),
+            "step_seconds": laps.median_seconds,
+            "host_seconds": statistics.median(laps.host_seconds),
+            "least_host_seconds": min(laps.host_seconds),
+        }
+        for sizes, laps in ladder
+    ]
 
 
-def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
-    ladder_of, tests = list(setting.ladder), list(setting.tests)
+def place_of(setting: Setting, each: Any, now: Now, **options: Any) -> Place:
+    """Where a setting's steps are timed; ``options`` of its trainer."""
+    sizes = each if isinstance(each, PartSizes) else sizes_of(each)
+    return Place(setting.trainer(each, **options), sizes, now)
 
-    def place(each: Any, **options: Any) -> Place:
-        sizes = each if isinstance(each, PartSizes) else sizes_of(each)
-        return Place(setting.trainer(each, **options), sizes, now)
 
-    if setting.trace.device == "cpu":
-        timed, plain = [place(each) for each in ladder_of], [place(each) for each in tests]
-        for each in (*timed, *plain):
-            each.warm_up()
-        for _ in range(rounds):
-            for each in timed:
-                each.time_whole()
-                each.time_inside()
-            for each in plain:
-                each.time_whole()
-        found = [(p.sizes, p.laps) for p in timed]
-        table = times_of(setting.trace, found, timed[0].device, limits=label)
-        return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
+def time_in_turns(timed: Sequence[Place], plain: Sequence[Place], rounds: int) -> None:
+    """Steps on a CPU: of ``timed`` also operator by operator, of ``plain`` as ever."""
+    for each in (*timed, *plain):
+        each.warm_up()
+    for _ in range(rounds):
+        for each in timed:
+            each.time_whole()
+            each.time_inside()
+        for each in plain:
+            each.time_whole()
+
+
+def laps_one_by_one(setting: Setting, rounds: int, now: Now) -> list[tuple[PartSizes, StepLaps]]:
+    """Of a setting's ladder on a GPU, whose memory has to suffice for one place."""
     found = []
-    for each in ladder_of:
-        one = place(each, cuda_graphs="off")
+    for each in setting.ladder:
+        one = place_of(setting, each, now, cuda_graphs="off")
         one.warm_up()
         for _ in range(rounds):
             one.time_whole()
             one.time_inside()
         found.append((one.sizes, one.laps))
-        device = one.device
         del one
         free_memory()
+    return found
+
+
+def steps_one_by_one(setting: Setting, rounds: int, now: Now) -> tuple[list[float], list[bool]]:
+    """Seconds of a step at a setting's tests on a GPU, and whether they ran as CUDA graphs."""
     seconds, are_captured = [], []
-    for each in tests:
-        one = place(each)
+    for each in setting.tests:
+        one = place_of(setting, each, now)
         for _ in range(2):  # steps are recorded from the fourth on
             one.time_whole()
         warm = len(one.laps.seconds)
@@ -116,6 +121,19 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
         are_captured.append(one.trainer.num_recorded > 0)
         del one
         free_memory()
+    return seconds, are_captured
+
+
+def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
+    device = torch.device(setting.trace.device, 0)
+    if device.type == "cpu":
+        timed, plain = ([place_of(setting, each, now) for each in each_of] for each_of in (setting.ladder, setting.tests))
+        time_in_turns(timed, plain, rounds)
+        found = [(p.sizes, p.laps) for p in timed]
+        seconds, are_captured = [p.laps.median_seconds for p in plain], [False] * len(plain)
+    else:
+        found = laps_one_by_one(setting, rounds, now)
+        seconds, are_captured = steps_one_by_one(setting, rounds, now)
     return Measured(times_of(setting.trace, found, device, limits=label), found, seconds, are_captured)
 
 
@@ -171,7 +189,7 @@ def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Rec
         row |= {"sizes": dataclasses.asdict(sizes), "measured_seconds": taken, "predicted_seconds": predicted}
         row |= {"is_captured": is_captured, "launch_seconds": table.launch_seconds}
         row |= {"busy_seconds": sum(table.seconds(o, trace.storages) for o in trace.operators)}
-        row |= {"ladder": found.ladder_rows()}
+        row |= {"ladder": ladder_rows(found.ladder)}
         if not options.no_memory:
             row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place)
         recorder.add(row)

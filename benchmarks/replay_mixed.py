@@ -1,0 +1,224 @@
+r"""Steps in which operators compute in formats of their own, predicted from steps in one format, held against training.
+
+    OMP_NUM_THREADS=1 python benchmarks/replay_mixed.py --clock thread --rows rows/replay_mixed.jsonl     # CPU
+    python benchmarks/replay_mixed.py --device cuda --batch-scale 8 --rounds 5 --budget 60 --rows rows/replay_mixed.jsonl
+
+Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
+predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
+same model in fp32 and in bf16 (`nugnn.measured_step`), casts by themselves; the mixed step is trained (`mixed_steps.py`)
+and never looked into. It is predicted with the neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without:
+then whatever has no format of its own computes in float32. A configuration whose step makes other casts than predicted
+with the rule has no figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import Recorder, brief, free_memory
+from mixed_steps import Mixed, casts_of, drawn_formats, names_of, without_the_rule
+from replay_accuracy import laps_one_by_one, ladder_rows, peaks, place_of, steps_one_by_one, time_in_turns
+from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
+
+from nugnn.planning.calibration import alone_seconds
+from nugnn.planning.casts import with_formats
+from nugnn.planning.measure_casts import measure_casts
+from nugnn.planning.measured_times import MeasuredTimes
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.step_laps import StepLaps
+from nugnn.planning.timed_operators import TimedOperator
+from nugnn.planning.times_of_steps import times_of
+from nugnn.planning.trace import StepTrace
+from nugnn.traced_step import sample_trainer, trace_sample_step
+
+_BATCH = {"mlp": 1024, "cnn": 32, "transformer": 64}
+_WIDEST_TRANSFORMER = 64
+"""On a CPU: in wider ones, dropout of bfloat16 takes other memory at other sizes, and steps are not traced."""
+_Ladder = list[tuple[PartSizes, StepLaps]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A configuration, and the formats of its operators."""
+
+    case: Case
+    formats: dict[str, str]
+    num_operators: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name.rpartition(' ')[0]} {len(self.formats)}/{self.num_operators} in bf16"
+
+
+def configurations(count: int, seed: int, tests: int, scale: float, device: str) -> list[Drawn]:
+    """``count`` of them, which follow from the seed alone."""
+    sizes = Sizes(0, 0, 1, tests, False, {kind: int(n * scale) for kind, n in _BATCH.items()})
+    draw, found = random.Random(seed), []
+    for case in drawn(count, seed, ["samples"], ["fp32"], sizes):
+        options = dict(case.options)
+        if case.kind == "mlp":
+            options["norm"] = draw.choice(("none", "batch"))
+        if case.kind == "transformer" and device == "cpu":
+            options["width"] = min(options["width"], _WIDEST_TRANSFORMER)
+        case = dataclasses.replace(case, options=options)
+        model, _ = sample_model(case)
+        found.append(Drawn(case, drawn_formats(model, draw), len(names_of(model))))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A mixed step: as it trains, predicted with the rule, and the prediction without."""
+
+    plain: Setting
+    half: Setting
+    mixed: Setting
+    without: StepTrace
+
+
+def _settings(drawn_one: Drawn, device: str) -> _Step:
+    plain, half = (
+        sample_setting(dataclasses.replace(drawn_one.case, precision=precision), device) for precision in ("fp32", "bf16")
+    )
+    model = Mixed(plain.model, drawn_one.formats)
+    how: dict[str, Any] = {"num_classes": NUM_CLASSES, "device": device, "precision": "fp32"}
+    recorded = trace_sample_step(model, plain.sample, **how)
+    predicted = with_formats(plain.trace, drawn_one.formats)
+    without = with_formats(plain.trace, without_the_rule(plain.trace, drawn_one.formats))
+    for place in plain.tests:
+        ran, said = (casts_of(trace.at(place)) for trace in (recorded, predicted))
+        if ran != said:
+            raise ValueError(f"the step makes other casts than predicted: {ran - said}, and not {said - ran}")
+    make = functools.partial(sample_trainer, model, plain.sample, **how)
+    return _Step(plain, half, Setting(model, predicted, make, (), plain.tests, plain.sample), without)
+
+
+def _measured(step: _Step, rounds: int, now: Any) -> tuple[list[_Ladder], list[float], list[bool]]:
+    """Laps in fp32 and in bf16; seconds of mixed steps, and whether they ran as CUDA graphs."""
+    both = (step.plain, step.half)
+    if step.plain.trace.device == "cuda":
+        ladders = [laps_one_by_one(setting, rounds, now) for setting in both]
+        return ladders, *steps_one_by_one(step.mixed, rounds, now)
+    timed = [[place_of(setting, each, now) for each in setting.ladder] for setting in both]
+    trained = [place_of(step.mixed, each, now) for each in step.mixed.tests]
+    time_in_turns([*timed[0], *timed[1]], trained, rounds)
+    ladders = [[(place.sizes, place.laps) for place in places] for places in timed]
+    return ladders, [place.laps.median_seconds for place in trained], [False] * len(trained)
+
+
+def run(
+    drawn_one: Drawn, casts: Sequence[TimedOperator], device: torch.device, options: argparse.Namespace, out: Recorder
+) -> None:
+    """Measure and predict one configuration."""
+    now = time.thread_time if options.clock == "thread" else time.perf_counter
+    step = _settings(drawn_one, device.type)
+    ladders, seconds, are_captured = _measured(step, options.rounds, now)
+    tables = [
+        times_of(setting.trace, ladder, device)
+        for setting, ladder in zip((step.plain, step.half), ladders, strict=True)
+    ]
+    table: MeasuredTimes = tables[0].joined(tables[1:])
+    table = table.with_operators([*table.operators, *casts])
+    for place, taken, is_captured in zip(step.mixed.tests, seconds, are_captured, strict=True):
+        row: dict[str, Any] = {"kind": "mixed step", "case": drawn_one.name, "model": drawn_one.case.kind}
+        row |= {"formats": drawn_one.formats, "seed": options.seed, "clock": options.clock}
+        row |= {"sizes": dataclasses.asdict(place), "is_captured": is_captured, "measured_seconds": taken}
+        traces = {"with": at(step.mixed, place), "without": step.without.at(place)}
+        traces |= {"fp32": at(step.plain, place)}
+        for which, trace in traces.items():
+            row[f"{which}_seconds"] = alone_seconds(trace, table, is_captured=is_captured)
+            row[f"{which}_peak_bytes"] = trace.peak_bytes()
+            row[f"{which}_casts"] = sum(casts_of(trace).values())
+            row[f"{which}_cast_bytes"] = sum(each[-1] * count for each, count in casts_of(trace).items())
+        row["bf16_seconds"] = alone_seconds(at(step.half, place), table, is_captured=is_captured)
+        row["fallbacks"] = table.fallbacks(traces["with"])
+        row["launch_seconds"] = table.launch_seconds
+        row["ladders"] = dict(zip(("fp32", "bf16"), map(ladder_rows, ladders), strict=True))
+        if not options.no_memory:
+            _, row["measured_peak_bytes"] = peaks(step.mixed, place)
+        out.add(row)
+
+
+def errors(rows: Sequence[dict[str, Any]], which: str, what: str = "seconds") -> list[float]:
+    """Predicted over measured, less one, of each row that has figures.
+
+    Args:
+        rows: Of this script.
+        which: ``with`` or ``without`` the rule; ``fp32`` for the step without formats.
+        what: ``seconds`` or ``peak_bytes``.
+    """
+    own = [row for row in rows if "error" not in row and f"measured_{what}" in row]
+    return [row[f"{which}_{what}"] / row[f"measured_{what}"] - 1 for row in own]
+
+
+def line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['case'][:48]:48} {row['error']}"
+    text = f"{row['case'][:52]:52} {row['sizes']['batch']:6} {1e3 * row['measured_seconds']:8.2f} ms"
+    for what in ("seconds", "peak_bytes"):
+        for which in ("with", "without"):
+            text += "".join(f" {error:+6.1%}" for error in errors([row], which, what))
+    return text + ("  graph" if row["is_captured"] else "")
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Mean absolute errors by model and of all, with the rule and without; configurations without figures are counted."""
+    failed = sum("error" in row for row in rows)
+    kinds = sorted({row["model"] for row in rows if "error" not in row})
+    found = [] if not failed else [f"{failed} configurations without figures"]
+    for kind in (*kinds, "all"):
+        own = [row for row in rows if "error" not in row and kind in (row["model"], "all")]
+        if not own:
+            continue
+        text = f"{kind}: {len({row['case'] + str(row['formats']) for row in own})} configurations, {len(own)} steps"
+        for what, name, digits in (("seconds", "seconds", 1), ("peak_bytes", "peak memory", 2)):
+            for which in ("with", "without"):
+                if each := [abs(error) for error in errors(own, which, what)]:
+                    text += f"; {name} {which} the rule {statistics.fmean(each):.{digits}%}"
+                    text += f" (largest {max(each):.{digits}%})"
+        found.append(text)
+    return "\n".join(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--count", type=int, default=12, help="configurations")
+    parser.add_argument("--tests", type=int, default=2, help="sizes that are predicted of each")
+    parser.add_argument("--rounds", type=int, default=9, help="timed steps at each place")
+    parser.add_argument("--batch-scale", type=float, default=1.0, help="factor on the batches")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clock", default="wall", choices=("wall", "thread"), help="thread: seconds that one worked")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which none is begun")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--rows", type=Path)
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device, 0)
+    recorder = Recorder(options.rows, device, line)
+    begin = time.perf_counter()
+    casts = measure_casts(device, seconds=2.0 if options.count > 1 else 0.2, most_values=1 << 24 if device.type == "cpu" else 1 << 26)
+    for each in configurations(options.count, options.seed, options.tests, options.batch_scale, options.device):
+        failed = {"kind": "mixed step", "case": each.name, "model": each.case.kind, "formats": each.formats}
+        if time.perf_counter() - begin > options.budget:
+            recorder.add(failed | {"error": f"not begun within {options.budget:g} s"})
+            continue
+        try:
+            run(each, casts, device, options, recorder)
+        except Exception as error:  # a configuration that cannot run is a row, too
+            recorder.add(failed | {"error": brief(error)})
+        free_memory()
+    print(summary(recorder.rows))
+    return recorder.rows
+
+
+if __name__ == "__main__":
+    main()
