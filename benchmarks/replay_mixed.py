@@ -4,11 +4,11 @@ r"""Steps in which operators compute in formats of their own, predicted from ste
     python benchmarks/replay_mixed.py --device cuda --batch-scale 8 --rounds 5 --budget 60 --rows rows/replay_mixed.jsonl
 
 Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
-predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
-same model in fp32 and in bf16 (`nugnn.measured_step`), casts by themselves; the mixed step is trained (`mixed_steps.py`)
-and never looked into. It is predicted with the neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without:
-then whatever has no format of its own computes in float32. A configuration whose step makes other casts than predicted
-with the rule has no figures.
+predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of
+the same model with all of them in float32, and all in bfloat16 (`nugnn.measured_step`); casts that neither makes are
+timed by themselves. The mixed step is trained (`mixed_steps.py`) and never looked into. It is predicted with the
+neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without: then whatever has no format
+of its own computes in float32. A configuration whose step makes other casts than predicted with the rule has no figures.
 """
 
 from __future__ import annotations
@@ -40,9 +40,13 @@ from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
 from nugnn.traced_step import sample_trainer, trace_sample_step
 
-_BATCH = {"mlp": 1024, "cnn": 32, "transformer": 64}
-_WIDEST_TRANSFORMER = 64
-"""On a CPU: in wider ones, dropout of bfloat16 takes other memory at other sizes, and steps are not traced."""
+_BATCH = {"mlp": 2048, "cnn": 32, "transformer": 64}
+_WIDEST_ON_CPU = {"transformer": 64, "cnn": 64}
+"""In wider transformers, dropout of bfloat16 takes other memory at other sizes, and steps are not traced; wider
+convolutions take seconds."""
+_DRAWS = 4
+"""For each configuration: some are there already."""
+_SECONDS_OF_CASTS, _MOST_VALUES_CAST = 1.0, 1 << 24
 _Ladder = list[tuple[PartSizes, StepLaps]]
 
 
@@ -60,52 +64,63 @@ class Drawn:
 
 
 def configurations(count: int, seed: int, tests: int, scale: float, device: str) -> list[Drawn]:
-    """``count`` of them, which follow from the seed alone."""
+    """The first ``count`` of those that follow from the seed; ``scale`` of their batches changes nothing else."""
     sizes = Sizes(0, 0, 1, tests, False, {kind: int(n * scale) for kind, n in _BATCH.items()})
     draw, found = random.Random(seed), []
-    for case in drawn(count, seed, ["samples"], ["fp32"], sizes):
+    for case in drawn(_DRAWS * count, seed, ["samples"], ["fp32"], sizes):
         options = dict(case.options)
         if case.kind == "mlp":
             options["norm"] = draw.choice(("none", "batch"))
-        if case.kind == "transformer" and device == "cpu":
-            options["width"] = min(options["width"], _WIDEST_TRANSFORMER)
+        if case.kind in _WIDEST_ON_CPU and device == "cpu":
+            options = {key: _at_most(_WIDEST_ON_CPU[case.kind], value) for key, value in options.items()}
         case = dataclasses.replace(case, options=options)
         model, _ = sample_model(case)
-        found.append(Drawn(case, drawn_formats(model, draw), len(names_of(model))))
-    return found
+        one = Drawn(case, drawn_formats(model, draw), len(names_of(model)))
+        if (one.name, one.formats) not in [(each.name, each.formats) for each in found]:
+            found.append(one)
+    return found[:count]
+
+
+def _at_most(width: int, value: int | tuple[int, int]) -> int | tuple[int, int]:
+    return min(value, width) if isinstance(value, int) else (min(value[0], width // 2), min(value[1], width))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A mixed step: as it trains, predicted with the rule, and the prediction without."""
+    """A step in one format and in the other, as it trains mixed and is predicted with the rule, and without it."""
 
-    plain: Setting
+    single: Setting
     half: Setting
     mixed: Setting
     without: StepTrace
 
 
 def _settings(drawn_one: Drawn, device: str) -> _Step:
-    plain, half = (
-        sample_setting(dataclasses.replace(drawn_one.case, precision=precision), device) for precision in ("fp32", "bf16")
-    )
-    model = Mixed(plain.model, drawn_one.formats)
+    plain = sample_setting(drawn_one.case, device)
     how: dict[str, Any] = {"num_classes": NUM_CLASSES, "device": device, "precision": "fp32"}
-    recorded = trace_sample_step(model, plain.sample, **how)
-    predicted = with_formats(plain.trace, drawn_one.formats)
-    without = with_formats(plain.trace, without_the_rule(plain.trace, drawn_one.formats))
+
+    def with_trainer(formats: dict[str, str], trace: StepTrace | None) -> Setting:
+        model = Mixed(plain.model, formats)
+        trace = trace or trace_sample_step(model, plain.sample, **how)
+        make = functools.partial(sample_trainer, model, plain.sample, **how)
+        return dataclasses.replace(plain, model=model, trace=trace, trainer=make)
+
+    single = with_trainer({}, plain.trace)
+    half = with_trainer(dict.fromkeys(names_of(plain.model), "bfloat16"), None)
+    mixed = with_trainer(drawn_one.formats, with_formats(plain.trace, drawn_one.formats))
+    recorded = trace_sample_step(mixed.model, plain.sample, **how)
     for place in plain.tests:
-        ran, said = (casts_of(trace.at(place)) for trace in (recorded, predicted))
+        ran, said = (casts_of(trace.at(place)) for trace in (recorded, mixed.trace))
         if ran != said:
             raise ValueError(f"the step makes other casts than predicted: {ran - said}, and not {said - ran}")
-    make = functools.partial(sample_trainer, model, plain.sample, **how)
-    return _Step(plain, half, Setting(model, predicted, make, (), plain.tests, plain.sample), without)
+    without = with_formats(plain.trace, without_the_rule(plain.trace, drawn_one.formats))
+    return _Step(single, half, mixed, without)
 
 
 def _measured(step: _Step, rounds: int, now: Any) -> tuple[list[_Ladder], list[float], list[bool]]:
     """Laps in fp32 and in bf16; seconds of mixed steps, and whether they ran as CUDA graphs."""
-    both = (step.plain, step.half)
-    if step.plain.trace.device == "cuda":
+    both = (step.single, step.half)
+    if step.mixed.trace.device == "cuda":
         ladders = [laps_one_by_one(setting, rounds, now) for setting in both]
         return ladders, *steps_one_by_one(step.mixed, rounds, now)
     timed = [[place_of(setting, each, now) for each in setting.ladder] for setting in both]
@@ -124,7 +139,7 @@ def run(
     ladders, seconds, are_captured = _measured(step, options.rounds, now)
     tables = [
         times_of(setting.trace, ladder, device)
-        for setting, ladder in zip((step.plain, step.half), ladders, strict=True)
+        for setting, ladder in zip((step.single, step.half), ladders, strict=True)
     ]
     table: MeasuredTimes = tables[0].joined(tables[1:])
     table = table.with_operators([*table.operators, *casts])
@@ -133,13 +148,12 @@ def run(
         row |= {"formats": drawn_one.formats, "seed": options.seed, "clock": options.clock}
         row |= {"sizes": dataclasses.asdict(place), "is_captured": is_captured, "measured_seconds": taken}
         traces = {"with": at(step.mixed, place), "without": step.without.at(place)}
-        traces |= {"fp32": at(step.plain, place)}
+        traces |= {"fp32": at(step.single, place), "bf16": at(step.half, place)}
         for which, trace in traces.items():
             row[f"{which}_seconds"] = alone_seconds(trace, table, is_captured=is_captured)
             row[f"{which}_peak_bytes"] = trace.peak_bytes()
             row[f"{which}_casts"] = sum(casts_of(trace).values())
             row[f"{which}_cast_bytes"] = sum(each[-1] * count for each, count in casts_of(trace).items())
-        row["bf16_seconds"] = alone_seconds(at(step.half, place), table, is_captured=is_captured)
         row["fallbacks"] = table.fallbacks(traces["with"])
         row["launch_seconds"] = table.launch_seconds
         row["ladders"] = dict(zip(("fp32", "bf16"), map(ladder_rows, ladders), strict=True))
@@ -193,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--count", type=int, default=12, help="configurations")
+    parser.add_argument("--begin", type=int, default=0, help="leave out so many before them, which another run has")
     parser.add_argument("--tests", type=int, default=2, help="sizes that are predicted of each")
     parser.add_argument("--rounds", type=int, default=9, help="timed steps at each place")
     parser.add_argument("--batch-scale", type=float, default=1.0, help="factor on the batches")
@@ -205,8 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     device = torch.device(options.device, 0)
     recorder = Recorder(options.rows, device, line)
     begin = time.perf_counter()
-    casts = measure_casts(device, seconds=2.0 if options.count > 1 else 0.2, most_values=1 << 24 if device.type == "cpu" else 1 << 26)
-    for each in configurations(options.count, options.seed, options.tests, options.batch_scale, options.device):
+    casts = measure_casts(device, seconds=_SECONDS_OF_CASTS, most_values=_MOST_VALUES_CAST)
+    count, tests = options.begin + options.count, options.tests
+    for each in configurations(count, options.seed, tests, options.batch_scale, options.device)[options.begin :]:
         failed = {"kind": "mixed step", "case": each.name, "model": each.case.kind, "formats": each.formats}
         if time.perf_counter() - begin > options.budget:
             recorder.add(failed | {"error": f"not begun within {options.budget:g} s"})
