@@ -2,7 +2,8 @@
 
 Linear layers and convolutions compute in the format that they are given. What has none follows its neighbours as in
 `nugnn.planning.casts`: products of activations, norms and softmax compute in float32, additions in float32 where their
-operands differ, and everything else does with what comes. Weights are cast once in a step and kept until the end of backward.
+operands differ, and everything else does with what comes. Weights are cast once in a step and kept until the end of
+backward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from nugnn.planning.casts import CAST, FLOATING
 from nugnn.planning.operator_costs import tensor_bytes
-from nugnn.planning.trace import StepTrace
+from nugnn.planning.trace import OperatorRecord, StepTrace
 
 _OWN = {nn.Linear: "linear", nn.Conv1d: "conv", nn.Conv2d: "conv"}
 """Modules whose operator may be given a format, and how a trace calls it."""
@@ -63,8 +64,13 @@ def casts_of(trace: StepTrace) -> Moved:
     return Counter(
         (record.phase, record.inputs[0].dtype, record.outputs[0].dtype, tensor_bytes(record.inputs[0]))
         for record in trace.operators
-        if record.op == CAST and record.inputs[0].dtype in FLOATING
+        if is_cast(record)
     )
+
+
+def is_cast(record: OperatorRecord) -> bool:
+    """Whether it writes numbers of one floating format in another."""
+    return record.op == CAST and record.inputs[0].dtype in FLOATING
 
 
 class Mixed(nn.Module):

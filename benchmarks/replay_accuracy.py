@@ -127,7 +127,9 @@ def steps_one_by_one(setting: Setting, rounds: int, now: Now) -> tuple[list[floa
 def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
     device = torch.device(setting.trace.device, 0)
     if device.type == "cpu":
-        timed, plain = ([place_of(setting, each, now) for each in each_of] for each_of in (setting.ladder, setting.tests))
+        timed, plain = (
+            [place_of(setting, each, now) for each in each_of] for each_of in (setting.ladder, setting.tests)
+        )
         time_in_turns(timed, plain, rounds)
         found = [(p.sizes, p.laps) for p in timed]
         seconds, are_captured = [p.laps.median_seconds for p in plain], [False] * len(plain)

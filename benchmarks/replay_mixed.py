@@ -1,14 +1,16 @@
 r"""Steps in which operators compute in formats of their own, predicted from steps in one format, held against training.
 
-    OMP_NUM_THREADS=1 python benchmarks/replay_mixed.py --clock thread --rows rows/replay_mixed.jsonl     # CPU
-    python benchmarks/replay_mixed.py --device cuda --batch-scale 8 --rounds 5 --budget 60 --rows rows/replay_mixed.jsonl
+    OMP_NUM_THREADS=1 python benchmarks/replay_mixed.py --clock thread --rows rows/cpu.jsonl                  # 2 minutes
+    python benchmarks/replay_mixed.py --device cuda --batch-scale 8 --rounds 4 --budget 60 --rows rows/h200.jsonl
+    python benchmarks/replay_mixed.py --report rows/cpu.jsonl                                     # a table of kept rows
 
 Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
-predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of
-the same model with all of them in float32, and all in bfloat16 (`nugnn.measured_step`); casts that neither makes are
-timed by themselves. The mixed step is trained (`mixed_steps.py`) and never looked into. It is predicted with the
-neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without: then whatever has no format
-of its own computes in float32. A configuration whose step makes other casts than predicted with the rule has no figures.
+predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
+same model with all of them in float32, and all in bfloat16 (`nugnn.measured_step`); casts that neither makes are timed
+by themselves. The mixed step is trained (`mixed_steps.py`) and never looked into. It is predicted with the
+neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without: then whatever has no
+format of its own computes in float32. A configuration whose step makes other casts than predicted with the rule has no
+figures.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Recorder, brief, free_memory
-from mixed_steps import Mixed, casts_of, drawn_formats, names_of, without_the_rule
-from replay_accuracy import laps_one_by_one, ladder_rows, peaks, place_of, steps_one_by_one, time_in_turns
+from harness import Recorder, brief, free_memory, markdown, read_rows
+from mixed_steps import Mixed, casts_of, drawn_formats, is_cast, names_of, without_the_rule
+from replay_accuracy import ladder_rows, laps_one_by_one, peaks, place_of, steps_one_by_one, time_in_turns
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
 
 from nugnn.planning.calibration import alone_seconds
@@ -47,6 +49,10 @@ convolutions take seconds."""
 _DRAWS = 4
 """For each configuration: some are there already."""
 _SECONDS_OF_CASTS, _MOST_VALUES_CAST = 1.0, 1 << 24
+_COLUMNS = [
+    (what, which, digits) for what, digits in (("seconds", 1), ("peak bytes", 2)) for which in ("with", "without")
+]
+"""What is in error, predicted with the rule or without, and digits of the percentage."""
 _Ladder = list[tuple[PartSizes, StepLaps]]
 
 
@@ -154,12 +160,18 @@ def run(
             row[f"{which}_peak_bytes"] = trace.peak_bytes()
             row[f"{which}_casts"] = sum(casts_of(trace).values())
             row[f"{which}_cast_bytes"] = sum(each[-1] * count for each, count in casts_of(trace).items())
+        row["cast_seconds"] = _seconds_of_casts(traces["with"], table)
         row["fallbacks"] = table.fallbacks(traces["with"])
         row["launch_seconds"] = table.launch_seconds
         row["ladders"] = dict(zip(("fp32", "bf16"), map(ladder_rows, ladders), strict=True))
         if not options.no_memory:
             _, row["measured_peak_bytes"] = peaks(step.mixed, place)
         out.add(row)
+
+
+def _seconds_of_casts(trace: StepTrace, table: MeasuredTimes) -> float:
+    """Of all casts in the step that is predicted with the rule."""
+    return sum(table.seconds(record, trace.storages) for record in trace.operators if is_cast(record))
 
 
 def errors(rows: Sequence[dict[str, Any]], which: str, what: str = "seconds") -> list[float]:
@@ -185,22 +197,20 @@ def line(row: dict[str, Any]) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Mean absolute errors by model and of all, with the rule and without; configurations without figures are counted."""
-    failed = sum("error" in row for row in rows)
-    kinds = sorted({row["model"] for row in rows if "error" not in row})
-    found = [] if not failed else [f"{failed} configurations without figures"]
-    for kind in (*kinds, "all"):
-        own = [row for row in rows if "error" not in row and kind in (row["model"], "all")]
-        if not own:
-            continue
-        text = f"{kind}: {len({row['case'] + str(row['formats']) for row in own})} configurations, {len(own)} steps"
-        for what, name, digits in (("seconds", "seconds", 1), ("peak_bytes", "peak memory", 2)):
-            for which in ("with", "without"):
-                if each := [abs(error) for error in errors(own, which, what)]:
-                    text += f"; {name} {which} the rule {statistics.fmean(each):.{digits}%}"
-                    text += f" (largest {max(each):.{digits}%})"
-        found.append(text)
-    return "\n".join(found)
+    """Mean absolute errors and the largest one by model and of all, in Markdown; what has no figures is counted."""
+    head = ["model", "configurations", "steps", "without figures", *(f"{what}, {which}" for what, which, _ in _COLUMNS)]
+    lines = []
+    for kind in (*sorted({row["model"] for row in rows}), "all"):
+        own = [row for row in rows if kind in (row["model"], "all")]
+        good = [row for row in own if "error" not in row]
+        cells = [kind, str(len({row["case"] + str(row["formats"]) for row in good})), str(len(good))]
+        cells.append(str(len(own) - len(good)))
+        for what, which, digits in _COLUMNS:
+            each = [abs(error) for error in errors(good, which, what.replace(" ", "_"))]
+            said = f"{statistics.fmean(each):.{digits}%}, {max(each):.{digits}%}" if each else "-"
+            cells.append(said.replace("%", " %"))
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -216,7 +226,12 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which none is begun")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--rows", type=Path)
+    parser.add_argument("--report", type=Path, help="rows to print the table of; nothing is measured")
     options = parser.parse_args(arguments)
+    if options.report is not None:
+        rows = read_rows(options.report)
+        print(summary(rows))
+        return rows
     device = torch.device(options.device, 0)
     recorder = Recorder(options.rows, device, line)
     begin = time.perf_counter()
