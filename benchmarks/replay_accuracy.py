@@ -107,11 +107,11 @@ def laps_one_by_one(setting: Setting, rounds: int, now: Now) -> list[tuple[PartS
     return found
 
 
-def steps_one_by_one(setting: Setting, rounds: int, now: Now) -> tuple[list[float], list[bool]]:
-    """Seconds of a step at a setting's tests on a GPU, and whether they ran as CUDA graphs."""
+def steps_one_by_one(setting: Setting, rounds: int, now: Now, **options: Any) -> tuple[list[float], list[bool]]:
+    """Seconds of a step at a setting's tests on a GPU, and whether they ran as CUDA graphs; ``options`` of trainers."""
     seconds, are_captured = [], []
     for each in setting.tests:
-        one = place_of(setting, each, now)
+        one = place_of(setting, each, now, **options)
         for _ in range(2):  # steps are recorded from the fourth on
             one.time_whole()
         warm = len(one.laps.seconds)

@@ -1,8 +1,8 @@
 r"""Steps in which operators compute in formats of their own, predicted from steps in one format, held against training.
 
-    OMP_NUM_THREADS=1 python benchmarks/replay_mixed.py --clock thread --rows rows/cpu.jsonl                  # 2 minutes
+    OMP_NUM_THREADS=1 python benchmarks/replay_mixed.py --clock thread --rows rows/cpu.jsonl    # 3 minutes
     python benchmarks/replay_mixed.py --device cuda --batch-scale 8 --rounds 4 --budget 60 --rows rows/h200.jsonl
-    python benchmarks/replay_mixed.py --report rows/cpu.jsonl                                     # a table of kept rows
+    python benchmarks/replay_mixed.py --report rows/cpu.jsonl        # a table of kept rows
 
 Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
 predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
@@ -40,6 +40,7 @@ from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.timed_operators import TimedOperator
 from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
+from nugnn.step_graphs import CaptureError
 from nugnn.traced_step import sample_trainer, trace_sample_step
 
 _BATCH = {"mlp": 2048, "cnn": 32, "transformer": 64}
@@ -128,12 +129,17 @@ def _measured(step: _Step, rounds: int, now: Any) -> tuple[list[_Ladder], list[f
     both = (step.single, step.half)
     if step.mixed.trace.device == "cuda":
         ladders = [laps_one_by_one(setting, rounds, now) for setting in both]
-        return ladders, *steps_one_by_one(step.mixed, rounds, now)
+        try:
+            trained = steps_one_by_one(step.mixed, rounds, now, cuda_graphs="on")
+        except CaptureError as error:
+            print(error)
+            trained = steps_one_by_one(step.mixed, rounds, now, cuda_graphs="off")
+        return ladders, *trained
     timed = [[place_of(setting, each, now) for each in setting.ladder] for setting in both]
-    trained = [place_of(step.mixed, each, now) for each in step.mixed.tests]
-    time_in_turns([*timed[0], *timed[1]], trained, rounds)
-    ladders = [[(place.sizes, place.laps) for place in places] for places in timed]
-    return ladders, [place.laps.median_seconds for place in trained], [False] * len(trained)
+    places = [place_of(step.mixed, each, now) for each in step.mixed.tests]
+    time_in_turns([*timed[0], *timed[1]], places, rounds)
+    ladders = [[(place.sizes, place.laps) for place in each] for each in timed]
+    return ladders, [place.laps.median_seconds for place in places], [False] * len(places)
 
 
 def run(
