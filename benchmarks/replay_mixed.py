@@ -75,6 +75,8 @@ def configurations(count: int, seed: int, tests: int, scale: float, device: str)
     sizes = Sizes(0, 0, 1, tests, False, {kind: int(n * scale) for kind, n in _BATCH.items()})
     draw, found = random.Random(seed), []
     for case in drawn(_DRAWS * count, seed, ["samples"], ["fp32"], sizes):
+        if len(found) == count:
+            break
         options = dict(case.options)
         if case.kind == "mlp":
             options["norm"] = draw.choice(("none", "batch"))
@@ -85,7 +87,7 @@ def configurations(count: int, seed: int, tests: int, scale: float, device: str)
         one = Drawn(case, drawn_formats(model, draw), len(names_of(model)))
         if (one.name, one.formats) not in [(each.name, each.formats) for each in found]:
             found.append(one)
-    return found[:count]
+    return found
 
 
 def _at_most(width: int, value: int | tuple[int, int]) -> int | tuple[int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from replay_cases import NUM_CLASSES, Case, Setting, sample_setting
 from nugnn.planning.casts import with_formats
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
+from nugnn.step_graphs import CaptureError
 from nugnn.traced_step import run_steps, sample_trainer, trace_sample_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,6 +133,26 @@ def test_what_fails_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatc
     rows = replay_mixed.main([*arguments, "--budget", "0"])
     assert [(row["case"], row["error"]) for row in rows] == [(name, "not begun within 0 s") for name in names]
     assert len(started) == 3
+
+
+def test_on_a_gpu_steps_that_cannot_be_recorded_run_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = replay_mixed.configurations(1, 1, 2, 0.1, "cpu")
+    step = replay_mixed._settings(one, "cpu")
+    tells = step.mixed.trace.model_copy(update={"device": "cuda"})
+    step = dataclasses.replace(step, mixed=dataclasses.replace(step.mixed, trace=tells))
+    asked: list[str] = []
+
+    def steps(setting: Setting, rounds: int, now: Any, *, cuda_graphs: str) -> tuple[list[float], list[bool]]:
+        asked.append(cuda_graphs)
+        if cuda_graphs == "on":
+            raise CaptureError("as arranged")
+        return [0.5] * len(setting.tests), [False] * len(setting.tests)
+
+    monkeypatch.setattr(replay_mixed, "steps_one_by_one", steps)
+    ladders, *found = replay_mixed._measured(step, 1, time.thread_time)
+    assert asked == ["on", "off"] and found == [[0.5, 0.5], [False, False]]
+    assert [[sizes for sizes, _ in ladder] for ladder in ladders] == 2 * [list(step.mixed.ladder)]
+    assert len(ladders[1][0][1].names) > len(ladders[0][0][1].names)  # all in bfloat16: casts stand between
 
 
 def test_a_step_with_other_casts_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
