@@ -62,14 +62,16 @@ def ladder(sizes: PartSizes, trace: StepTrace | None = None, *, steps: int = 4, 
         half = found[1]
         if (edges := half.edges // 2) >= max(half.inner, half.halo):
             found.append(dataclasses.replace(half, edges=edges))
-    if trace is not None and trace.device == "cpu" and sizes.edges:
-        below = (_scaled(sizes, share) for share in _changes(trace, sizes))
+    if trace is not None and sizes.edges:
+        below = (_scaled(sizes, share) for share in changes_of_kernel(trace, sizes))
         found += [each for each in below if each is not None and each.edges > min(f.edges for f in found)]
     return sorted(found, key=lambda each: (each.inner, each.edges, each.batch))
 
 
-def _changes(trace: StepTrace, sizes: PartSizes) -> set[float]:
-    """Shares of ``sizes`` right below which a CPU takes the kernel for large sums."""
+def changes_of_kernel(trace: StepTrace, sizes: PartSizes) -> set[float]:
+    """Shares of ``sizes`` right below which a CPU takes the kernel for small sums; none on a GPU."""
+    if trace.device != "cpu":
+        return set()
     large = [record for record in trace.at(sizes).operators if is_large_sum(record)]
     return {0.98 * FEWEST_BYTES / (row_bytes(record) * sizes.edges) for record in large if record.kind == "spmm"}
 
