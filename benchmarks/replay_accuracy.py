@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,19 +24,21 @@ from typing import Any
 import torch
 from harness import Recorder, brief, free_memory
 from replay_cases import Case, RealGraph, Setting, Sizes, at, drawn, graph_setting, sample_setting
-from torch.profiler import ProfilerActivity, profile
 
 from nugnn.limited import apply_limits
+from nugnn.measured_memory import peak_of_step
 from nugnn.measured_step import Place
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.times_of_steps import times_of
 from nugnn.traced_step import run_steps, sizes_of
+
+_IN_A_ROW = 24
+"""Steps of a GPU at a place that is predicted, timed as one: nobody waits for the last kernel of each in training."""
 
 # -- seconds -----------------------------------------------------------------------------------------------------------
 
@@ -76,9 +76,9 @@ class Measured:
 def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
     ladder_of, tests = list(setting.ladder), list(setting.tests)
 
-    def place(each: Any, **options: Any) -> Place:
+    def place(each: Any, in_a_row: int = 4, **options: Any) -> Place:
         sizes = each if isinstance(each, PartSizes) else sizes_of(each)
-        return Place(setting.trainer(each, **options), sizes, now)
+        return Place(setting.trainer(each, **options), sizes, now, in_a_row)
 
     if setting.trace.device == "cpu":
         timed, plain = [place(each) for each in ladder_of], [place(each) for each in tests]
@@ -93,7 +93,7 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
         found = [(p.sizes, p.laps) for p in timed]
         table = times_of(setting.trace, found, timed[0].device, limits=label)
         return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
-    found = []
+    found, peaks = [], []
     for each in ladder_of:
         one = place(each, cuda_graphs="off")
         one.warm_up()
@@ -101,12 +101,15 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
             one.time_whole()
             one.time_inside()
         found.append((one.sizes, one.laps))
+        peaks.append(peak_of_step(one.trainer, setting.trace.at(one.sizes)))
         device = one.device
         del one
         free_memory()
+    captured = place(ladder_of[0]).captured_host_seconds()
+    free_memory()
     seconds, are_captured = [], []
     for each in tests:
-        one = place(each)
+        one = place(each, _IN_A_ROW)
         for _ in range(2):  # steps are recorded from the fourth on
             one.time_whole()
         warm = len(one.laps.seconds)
@@ -116,42 +119,20 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
         are_captured.append(one.trainer.num_recorded > 0)
         del one
         free_memory()
-    return Measured(times_of(setting.trace, found, device, limits=label), found, seconds, are_captured)
+    table = times_of(setting.trace, found, device, limits=label, captured_seconds=captured, peaks=peaks)
+    return Measured(table, found, seconds, are_captured)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def peaks(setting: Setting, place: Any) -> tuple[int, int]:
-    """Bytes at the peak of a step that runs as ever but for CUDA graphs: predicted, and by torch's allocator.
-
-    What is held before the step is the trace's in both; what was kept besides (transposed lists of edges) in neither.
-    """
+def peaks(setting: Setting, place: Any, table: MeasuredTimes) -> tuple[int, int]:
+    """Bytes at the peak of a step: predicted, and by torch's allocator."""
     trace = at(setting, place)
-    first = next(i for i, o in enumerate(trace.operators) if o.kind in ("product", "exchange", "spmm", "rows"))
-    there = [s for s in trace.storages if s.made_by == -1]
-    before = sum(storage_bytes(s) for s in there if s.freed_by is None or s.freed_by >= first)
     trainer = setting.trainer(place, cuda_graphs="off")
     run_steps(trainer, 2)
-    works = next(iter(trainer.family.steps(0)))
-    trainer.optimizer.zero_grad(set_to_none=True)  # as the step does first
-    gc.collect()
-    if setting.trace.device == "cuda":
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        trainer.step(works)
-        torch.cuda.synchronize()
-        return trace.peak_bytes(), before + torch.cuda.max_memory_allocated() - held
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            trainer.step(works)
-    finally:
-        gc.enable()
-    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return trace.peak_bytes(), before + max(itertools.accumulate(change for _, change in changes))
+    by_trace = trace.peak_bytes()
+    return by_trace if table.peaks is None else table.peaks.bytes(by_trace), peak_of_step(trainer, trace)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -173,7 +154,8 @@ def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Rec
         row |= {"busy_seconds": sum(table.seconds(o, trace.storages) for o in trace.operators)}
         row |= {"ladder": found.ladder_rows()}
         if not options.no_memory:
-            row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place)
+            row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place, table)
+            row["traced_peak_bytes"] = trace.peak_bytes()
         recorder.add(row)
 
 

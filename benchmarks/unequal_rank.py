@@ -168,10 +168,10 @@ def _times(ranks: Any, how: bytes, family: str, path: str, travel: Any) -> Any:
     measures, traces, by_rates = cloudpickle.loads(how)
     part = torch.from_numpy(np.load(path)).to(ranks.device)
     shard = device_shard(_KEPT["graphs"][family], part, ranks.rank, ranks.world_size)
-    shard = dataclasses.replace(shard, train_rows=torch.arange(shard.num_inner, device=ranks.device))  # as in `_trainer`
+    every_row = torch.arange(shard.num_inner, device=ranks.device)  # counts in the loss, as in `_trainer`
+    shard = dataclasses.replace(shard, train_rows=every_row)
     timed = real_part(shard, traces[ranks.rank], functools.partial(by_rates.seconds, ranks.rank))
     found = measured_here(ranks, lambda: measures[ranks.rank](places_of(timed)), travel)
-    del shard, timed
     free_memory()
     return found
 

@@ -33,6 +33,8 @@ CPU = DeviceProfile(
     stream_bytes=1e10, gather_bytes=8e9, cached_gather_bytes=2e10, pack_bytes=5e9, launch_seconds=4e-6,
     multiprocessors=2,
 )  # fmt: skip
+
+
 def some_graph() -> GraphData:
     draw = torch.Generator().manual_seed(0)
     src, dst = torch.randint(12_000, (2, 60_000), generator=draw)

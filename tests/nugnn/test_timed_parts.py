@@ -1,4 +1,4 @@
-"""Where operators are timed: pieces of real parts are parts, random ones can be, and each device gets enough to time."""
+"""Where operators are timed: pieces of real parts are parts, random ones can be, and each device has enough."""
 
 from __future__ import annotations
 
