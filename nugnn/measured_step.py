@@ -282,7 +282,8 @@ def measure_places(
         del place
     captured = None
     if as_graph is not None:
-        with torch.cuda.device(device):
+        # steps that cannot be recorded are launched operator by operator in training, too, or refused there
+        with torch.cuda.device(device), contextlib.suppress(ValueError):
             captured = as_graph().captured_host_seconds()
     return times_of(trace, measured, device, limits=limits, captured_seconds=captured, peaks=peaks)
 
