@@ -348,7 +348,7 @@ Runs = dict[tuple[str, str, int], dict[str, Any]]
 def read_runs(path: Path, code: str | None) -> Runs:
     """Runs in the file with the settings of today; of ``code`` alone, or of the last line's when None.
 
-    A line that was cut off when the machine went away is passed over.
+    A line that was cut off when the machine went away is passed over; how many are of other code or settings is told.
     """
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -358,13 +358,19 @@ def read_runs(path: Path, code: str | None) -> Runs:
             print(f"{path}: passed over a line that is no JSON: {text[:40]!r}", file=sys.stderr)
     code = code or (lines[-1]["code"] if lines else None)
     runs: Runs = {}
+    num_others = 0
     for line in lines:
         row = ROWS.get(line["row"])
-        if line["code"] != code or row is None or line["column"] not in row.columns:
-            continue
-        now = Case(line["row"], line["column"], line["seed"], "", line["epochs"]).settings
-        if line["settings"] == json.loads(json.dumps(now)):
+        is_ours = line["code"] == code and row is not None and line["column"] in row.columns
+        if is_ours:
+            now = Case(line["row"], line["column"], line["seed"], "", line["epochs"]).settings
+            is_ours = line["settings"] == json.loads(json.dumps(now))
+        if is_ours:
             runs[line["row"], line["column"], line["seed"]] = line
+        else:
+            num_others += 1
+    if num_others:
+        print(f"{path}: left out {num_others} runs of other code than {code}, or of other settings", file=sys.stderr)
     return runs
 
 
@@ -460,6 +466,17 @@ def time_to_accuracy(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]
     return statistics.median(epochs), statistics.median(seconds), whens.count(None)
 
 
+def beside_baseline(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, float]:
+    """Medians over seeds of epochs and seconds until then, in those of the same seed's fp32 run; inf for never."""
+    ratios: list[list[float]] = [[], []]
+    for plain, run in pairs:
+        goal, when = when_reached(plain, plain), when_reached(plain, run)
+        assert goal is not None, "fp32 has what it ended with"
+        for place in (0, 1):
+            ratios[place].append(math.inf if when is None else when[place] / goal[place])
+    return statistics.median(ratios[0]), statistics.median(ratios[1])
+
+
 CURVES = ("at", "val", "train_seconds")
 
 
@@ -479,6 +496,7 @@ def runs_of(lines: Sequence[Mapping[str, Any]]) -> Runs:
     return runs
 
 
+TRAVELLED = ("halo_bytes", "gradient_bytes")
 HEADER = ("", "seeds", "test %", "difference [95 %]", f"±{GOAL:g}", "epochs", "s", "halo MB", "grad. MB")
 
 
@@ -491,7 +509,7 @@ def cells(runs: Runs, row: str, column: str) -> list[str] | None:
     spread = f" ± {statistics.stdev(tests):.1f}" if len(tests) > 1 else ""
     interval = paired_interval([100 * (run["test"] - plain["test"]) for plain, run in pairs])
     epochs, seconds, never = time_to_accuracy(pairs)
-    megabytes = [statistics.fmean(run[name] for _, run in pairs) / 1e6 for name in ("halo_bytes", "gradient_bytes")]
+    megabytes = [statistics.fmean(run[name] for _, run in pairs) / 1e6 for name in TRAVELLED]
     is_plain = column == BASELINE
     return [
         column,
@@ -501,9 +519,9 @@ def cells(runs: Runs, row: str, column: str) -> list[str] | None:
         "" if is_plain else interval.verdict,
         ("never" if epochs == math.inf else f"{epochs:g}")
         + (f" ({never} never)" if 0 < never and epochs < math.inf else ""),
-        "-" if seconds == math.inf else f"{seconds:.2g}",
-        f"{megabytes[0]:.3g}" if megabytes[0] else "-",
-        f"{megabytes[1]:.3g}",
+        _or_dash(seconds, ".2g"),
+        _megabytes(megabytes[0]) or "-",
+        _megabytes(megabytes[1]),
     ]
 
 
@@ -554,20 +572,30 @@ def _in_markdown(interval: Interval) -> str:
 
 
 def cost_table(runs: Runs) -> list[list[str]]:
-    """A head, then a line for each data set and column: epochs to an accuracy, and what travelled in a run."""
-    lines = [["", "", f"epochs to {PART_OF_BASELINE:.0%}", "never", "halo rows, MB", "gradients, MB"]]
+    """A head, then a line for each data set and column: time to an accuracy, and what travelled in a run."""
+    beside = f"of {BASELINE}'s"
+    epochs_to = f"epochs to {PART_OF_BASELINE:.0%}"
+    lines = [["", "", "seeds", epochs_to, beside, "never", "seconds", beside, "halo rows, MB", "gradients, MB"]]
     for name, row in ROWS.items():
         for column in row.columns:
             if (pairs := pairs_of(runs, name, column)) == []:
                 continue
-            epochs, _, never = time_to_accuracy(pairs)
-            halo, gradients = (
-                statistics.fmean(run[what] for _, run in pairs) / 1e6 for what in ("halo_bytes", "gradient_bytes")
-            )
+            epochs, seconds, never = time_to_accuracy(pairs)
+            ratios = ["" if column == BASELINE else _or_dash(ratio, ".2f") for ratio in beside_baseline(pairs)]
+            megabytes = [statistics.fmean(run[what] for _, run in pairs) / 1e6 for what in TRAVELLED]
             title = about(runs, name) if column == BASELINE else ""
-            said = "-" if epochs == math.inf else f"{epochs:g}"
-            lines.append([title, column, said, str(never or ""), f"{halo:.3g}" if halo else "", f"{gradients:.3g}"])
+            line = [title, column, str(len(pairs)), _or_dash(epochs, "g"), ratios[0], str(never or "")]
+            lines.append([*line, _or_dash(seconds, ".2g"), ratios[1], *map(_megabytes, megabytes)])
     return lines
+
+
+def _or_dash(value: float, how: str) -> str:
+    return "-" if value == math.inf else format(value, how)
+
+
+def _megabytes(value: float) -> str:
+    """To three digits, or whole; nothing where nothing travelled."""
+    return "" if value == 0 else format(value, ",.0f" if value >= 100 else ".3g")
 
 
 def targets(runs: Runs) -> list[str]:
@@ -641,6 +669,7 @@ def main(given: Sequence[str] | None = None) -> int:
     jobs = args.jobs or max(1, len(os.sched_getaffinity(0)) // WORKERS)
     if args.keep is not None:
         text = "".join(json.dumps(line) + "\n" for line in kept_lines(read_runs(path, None)))
+        args.keep.parent.mkdir(parents=True, exist_ok=True)
         args.keep.write_text(text, encoding="utf-8")
         return 0
     if args.report:

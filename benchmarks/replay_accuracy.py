@@ -15,30 +15,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
-import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from harness import Recorder, brief, free_memory
 from replay_cases import Case, RealGraph, Setting, Sizes, at, drawn, graph_setting, sample_setting
-from torch.profiler import ProfilerActivity, profile
 
 from nugnn.limited import apply_limits
+from nugnn.measured_memory import peak_of_step
 from nugnn.measured_step import Place
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.operator_costs import storage_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.times_of_steps import times_of
 from nugnn.traced_step import run_steps, sizes_of
+
+T = TypeVar("T")
+_IN_A_ROW = 24
+"""Steps of a GPU at a place that is predicted, timed as one: nobody waits for the last kernel of each in training."""
 
 # -- seconds -----------------------------------------------------------------------------------------------------------
 
@@ -74,10 +75,10 @@ def ladder_rows(ladder: Sequence[tuple[PartSizes, StepLaps]]) -> list[dict[str, 
     ]
 
 
-def place_of(setting: Setting, each: Any, now: Now, **options: Any) -> Place:
+def place_of(setting: Setting, each: Any, now: Now, in_a_row: int = 4, **options: Any) -> Place:
     """Where a setting's steps are timed; ``options`` of its trainer."""
     sizes = each if isinstance(each, PartSizes) else sizes_of(each)
-    return Place(setting.trainer(each, **options), sizes, now)
+    return Place(setting.trainer(each, **options), sizes, now, in_a_row)
 
 
 def time_in_turns(timed: Sequence[Place], plain: Sequence[Place], rounds: int) -> None:
@@ -92,9 +93,11 @@ def time_in_turns(timed: Sequence[Place], plain: Sequence[Place], rounds: int) -
             each.time_whole()
 
 
-def laps_one_by_one(setting: Setting, rounds: int, now: Now) -> list[tuple[PartSizes, StepLaps]]:
-    """Of a setting's ladder on a GPU, whose memory has to suffice for one place."""
-    found = []
+def laps_one_by_one(
+    setting: Setting, rounds: int, now: Now, look: Callable[[Place], T]
+) -> tuple[list[tuple[PartSizes, StepLaps]], list[T]]:
+    """Of a setting's ladder on a GPU, whose memory has to suffice for one place; with what ``look`` gives of each."""
+    found, looked = [], []
     for each in setting.ladder:
         one = place_of(setting, each, now, cuda_graphs="off")
         one.warm_up()
@@ -102,16 +105,17 @@ def laps_one_by_one(setting: Setting, rounds: int, now: Now) -> list[tuple[PartS
             one.time_whole()
             one.time_inside()
         found.append((one.sizes, one.laps))
+        looked.append(look(one))
         del one
         free_memory()
-    return found
+    return found, looked
 
 
 def steps_one_by_one(setting: Setting, rounds: int, now: Now, **options: Any) -> tuple[list[float], list[bool]]:
     """Seconds of a step at a setting's tests on a GPU, and whether they ran as CUDA graphs; ``options`` of trainers."""
     seconds, are_captured = [], []
     for each in setting.tests:
-        one = place_of(setting, each, now, **options)
+        one = place_of(setting, each, now, _IN_A_ROW, **options)
         for _ in range(2):  # steps are recorded from the fourth on
             one.time_whole()
         warm = len(one.laps.seconds)
@@ -125,53 +129,36 @@ def steps_one_by_one(setting: Setting, rounds: int, now: Now, **options: Any) ->
 
 
 def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
-    device = torch.device(setting.trace.device, 0)
-    if device.type == "cpu":
+    if setting.trace.device == "cpu":
         timed, plain = (
             [place_of(setting, each, now) for each in each_of] for each_of in (setting.ladder, setting.tests)
         )
         time_in_turns(timed, plain, rounds)
         found = [(p.sizes, p.laps) for p in timed]
-        seconds, are_captured = [p.laps.median_seconds for p in plain], [False] * len(plain)
-    else:
-        found = laps_one_by_one(setting, rounds, now)
-        seconds, are_captured = steps_one_by_one(setting, rounds, now)
-    return Measured(times_of(setting.trace, found, device, limits=label), found, seconds, are_captured)
+        table = times_of(setting.trace, found, timed[0].device, limits=label)
+        return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
+    found, peaks = laps_one_by_one(
+        setting, rounds, now, lambda one: peak_of_step(one.trainer, setting.trace.at(one.sizes))
+    )
+    smallest = place_of(setting, setting.ladder[0], now)
+    device, captured = smallest.device, smallest.captured_host_seconds()
+    del smallest
+    free_memory()
+    seconds, are_captured = steps_one_by_one(setting, rounds, now)
+    table = times_of(setting.trace, found, device, limits=label, captured_seconds=captured, peaks=peaks)
+    return Measured(table, found, seconds, are_captured)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def peaks(setting: Setting, place: Any) -> tuple[int, int]:
-    """Bytes at the peak of a step that runs as ever but for CUDA graphs: predicted, and by torch's allocator.
-
-    What is held before the step is the trace's in both; what was kept besides (transposed lists of edges) in neither.
-    """
+def peaks(setting: Setting, place: Any, table: MeasuredTimes) -> tuple[int, int]:
+    """Bytes at the peak of a step: predicted, and by torch's allocator."""
     trace = at(setting, place)
-    first = next(i for i, o in enumerate(trace.operators) if o.kind in ("product", "exchange", "spmm", "rows"))
-    there = [s for s in trace.storages if s.made_by == -1]
-    before = sum(storage_bytes(s) for s in there if s.freed_by is None or s.freed_by >= first)
     trainer = setting.trainer(place, cuda_graphs="off")
     run_steps(trainer, 2)
-    works = next(iter(trainer.family.steps(0)))
-    trainer.optimizer.zero_grad(set_to_none=True)  # as the step does first
-    gc.collect()
-    if setting.trace.device == "cuda":
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        trainer.step(works)
-        torch.cuda.synchronize()
-        return trace.peak_bytes(), before + torch.cuda.max_memory_allocated() - held
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            trainer.step(works)
-    finally:
-        gc.enable()
-    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return trace.peak_bytes(), before + max(itertools.accumulate(change for _, change in changes))
+    by_trace = trace.peak_bytes()
+    return by_trace if table.peaks is None else table.peaks.bytes(by_trace), peak_of_step(trainer, trace)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -193,7 +180,8 @@ def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Rec
         row |= {"busy_seconds": sum(table.seconds(o, trace.storages) for o in trace.operators)}
         row |= {"ladder": ladder_rows(found.ladder)}
         if not options.no_memory:
-            row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place)
+            row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place, table)
+            row["traced_peak_bytes"] = trace.peak_bytes()
         recorder.add(row)
 
 

@@ -165,7 +165,8 @@ def sample_model(case: Case) -> tuple[nn.Module, list[Tensor]]:
     """Of a case of samples, and what it is called with for one."""
     torch.manual_seed(0)
     if case.kind == "mlp":
-        return MLP(784, NUM_CLASSES, **{"norm": "batch", "dropout": 0.3, **case.options}), [torch.zeros(784)]
+        options: dict[str, Any] = {"norm": "batch", "dropout": 0.3, **case.options}
+        return MLP(784, NUM_CLASSES, **options), [torch.zeros(784)]
     if case.kind == "cnn":
         return CNN(3, NUM_CLASSES, **case.options), [torch.zeros(3, _IMAGE, _IMAGE)]
     model = TransformerClassifier(1000, NUM_CLASSES, max_length=_TOKENS, **case.options)

@@ -7,7 +7,8 @@ r"""Steps in which operators compute in formats of their own, predicted from ste
 Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
 predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
 same model with all of them in float32, and all in bfloat16 (`nugnn.measured_step`); casts that neither makes are timed
-by themselves. The mixed step is trained (`mixed_steps.py`) and never looked into. It is predicted with the
+by themselves. On a GPU, so are the bytes that each takes while it runs (`inside_bytes.py`). The mixed step is trained
+(`mixed_steps.py`) and never looked into. It is predicted with the
 neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without: then whatever has no
 format of its own computes in float32. A configuration whose step makes other casts than predicted with the rule has no
 figures.
@@ -27,21 +28,23 @@ from typing import Any
 
 import torch
 from harness import Recorder, brief, free_memory, markdown, read_rows
+from inside_bytes import bytes_inside, table_of, with_bytes_inside
 from mixed_steps import Mixed, casts_of, drawn_formats, is_cast, names_of, without_the_rule
-from replay_accuracy import ladder_rows, laps_one_by_one, peaks, place_of, steps_one_by_one, time_in_turns
+from replay_accuracy import ladder_rows, laps_one_by_one, place_of, steps_one_by_one, time_in_turns
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
 
+from nugnn.measured_memory import peak_of_step
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.casts import with_formats
 from nugnn.planning.measure_casts import measure_casts
+from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.timed_operators import TimedOperator
 from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
-from nugnn.step_graphs import CaptureError
-from nugnn.traced_step import sample_trainer, trace_sample_step
+from nugnn.traced_step import run_steps, sample_trainer, trace_sample_step
 
 _BATCH = {"mlp": 2048, "cnn": 32, "transformer": 64}
 _WIDEST_ON_CPU = {"transformer": 64, "cnn": 64}
@@ -73,7 +76,8 @@ class Drawn:
 def configurations(count: int, seed: int, tests: int, scale: float, device: str) -> list[Drawn]:
     """The first ``count`` of those that follow from the seed; ``scale`` of their batches changes nothing else."""
     sizes = Sizes(0, 0, 1, tests, False, {kind: int(n * scale) for kind, n in _BATCH.items()})
-    draw, found = random.Random(seed), []
+    draw = random.Random(seed)
+    found: list[Drawn] = []
     for case in drawn(_DRAWS * count, seed, ["samples"], ["fp32"], sizes):
         if len(found) == count:
             break
@@ -126,38 +130,71 @@ def _settings(drawn_one: Drawn, device: str) -> _Step:
     return _Step(single, half, mixed, without)
 
 
-def _measured(step: _Step, rounds: int, now: Any) -> tuple[list[_Ladder], list[float], list[bool]]:
-    """Laps in fp32 and in bf16; seconds of mixed steps, and whether they ran as CUDA graphs."""
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What was measured of a configuration.
+
+    Args:
+        table: Of operators, in both formats.
+        inside: Bytes that they take while they run; None on a CPU, and where steps were not as traced.
+        ladders: Laps in float32 and in bfloat16.
+        seconds: Of mixed steps.
+        are_captured: Whether these ran as CUDA graphs.
+    """
+
+    table: MeasuredTimes
+    inside: MeasuredTimes | None
+    ladders: Sequence[_Ladder]
+    seconds: Sequence[float]
+    are_captured: Sequence[bool]
+
+
+def _measured(step: _Step, rounds: int, now: Now, device: torch.device) -> _Found:
     both = (step.single, step.half)
     if step.mixed.trace.device == "cuda":
-        ladders = [laps_one_by_one(setting, rounds, now) for setting in both]
-        try:
-            trained = steps_one_by_one(step.mixed, rounds, now, cuda_graphs="on")
-        except CaptureError as error:
-            print(error)
-            trained = steps_one_by_one(step.mixed, rounds, now, cuda_graphs="off")
-        return ladders, *trained
+        return _measured_on_gpu(step, rounds, now, device)
     timed = [[place_of(setting, each, now) for each in setting.ladder] for setting in both]
     places = [place_of(step.mixed, each, now) for each in step.mixed.tests]
     time_in_turns([*timed[0], *timed[1]], places, rounds)
     ladders = [[(place.sizes, place.laps) for place in each] for each in timed]
-    return ladders, [place.laps.median_seconds for place in places], [False] * len(places)
+    tables = [times_of(setting.trace, each, device) for setting, each in zip(both, ladders, strict=True)]
+    seconds = [place.laps.median_seconds for place in places]
+    return _Found(tables[0].joined(tables[1:]), None, ladders, seconds, [False] * len(places))
 
 
-def run(
-    drawn_one: Drawn, casts: Sequence[TimedOperator], device: torch.device, options: argparse.Namespace, out: Recorder
-) -> None:
+def _measured_on_gpu(step: _Step, rounds: int, now: Now, device: torch.device) -> _Found:
+    both = (step.single, step.half)
+    ladders, inside = [], []
+    for setting in both:
+        ladder, bytes_of = laps_one_by_one(setting, rounds, now, lambda one: bytes_inside(one.trainer))
+        ladders.append(ladder)
+        inside.append([(sizes, each) for (sizes, _), each in zip(ladder, bytes_of, strict=True)])
+    try:
+        smallest = place_of(step.single, step.single.ladder[0], now, cuda_graphs="on")
+        captured = smallest.captured_host_seconds()
+        del smallest
+        free_memory()
+        seconds, are_captured = steps_one_by_one(step.mixed, rounds, now, cuda_graphs="on")
+    except ValueError as error:  # steps that cannot be recorded, which may be told before the first one
+        print(error)
+        captured = None
+        seconds, are_captured = steps_one_by_one(step.mixed, rounds, now, cuda_graphs="off")
+    tables = [
+        times_of(setting.trace, ladder, device, captured_seconds=captured)
+        for setting, ladder in zip(both, ladders, strict=True)
+    ]
+    table = tables[0].joined(tables[1:])
+    of_bytes = table_of([setting.trace for setting in both], inside, table)
+    return _Found(table, of_bytes, ladders, seconds, are_captured)
+
+
+def run(drawn_one: Drawn, casts: Sequence[TimedOperator], options: argparse.Namespace, out: Recorder) -> None:
     """Measure and predict one configuration."""
     now = time.thread_time if options.clock == "thread" else time.perf_counter
-    step = _settings(drawn_one, device.type)
-    ladders, seconds, are_captured = _measured(step, options.rounds, now)
-    tables = [
-        times_of(setting.trace, ladder, device)
-        for setting, ladder in zip((step.single, step.half), ladders, strict=True)
-    ]
-    table: MeasuredTimes = tables[0].joined(tables[1:])
-    table = table.with_operators([*table.operators, *casts])
-    for place, taken, is_captured in zip(step.mixed.tests, seconds, are_captured, strict=True):
+    step = _settings(drawn_one, options.device)
+    found = _measured(step, options.rounds, now, torch.device(options.device, 0))
+    table = found.table.with_operators([*found.table.operators, *casts])
+    for place, taken, is_captured in zip(step.mixed.tests, found.seconds, found.are_captured, strict=True):
         row: dict[str, Any] = {"kind": "mixed step", "case": drawn_one.name, "model": drawn_one.case.kind}
         row |= {"formats": drawn_one.formats, "seed": options.seed, "clock": options.clock}
         row |= {"sizes": dataclasses.asdict(place), "is_captured": is_captured, "measured_seconds": taken}
@@ -165,15 +202,18 @@ def run(
         traces |= {"fp32": at(step.single, place), "bf16": at(step.half, place)}
         for which, trace in traces.items():
             row[f"{which}_seconds"] = alone_seconds(trace, table, is_captured=is_captured)
-            row[f"{which}_peak_bytes"] = trace.peak_bytes()
+            whole = trace if found.inside is None else with_bytes_inside(trace, found.inside)
+            row[f"{which}_peak_bytes"], row[f"{which}_traced_bytes"] = whole.peak_bytes(), trace.peak_bytes()
             row[f"{which}_casts"] = sum(casts_of(trace).values())
             row[f"{which}_cast_bytes"] = sum(each[-1] * count for each, count in casts_of(trace).items())
         row["cast_seconds"] = _seconds_of_casts(traces["with"], table)
         row["fallbacks"] = table.fallbacks(traces["with"])
-        row["launch_seconds"] = table.launch_seconds
-        row["ladders"] = dict(zip(("fp32", "bf16"), map(ladder_rows, ladders), strict=True))
+        row["launch_seconds"], row["captured_launch_seconds"] = table.launch_seconds, table.captured_launch_seconds
+        row["ladders"] = dict(zip(("fp32", "bf16"), map(ladder_rows, found.ladders), strict=True))
         if not options.no_memory:
-            _, row["measured_peak_bytes"] = peaks(step.mixed, place)
+            trainer = step.mixed.trainer(place, cuda_graphs="off")
+            run_steps(trainer, 2)
+            row["measured_peak_bytes"] = peak_of_step(trainer, traces["with"])
         out.add(row)
 
 
@@ -251,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
             recorder.add(failed | {"error": f"not begun within {options.budget:g} s"})
             continue
         try:
-            run(each, casts, device, options, recorder)
+            run(each, casts, options, recorder)
         except Exception as error:  # a configuration that cannot run is a row, too
             recorder.add(failed | {"error": brief(error)})
         free_memory()

@@ -99,11 +99,11 @@ def tables(folder: Path) -> dict[str, str]:
     found["links.py crossings"] = _markdown(said_of(by_model))
     faster = rows_by_model(read_rows(folder / "links_faster_cores"))
     found["links.py reached, faster cores"] = _markdown(verdict_table(faster))
-    if lines := read_rows(folder / "accuracy"):
-        runs = runs_of(lines)
-        head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."
-        found["compression_accuracy.py"] = f"{head}\n\n{_markdown(difference_table(runs))}"
-        found["compression_accuracy.py costs"] = _markdown(cost_table(runs))
+    lines = read_rows(folder / "accuracy")
+    runs = runs_of(lines)
+    head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."
+    found["compression_accuracy.py"] = f"{head}\n\n{_markdown(difference_table(runs))}"
+    found["compression_accuracy.py costs"] = _markdown(cost_table(runs))
     return found
 
 

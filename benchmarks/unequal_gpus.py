@@ -7,7 +7,8 @@
 Rank 1 keeps to so many multiprocessors, by streams of a green context; on a CPU it is slowed down in that proportion.
 For each graph, model and limit the whole graph is trained on each device alone, T_i seconds an epoch: without a halo no
 split would end before 1 / sum(1 / T_i). ``auto`` is planned as `nugnn train --shares auto` plans: from a recorded step
-whose operators, and whose rows that travel, both ranks time at once within their limits. ``tuned`` is one correction
+whose operators, on parts that rates alone would make, and whose rows that travel both ranks time at once within their
+limits. ``tuned`` is one correction
 of ``auto`` as re-balancing makes it: by what each rank was busy with in some epochs, nodes go from one to the other.
 Then all splits are trained in turns, so that whatever else the machine does meets all of them. Losses of all splits
 have to agree, dropout included, or no time is given. On a CPU the slowed rank stands still between operators rather
@@ -35,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ from nugnn.datasets.synthetic_device import FAMILIES
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
 from nugnn.fit_options import FitOptions
 from nugnn.machine_profiles import cluster_here, profile_of_this_machine
-from nugnn.own_times import OwnTimes, expected_sizes, measure_of, timed_parts, travel_of
+from nugnn.own_times import OwnTimes, expected_sizes, measure_of, travel_of
 from nugnn.plan_subject import PlanSubject, graph_subject
 from nugnn.planned import step_model
 from nugnn.planning.cluster import Cluster
@@ -65,6 +66,7 @@ from nugnn.planning.plan import DataFacts
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.predictor import ReplayedSteps
 from nugnn.planning.profiles import DeviceProfile
+from nugnn.planning.work_model import PackedWork
 
 _LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
 _STATIC = ("flops", "bandwidth")
@@ -148,6 +150,23 @@ class Prepared:
         return f"{self.family} {self.model} {self.sms}"
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A plan by rates alone.
+
+    Args:
+        cluster: For which.
+        by_rates: What predicted it.
+        sizes: Expected of each device.
+        split: Parts with these shares of the nodes, being found.
+    """
+
+    cluster: Cluster
+    by_rates: ReplayedSteps
+    sizes: tuple[PartSizes, ...]
+    split: Future[Split]
+
+
 class Benchmark:
     """Commands for the ranks and the pool, and the rows that come of them."""
 
@@ -160,8 +179,12 @@ class Benchmark:
         self._facts: dict[str, DataFacts] = {}
         self._static: dict[tuple[str, int, str], Future[Split]] = {}
         self._longest = {"prepare": 0.0, "compare": 0.0}
+        # on a GPU each step is recorded by a process of its own, else by this one
+        self._tracing = ThreadPoolExecutor(len(arguments.models) if arguments.device == "cuda" else 1)
+        self._subjects: dict[str, Future[PlanSubject]] = {}
 
     def close(self) -> None:
+        self._tracing.shutdown(cancel_futures=True)
         self._pool.close()
         self._ranks.stop()
 
@@ -206,11 +229,20 @@ class Benchmark:
     def _make(self, family: str) -> None:
         given = self._arguments
         made = self._all("make", family=family, nodes=given.nodes, arcs=given.arcs, seed=given.seed)[0]
-        self._facts[family] = DataFacts(name=family, nodes=given.nodes, train=given.nodes, **made)
+        facts = self._facts[family] = DataFacts(name=family, nodes=given.nodes, train=given.nodes, **made)
+        for model in given.models:
+            if model not in self._subjects:
+                self._subjects[model] = self._tracing.submit(self._traced, model, facts)
 
     def _subject(self, family: str, model: str) -> PlanSubject:
-        """What is planned: the step that ranks make, recorded."""
-        given, facts = self._arguments, self._facts[family]
+        """What is planned; families differ in their counts alone."""
+        facts = self._facts[family]
+        whole = PartSizes(inner=facts.nodes, edges=facts.edges, train=facts.train)
+        return replace(self._subjects[model].result(), data=facts, whole=whole)
+
+    def _traced(self, model: str, facts: DataFacts) -> PlanSubject:
+        """The step that ranks make, recorded by a process of its own."""
+        given = self._arguments
         options = FitOptions(precision=given.precision, cuda_graphs="on" if given.device == "cuda" else "off")
         network = unequal_rank.network(model, facts.features, facts.classes, given.seed)
         how: dict[str, Any] = {"features": facts.features, "multilabel": False, "kinds": [given.device], "workers": 2}
@@ -226,18 +258,24 @@ class Benchmark:
         slower = slowed(other.profile, unequal_rank.WHOLE / sms)
         return replace(cluster, devices=(whole, replace(other, profile=slower)))
 
-    def _steps(self, subject: PlanSubject, sms: int) -> ReplayedSteps:
-        """What predicts steps under the limit that ranks keep to, measured by them."""
+    def _draft(self, subject: PlanSubject, sms: int) -> Draft:
+        """What is planned by rates alone, being cut."""
         cluster = self._cluster(sms)
         by_rates = step_model(subject, cluster)
         sizes = expected_sizes(subject, cluster, by_rates)
+        return Draft(cluster, by_rates, sizes, self._pool.by_shares(subject.data.name, [size.inner for size in sizes]))
+
+    def _steps(self, subject: PlanSubject, sms: int, draft: Draft) -> ReplayedSteps:
+        """What predicts steps under the limit that ranks keep to, measured by them on the draft's parts."""
+        cluster, travel = draft.cluster, travel_of(subject, draft.cluster.links, draft.sizes)
         measures = []
         for rank, profile in enumerate(cluster.profiles):
-            parts = timed_parts(subject, cluster, by_rates.work, rank, sizes[rank])
             device = torch.device("cuda", rank) if profile.kind == "cuda" else torch.device("cpu")
-            measures.append(measure_of(subject, profile.kind, parts, device, f"sms={sms}" if rank else ""))
-        travel = travel_of(subject, cluster.links, sizes)
-        found = self._all("times", measures=cloudpickle.dumps(measures), travel=travel)
+            measures.append(measure_of(subject, profile.kind, device, f"sms={sms}" if rank else ""))
+        traces = [subject.traces[profile.kind] for profile in cluster.profiles]
+        item = cloudpickle.dumps((measures, traces, PackedWork.of(draft.by_rates.work)))
+        path = str(self._pool.result(draft.split).path)
+        found = self._all("times", how=item, family=subject.data.name, path=path, travel=travel)
         kinds = [device.kind for device in cluster.devices]
         own = OwnTimes(operators=dict(zip(kinds, (times for times, _ in found), strict=True)), ways=found[0][1])
         return step_model(subject, own.on(cluster), own.operators)
@@ -253,8 +291,9 @@ class Benchmark:
                 self._all("order", family=family, folder=str(self._folder), threads=os.cpu_count() or 1)
             self._even[family] = self._pool.by_shares(family, (1.0, 1.0))
         how = self._how(family, model)
-        with stages.stage(f"{family} {model}: a step recorded"):
+        with stages.stage(f"{family} {model}: waited for a recorded step"):
             subject = self._subject(family, model)
+        drafts = {sms: self._draft(subject, sms) for sms in given.limits}
         found: dict[int, list[dict[str, Any]]] = {}
         steps: dict[int, ReplayedSteps] = {}
         for sms in given.limits:
@@ -269,7 +308,7 @@ class Benchmark:
                 found[sms] = self._all("alone", **how, epochs=given.alone)
                 more.append("/".join(f"{each['whole']:.1f}" for each in found[sms]) + f" ms with {granted}")
             with stages.stage(f"{family} {model} {sms}: operators and rows that travel"):
-                steps[sms] = self._steps(subject, sms)
+                steps[sms] = self._steps(subject, sms, drafts[sms])
         with stages.stage(f"{family}: waited for even parts"):
             even = self._pool.result(self._even[family])
         with stages.stage(f"{family} {model}: even parts on whole devices") as more:

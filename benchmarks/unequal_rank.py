@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
 import itertools
 import os
@@ -158,11 +160,18 @@ def _timed_alone(
     return timing_of(laps).median_ms, losses
 
 
-def _times(ranks: Any, measures: bytes, travel: Any) -> Any:
-    """Times of a model's operators on this rank, and the ways of all: both within the limits."""
+def _times(ranks: Any, how: bytes, family: str, path: str, travel: Any) -> Any:
+    """Times of a model's operators on this rank's part, and the ways of all: both within the limits."""
     from nugnn.own_times import measured_here
+    from nugnn.timed_parts import places_of, real_part
 
-    found = measured_here(ranks, cloudpickle.loads(measures)[ranks.rank], travel)
+    measures, traces, by_rates = cloudpickle.loads(how)
+    part = torch.from_numpy(np.load(path)).to(ranks.device)
+    shard = device_shard(_KEPT["graphs"][family], part, ranks.rank, ranks.world_size)
+    every_row = torch.arange(shard.num_inner, device=ranks.device)  # counts in the loss, as in `_trainer`
+    shard = dataclasses.replace(shard, train_rows=every_row)
+    timed = real_part(shard, traces[ranks.rank], functools.partial(by_rates.seconds, ranks.rank))
+    found = measured_here(ranks, lambda: measures[ranks.rank](places_of(timed)), travel)
     free_memory()
     return found
 

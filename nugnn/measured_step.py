@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from nugnn.graph_family import GraphFamily
 from nugnn.kernels.spmm.sums import FEWEST_BYTES
+from nugnn.measured_memory import peak_of_step
 from nugnn.partition.shard import Shard
 from nugnn.planning.measure_operators import Now, OperatorTimer, clock_for
 from nugnn.planning.measured_times import MeasuredTimes
@@ -36,8 +38,6 @@ from nugnn.trainer import Trainer
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40
 _STEPS_BEFORE = 3
-_IN_A_ROW = 4
-"""Steps of a GPU that are timed as one: the host may go ahead, as in training."""
 
 
 def ladder(sizes: PartSizes, trace: StepTrace | None = None, *, steps: int = 4, factor: float = 2.0) -> list[PartSizes]:
@@ -62,14 +62,16 @@ def ladder(sizes: PartSizes, trace: StepTrace | None = None, *, steps: int = 4, 
         half = found[1]
         if (edges := half.edges // 2) >= max(half.inner, half.halo):
             found.append(dataclasses.replace(half, edges=edges))
-    if trace is not None and trace.device == "cpu" and sizes.edges:
-        below = (_scaled(sizes, share) for share in _changes(trace, sizes))
+    if trace is not None and sizes.edges:
+        below = (_scaled(sizes, share) for share in changes_of_kernel(trace, sizes))
         found += [each for each in below if each is not None and each.edges > min(f.edges for f in found)]
     return sorted(found, key=lambda each: (each.inner, each.edges, each.batch))
 
 
-def _changes(trace: StepTrace, sizes: PartSizes) -> set[float]:
-    """Shares of ``sizes`` right below which a CPU takes the kernel for large sums."""
+def changes_of_kernel(trace: StepTrace, sizes: PartSizes) -> set[float]:
+    """Shares of ``sizes`` right below which a CPU takes the kernel for small sums; none on a GPU."""
+    if trace.device != "cpu":
+        return set()
     large = [record for record in trace.at(sizes).operators if is_large_sum(record)]
     return {0.98 * FEWEST_BYTES / (row_bytes(record) * sizes.edges) for record in large if record.kind == "spmm"}
 
@@ -90,9 +92,10 @@ class Place:
     """A trainer whose steps are timed.
 
     Args:
-        trainer: That makes steps without CUDA graphs.
+        trainer: Without CUDA graphs, if its operators are to be timed.
         sizes: Of its data.
         now: The host's clock; see `nugnn.planning.measure_operators.Now`.
+        in_a_row: Steps of a GPU that are timed as one: the host may go ahead, as in training.
 
     Attributes:
         device: Of the trainer.
@@ -101,6 +104,7 @@ class Place:
     trainer: Trainer
     sizes: PartSizes
     now: Now = time.perf_counter
+    in_a_row: int = 4
     _laps: list[tuple[float, ...]] = field(default_factory=list)
     _seconds: list[float] = field(default_factory=list)
     _host: list[float] = field(default_factory=list)
@@ -110,7 +114,7 @@ class Place:
         assert isinstance(family, (GraphFamily, SampleFamily))
         self._interceptor = family.net.interceptor if isinstance(family, GraphFamily) else family.interceptor
         self.device = family.ranks.device
-        self._works = list(itertools.islice(family.steps(0), _IN_A_ROW))
+        self._works = list(itertools.islice(family.steps(0), self.in_a_row))
         self._clock = clock_for(self.device, self.now)
         self.trainer.model.train()
         self._timer = OperatorTimer(self.trainer.optimizer, self._clock)
@@ -125,7 +129,7 @@ class Place:
 
     def time_whole(self) -> None:
         """One step as in training; on a GPU some in a row."""
-        count = _IN_A_ROW if self.device.type == "cuda" else 1
+        count = self.in_a_row if self.device.type == "cuda" else 1
         synchronize(self.device)
         begin = self.now()
         for number in range(count):
@@ -140,6 +144,17 @@ class Place:
         with self._timer.timing(self._interceptor):
             self._step(0)
         self._laps.append(tuple(self._timer.laps))
+
+    def captured_host_seconds(self) -> float | None:
+        """The host's part of a step that runs as a CUDA graph; None of a trainer that records none."""
+        for number in range(_STEPS_BEFORE + 2):  # the fourth is recorded
+            self._step(number)
+        if not self.trainer.num_recorded:
+            return None
+        before = len(self._host)
+        for _ in range(_FEWEST_ROUNDS):
+            self.time_whole()
+        return statistics.median(self._host[before:])
 
     @property
     def laps(self) -> StepLaps:
@@ -163,6 +178,7 @@ def measure_graph_step(
     device: str = "cpu",
     limits: str = "",
     now: Now = time.perf_counter,
+    captured: bool = False,
     **options: Any,
 ) -> MeasuredTimes:
     """Times of the operators of a graph model's step.
@@ -181,19 +197,25 @@ def measure_graph_step(
         device: Where to measure.
         limits: Of the device, in words.
         now: Clock of a CPU.
-        **options: As for `nugnn.traced_step.trace_graph_step`; steps are never CUDA graphs here.
+        captured: Whether such steps are trained as CUDA graphs: on a GPU what the host does for one is measured, too.
+        **options: As for `nugnn.traced_step.trace_graph_step`; operators are never timed in CUDA graphs.
 
     Raises:
         TraceError: The trace is of another model or device.
     """
     how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
-    how |= {"device": device, "ranks": ranks, **options, "cuda_graphs": "off"}
+    how |= {"device": device, "ranks": ranks, **options}
 
-    def place(part: PartSizes | Shard | LonePart) -> Place:
-        sizes = part if isinstance(part, PartSizes) else sizes_of(part)
-        return Place(graph_trainer(model, part, **how), sizes, now)
+    def sizes_at(part: PartSizes | Shard | LonePart) -> PartSizes:
+        return part if isinstance(part, PartSizes) else sizes_of(part)
 
-    return measure_places(trace, [functools.partial(place, part) for part in parts], seconds=seconds, limits=limits)
+    def place(part: PartSizes | Shard | LonePart, cuda_graphs: str = "off") -> Place:
+        return Place(graph_trainer(model, part, **how, cuda_graphs=cuda_graphs), sizes_at(part), now)
+
+    smallest = min(parts, key=lambda part: (sizes_at(part).inner, sizes_at(part).edges))
+    as_graph = functools.partial(place, smallest, "on") if captured else None
+    places = [functools.partial(place, part) for part in parts]
+    return measure_places(trace, places, seconds=seconds, limits=limits, as_graph=as_graph)
 
 
 def measure_sample_step(
@@ -208,49 +230,65 @@ def measure_sample_step(
     device: str = "cpu",
     limits: str = "",
     now: Now = time.perf_counter,
+    captured: bool = False,
     **options: Any,
 ) -> MeasuredTimes:
     """Times of the operators of a step on a batch; arguments as for `measure_graph_step`."""
-    how: dict[str, Any] = {
-        "num_classes": num_classes,
-        "device": device,
-        "ranks": ranks,
-        **options,
-        "cuda_graphs": "off",
-    }
+    how: dict[str, Any] = {"num_classes": num_classes, "device": device, "ranks": ranks, **options}
 
-    def place(sizes: PartSizes) -> Place:
-        return Place(sample_trainer(model, sample, sizes, **how), sizes, now)
+    def place(sizes: PartSizes, cuda_graphs: str = "off") -> Place:
+        return Place(sample_trainer(model, sample, sizes, **how, cuda_graphs=cuda_graphs), sizes, now)
 
-    return measure_places(trace, [functools.partial(place, each) for each in sizes], seconds=seconds, limits=limits)
+    smallest = min(sizes, key=lambda each: each.batch)
+    as_graph = functools.partial(place, smallest, "on") if captured else None
+    places = [functools.partial(place, each) for each in sizes]
+    return measure_places(trace, places, seconds=seconds, limits=limits, as_graph=as_graph)
 
 
 def measure_places(
-    trace: StepTrace, places: Sequence[Callable[[], Place]], *, seconds: float, limits: str = ""
+    trace: StepTrace,
+    places: Sequence[Callable[[], Place]],
+    *,
+    seconds: float,
+    limits: str = "",
+    as_graph: Callable[[], Place] | None = None,
 ) -> MeasuredTimes:
     """Times of a trace's operators from steps at some places.
 
     On a CPU, which others may use as well, places take turns, so that all of them have the same share of bad moments;
-    on a GPU one is done before the next is made, and memory has to suffice for one.
+    on a GPU one is done before the next is made, and memory has to suffice for one. There the most memory that a step
+    takes is measured as well.
 
     Args:
         trace: Of their step.
         places: Make them.
         seconds: For the timed steps of all places together; each is timed five times at least.
         limits: Of the device, in words.
+        as_graph: Makes the smallest with a trainer that records its steps as CUDA graphs; None where none will.
 
     Raises:
         TraceError: The trace is of another model or device.
     """
-    if trace.device == "cuda":
-        one_by_one = [_measured([make()], seconds / len(places)) for make in places]
-        measured, device = [each for found, _ in one_by_one for each in found], one_by_one[0][1]
-    else:
-        measured, device = _measured([make() for make in places], seconds)
-    return times_of(trace, measured, device, limits=limits)
+    if trace.device != "cuda":
+        made = [make() for make in places]
+        return times_of(trace, _measured(made, seconds), made[0].device, limits=limits)
+    measured, peaks = list[tuple[PartSizes, StepLaps]](), list[int]()
+    for make in places:
+        place = make()
+        with torch.cuda.device(place.device):
+            measured += _measured([place], seconds / len(places))
+            peaks.append(peak_of_step(place.trainer, trace.at(place.sizes)))
+        device = place.device
+        del place
+    captured = None
+    if as_graph is not None:
+        # steps that cannot be recorded are launched operator by operator in training, too, or refused there
+        with torch.cuda.device(device), contextlib.suppress(ValueError):
+            captured = as_graph().captured_host_seconds()
+    return times_of(trace, measured, device, limits=limits, captured_seconds=captured, peaks=peaks)
 
 
-def _measured(places: Sequence[Place], seconds: float) -> tuple[list[tuple[PartSizes, StepLaps]], torch.device]:
+def _measured(places: Sequence[Place], seconds: float) -> list[tuple[PartSizes, StepLaps]]:
     device = places[0].device
     # events, and Triton's launches, are of the device that is the current one
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
@@ -263,4 +301,4 @@ def _measured(places: Sequence[Place], seconds: float) -> tuple[list[tuple[PartS
             for place in places:
                 place.time_whole()
                 place.time_inside()
-    return [(place.sizes, place.laps) for place in places], device
+    return [(place.sizes, place.laps) for place in places]

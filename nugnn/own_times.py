@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
+from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import private_job_folder, read_job, write_job
 from nugnn.launch import launch
 from nugnn.limited import apply_limits, cores_of
 from nugnn.machine_profiles import cache_base
-from nugnn.measured_step import ladder
 from nugnn.plan_subject import PlanSubject
 from nugnn.planned import step_model
 from nugnn.planning.batch_shares import split_by_shares
@@ -37,10 +37,9 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predictor import ReplayedSteps
 from nugnn.planning.share_curves import relaxed_sizes
 from nugnn.planning.work_model import WorkModel
+from nugnn.timed_parts import places_of, random_parts, real_parts
 from nugnn.worker_process import WorkerContext
 
-_STEP_SECONDS = {"cpu": 0.25, "cuda": 0.05}
-"""Predicted, of the largest step that is timed: larger parts follow from smaller ones."""
 _SECONDS = {"cpu": 6.0, "cuda": 4.0}
 _TRAVEL_SECONDS = 0.3
 _WAYS = "ways.json"
@@ -72,6 +71,7 @@ def own_times(
     sizes: Sequence[PartSizes],
     work: WorkModel,
     *,
+    graph: GraphData | None = None,
     on_stage: Callable[[str], Any] = lambda _: None,
 ) -> OwnTimes:
     """Times of the subject's operators and of its rows that travel; kept in the cache folder.
@@ -83,15 +83,18 @@ def own_times(
         limits: What each may use.
         sizes: Of each, about what it will have.
         work: What predicts them so far; parts are made so small that a step takes a fraction of a second.
+        graph: The subject's, if it is at hand: operators are timed on parts of it, else on random ones.
         on_stage: Called with what is done next.
 
     Raises:
         WorkerFailed: A worker did not come to the end.
     """
     kinds = [device.kind for device in cluster.devices]
-    parts = [timed_parts(subject, cluster, work, rank, size) for rank, size in enumerate(sizes)]
+    traces = [subject.traces[profile.kind] for profile in cluster.profiles]
+    seconds = [functools.partial(work.seconds, rank) for rank in range(len(sizes))]
+    random_ones = [random_parts(*each) for each in zip(traces, seconds, sizes, strict=True)]
     travel = travel_of(subject, cluster.links, sizes)
-    paths = _kept(subject, kinds, parts)
+    paths = _kept(subject, kinds, random_ones, of_graph=graph is not None)
     way_path = None if travel is None else _kept_ways(subject, kinds, travel)
     try:
         operators = {kind: read_times(path) for kind, path in zip(kinds, paths, strict=True)}
@@ -101,11 +104,13 @@ def own_times(
     longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
     on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
     measures = [
-        measure_of(subject, profile.kind, part, device, "" if limits is None else str(limits[rank]))
-        for rank, (profile, part, device) in enumerate(zip(cluster.profiles, parts, devices, strict=True))
+        measure_of(subject, profile.kind, device, "" if limits is None else str(limits[rank]))
+        for rank, (profile, device) in enumerate(zip(cluster.profiles, devices, strict=True))
     ]
+    parts = random_ones if graph is None else real_parts(graph, traces, seconds, sizes)
+    job = {"measures": measures, "parts": parts, "travel": travel, "devices": list(devices), "limits": limits}
     with private_job_folder() as folder:
-        write_job(folder, {"measures": measures, "travel": travel, "devices": list(devices), "limits": limits})
+        write_job(folder, job)
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_of(limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
         ways = None if travel is None else read_ways(folder / _WAYS)
@@ -123,11 +128,12 @@ def times_for(
     devices: Sequence[torch.device],
     limits: Sequence[DeviceLimits] | None,
     on_stage: Callable[[str], Any] = lambda _: None,
+    graph: GraphData | None = None,
 ) -> OwnTimes:
     """The same, for parts as rates alone would make them."""
     model = step_model(subject, cluster)
     sizes = expected_sizes(subject, cluster, model)
-    return own_times(subject, cluster, devices, limits, sizes, model.work, on_stage=on_stage)
+    return own_times(subject, cluster, devices, limits, sizes, model.work, graph=graph, on_stage=on_stage)
 
 
 def expected_sizes(subject: PlanSubject, cluster: Cluster, model: ReplayedSteps) -> tuple[PartSizes, ...]:
@@ -152,7 +158,8 @@ def main(context: WorkerContext) -> None:
         torch.cuda.set_device(device)
     context.init_process_group()
     ranks = join_ranks(context.timeout, context.pulse, device)
-    times, ways = measured_here(ranks, work["measures"][context.rank], work["travel"])
+    measure, part = work["measures"][context.rank], work["parts"][context.rank]
+    times, ways = measured_here(ranks, lambda: measure(places_of(part)), work["travel"])
     (context.job_folder / f"times-{context.rank}.json").write_text(times.to_json(), encoding="utf-8")
     if ways is not None and context.rank == 0:
         (context.job_folder / _WAYS).write_text(ways.to_json(), encoding="utf-8")
@@ -167,7 +174,7 @@ def measured_here(
 
     Args:
         ranks: Who takes part, as in a run.
-        measure: Of this rank, from `measure_of`.
+        measure: Of this rank: what `measure_of` returns, at its parts.
         travel: From `travel_of`.
     """
     torch.distributed.barrier()  # all begin at once
@@ -181,11 +188,14 @@ def measured_here(
 
 
 def measure_of(
-    subject: PlanSubject, kind: str, parts: Sequence[PartSizes], device: torch.device, limits: str
-) -> Callable[[], MeasuredTimes]:
-    """What times the subject's operators on one device, within limits that are in force: ``limits`` says which."""
+    subject: PlanSubject, kind: str, device: torch.device, limits: str
+) -> Callable[[Sequence[Any]], MeasuredTimes]:
+    """What times the subject's operators on one device, within limits that are in force: ``limits`` says which.
+
+    It takes the parts to do so on, from `nugnn.timed_parts.places_of`.
+    """
     trace, seconds = subject.traces[kind], _SECONDS[kind]
-    return functools.partial(subject.measure, trace, parts, seconds=seconds, device=str(device), limits=limits)
+    return functools.partial(subject.measure, trace, seconds=seconds, device=str(device), limits=limits)
 
 
 def travel_of(subject: PlanSubject, links: Links, sizes: Sequence[PartSizes]) -> Travel | None:
@@ -203,35 +213,16 @@ def travel_of(subject: PlanSubject, links: Links, sizes: Sequence[PartSizes]) ->
     return Travel(rows=tuple(map(tuple, np.rint(rows).astype(int).tolist())), row_bytes=fixed)
 
 
-def timed_parts(
-    subject: PlanSubject, cluster: Cluster, work: WorkModel, rank: int, sizes: PartSizes
-) -> list[PartSizes]:
-    """Where operators are timed: sizes up to those of the worker, or to a step of a fraction of a second."""
-    kind = cluster.profiles[rank].kind
-    share, most = 1.0, _scaled(sizes, 1.0)
-    while work.seconds(rank, most) > _STEP_SECONDS[kind] and share > 1e-3:
-        share /= 2
-        most = _scaled(sizes, share)
-    return ladder(most, subject.traces[kind])
-
-
-def _scaled(sizes: PartSizes, share: float) -> PartSizes:
-    """All counts in proportion, as far as a part of two can have them: expected ones may be more."""
-    counts = {field.name: round(share * getattr(sizes, field.name)) for field in dataclasses.fields(sizes)}
-    counts["edges"] = max(counts["edges"], counts["inner"], counts["halo"])
-    counts["train"] = min(max(counts["train"], min(sizes.train, 1)), counts["inner"])
-    counts["sent"] = min(counts["sent"], counts["inner"])
-    return PartSizes(**{name: max(count, 1) if getattr(sizes, name) else 0 for name, count in counts.items()})
-
-
-def _kept(subject: PlanSubject, kinds: Sequence[str], parts: Sequence[Sequence[PartSizes]]) -> list[Path]:
-    """Where the times of each worker are kept: by the step, the device, who else computes here, and the sizes to a
-    factor of two.
+def _kept(
+    subject: PlanSubject, kinds: Sequence[str], parts: Sequence[Sequence[PartSizes]], *, of_graph: bool
+) -> list[Path]:
+    """Where the times of each worker are kept: by the step, the device, who else computes here, the sizes to a factor
+    of two, and the graph if they are ``of_graph``.
     """
-    whole, found = _key(subject, kinds), []
+    whole, found = [_key(subject, kinds), of_graph, subject.data.content if of_graph else None], []
     for kind, sizes in zip(kinds, parts, strict=True):
         most = max((max(size.edges, size.batch) for size in sizes), default=1)
-        name = hashlib.sha256(json.dumps([whole, kind, most.bit_length()]).encode()).hexdigest()[:16]
+        name = hashlib.sha256(json.dumps([*whole, kind, most.bit_length()]).encode()).hexdigest()[:16]
         found.append(cache_base() / "operator-times" / f"{name}.json")
     return found
 

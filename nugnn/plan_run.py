@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from nugnn.config import TrainConfig
+from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import devices_of
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_run import build_model, fit_arguments, prepare
@@ -133,7 +134,7 @@ def _of_graph(
     on_stage("tracing a step")
     subject = subject_of_graph(model, options, seen, graph_data_facts(seen), cluster)
     shares_by, shares = _how(config)
-    cluster, times = _measured(config, subject, cluster, on_stage)
+    cluster, times = _measured(config, subject, cluster, on_stage, seen)
     return plan_with_cut(
         subject,
         cluster,
@@ -180,11 +181,11 @@ def _of_samples(
 
 
 def _measured(
-    config: RunConfig, subject: PlanSubject, cluster: Cluster, on_stage: Say
+    config: RunConfig, subject: PlanSubject, cluster: Cluster, on_stage: Say, graph: GraphData | None = None
 ) -> tuple[Cluster, Mapping[str, MeasuredTimes] | None]:
     """The cluster with its links, and times of the model's operators, as measured on this machine if it is that."""
     if config.cluster is not None:
         return cluster, None
     limits = None if config.limits is None else parse_limits(config.limits)
-    found = times_for(subject, cluster, devices_of(config.device, config.workers)[0], limits, on_stage)
+    found = times_for(subject, cluster, devices_of(config.device, config.workers)[0], limits, on_stage, graph)
     return found.on(cluster), found.operators

@@ -119,7 +119,8 @@ def graph_subject(
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
 
-    measure = functools.partial(measure_graph_step, maker, precision=options.precision, **how)
+    is_captured = options.cuda_graphs == "on"
+    measure = functools.partial(measure_graph_step, maker, precision=options.precision, captured=is_captured, **how)
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     settings: dict[str, Plain] = {
         name: getattr(options, name)
@@ -138,7 +139,7 @@ def graph_subject(
         settings=settings,
         precision=options.precision,
         overlap=options.overlap,
-        is_captured=options.cuda_graphs == "on",
+        is_captured=is_captured,
         row_bytes=_row_bytes(next(iter(traces.values()))),
         notes=tuple(notes),
     )
@@ -188,12 +189,16 @@ def sample_subject(
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
+    captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and is_known(model))
+    is_captured = captures and options.micro_batches == 1
+
+    trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
+
     def measure(trace: StepTrace, sizes: Sequence[PartSizes], **more: Any) -> MeasuredTimes:
-        return measure_sample_step(model, trace, sample, sizes, precision=options.precision, **how, **more)
+        return measure_sample_step(model, trace, sample, sizes, **trained, **how, **more)
 
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     steps = data.samples // batch if options.drop_last else -(-data.samples // batch)
-    captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and is_known(model))
     return PlanSubject(
         family="samples",
         traces=traces,
@@ -207,7 +212,7 @@ def sample_subject(
         }
         | {"batch_size": batch},
         precision=options.precision,
-        is_captured=captures and options.micro_batches == 1,
+        is_captured=is_captured,
         steps_per_epoch=max(1, steps),
         notes=tuple(notes),
     )

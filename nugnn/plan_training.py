@@ -100,7 +100,7 @@ class TrainingPlan:
         except Exception as error:  # whatever a model says to random data
             self._not_foreseen(error)
             return
-        self._measure(self._subject)
+        self._measure(self._subject, data)
 
     def prepare_samples(
         self, model: nn.Module, options: SampleOptions, part: SamplePart, name: str, num_classes: int
@@ -219,13 +219,13 @@ class TrainingPlan:
 
     # How
 
-    def _measure(self, subject: PlanSubject) -> None:
+    def _measure(self, subject: PlanSubject, graph: GraphData | None = None) -> None:
         """The model's operators and its rows that travel, where devices differ and are this host's own."""
         assert self.cluster is not None
         devices = [device for device in self.devices if device is not None]
         if not self.times_operators or self.request.shares_by != "auto" or are_devices_alike(devices, self.limits):
             return
-        found = times_for(subject, self.cluster, devices, self.limits, self.on_stage)
+        found = times_for(subject, self.cluster, devices, self.limits, self.on_stage, graph)
         self._times, self.cluster = found.operators, found.on(self.cluster)
 
     def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:

@@ -35,12 +35,12 @@ def piece_of(shard: Shard, share: float) -> Shard:
     outside = torch.unique(sources[~is_inside]) if shard.num_parts > 1 else sources[:0]
     ids = torch.cat([shard.global_node_ids, shard.halo_global_ids])
     outside = outside[ids[outside].argsort()]  # halo rows of a peer are in the order of ids
-    place = torch.empty(shard.num_local, dtype=torch.int64)
-    place[:rows] = torch.arange(rows)
-    place[outside] = torch.arange(rows, rows + len(outside))
-    degrees = torch.zeros(rows, dtype=torch.int64)
-    destination = torch.repeat_interleave(torch.arange(rows), shard.indptr[: rows + 1].diff())
-    degrees.index_add_(0, destination[is_kept], torch.ones(int(is_kept.sum()), dtype=torch.int64))
+    inside = torch.arange(rows, device=sources.device)
+    place = torch.empty(shard.num_local, dtype=torch.int64, device=sources.device)
+    place[:rows] = inside
+    place[outside] = torch.arange(rows, rows + len(outside), device=sources.device)
+    destination = torch.repeat_interleave(inside, shard.indptr[: rows + 1].diff())
+    degrees = torch.bincount(destination[is_kept], minlength=rows)
     sent = [run[run < rows] for run in shard.send_rows.split(list(shard.send_splits))]
     received = [0] * shard.num_parts
     if shard.num_parts > 1:
@@ -50,7 +50,7 @@ def piece_of(shard: Shard, share: float) -> Shard:
     return dataclasses.replace(
         shard,
         global_node_ids=shard.global_node_ids[:rows],
-        global_edge_ids=shard.global_edge_ids[kept_edges],
+        global_edge_ids=shard.global_edge_ids[kept_edges] if len(shard.global_edge_ids) else shard.global_edge_ids,
         edge_starts=shard.edge_starts[:rows],
         indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]),
         indices=place[sources[is_kept]].to(shard.indices.dtype),
@@ -59,7 +59,7 @@ def piece_of(shard: Shard, share: float) -> Shard:
         send_rows=torch.cat([shard.send_rows[:0], *sent]),
         send_splits=tuple(len(run) for run in sent),
         out_degrees=shard.out_degrees[:rows],
-        node_data={name: select_rows(x, torch.arange(rows)) for name, x in shard.node_data.items()},
+        node_data={name: select_rows(x, inside) for name, x in shard.node_data.items()},
         edge_data={name: select_rows(x, kept_edges) for name, x in shard.edge_data.items()},
         **{name: x[x < rows] for name, x in splits.items()},
     )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.operator_times import OperatorTimes
-from nugnn.planning.step_program import after_passes
+from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
+from nugnn.planning.step_program import launches_of_graph
 from nugnn.planning.trace import StepTrace
 
 
@@ -25,9 +25,9 @@ def alone_seconds(trace: StepTrace, times: OperatorTimes, *, is_captured: bool =
         is_captured: Whether its passes run as a CUDA graph: one launch, and those of what follows.
     """
     busy = sum(times.seconds(record, trace.storages) for record in trace.operators)
-    singly = trace.operators[after_passes(trace) :] if is_captured else trace.operators
-    launched = is_captured + sum(record.launches for record in singly if record.kind != "metadata")
-    return max(busy, launched * times.launch_seconds)
+    every_one = sum(record.launches for record in trace.operators if record.kind != "metadata")
+    launched = launches_of_graph(trace) if is_captured else every_one
+    return max(busy, launched * host_seconds_of_launch(times, is_captured=is_captured))
 
 
 @dataclass(frozen=True)

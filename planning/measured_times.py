@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from nugnn.datasets.whole_file import write_whole
 from nugnn.planning.casts import CAST
+from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.nearest_operator import Entries, Lookup
 from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.timed_operators import Quantity, TimedOperator, joined_operators
@@ -45,8 +46,11 @@ class MeasuredTimes(Strict):
         multiprocessors: Of a GPU; threads in use of a CPU.
         launch_seconds: The host's time to put one more operator, metadata aside, into a GPU's queue; 0 for a CPU, where
             it is a part of what the operators took.
+        captured_launch_seconds: The same in steps that run as CUDA graphs, see
+            `nugnn.planning.operator_times.OperatorTimes`; None where none was measured.
         factor: By which measured steps are longer than the sum of their operators; see `nugnn.planning.calibration`.
-            Applied to all seconds, ``launch_seconds`` has it already.
+            Applied to all seconds, those of launches have it already.
+        peaks: Memory of the steps that operators were timed in; None on a CPU, where the trace sees all.
         operators: The entries.
         versions: ``torch``, ``driver``, ``nugnn``, as far as there are such.
     """
@@ -60,8 +64,10 @@ class MeasuredTimes(Strict):
     limits: str = ""
     multiprocessors: int = Field(ge=1)
     launch_seconds: Quantity = 0.0
+    captured_launch_seconds: Quantity | None = None
     factor: _Positive = 1.0
     operators: tuple[TimedOperator, ...] = Field(min_length=1)
+    peaks: MeasuredPeaks | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     _entries: Entries = PrivateAttr()
 
@@ -101,10 +107,15 @@ class MeasuredTimes(Strict):
 
     def with_factor(self, factor: float) -> MeasuredTimes:
         """Everything takes ``factor`` times as long as this table says."""
-        return self.model_copy(update={"factor": self.factor * factor, "launch_seconds": self.launch_seconds * factor})
+        captured = self.captured_launch_seconds
+        launches = {
+            "launch_seconds": self.launch_seconds * factor,
+            "captured_launch_seconds": None if captured is None else captured * factor,
+        }
+        return self.model_copy(update={"factor": self.factor * factor, **launches})
 
     def joined(self, others: Iterable[MeasuredTimes]) -> MeasuredTimes:
-        """With what other tables of the same device know; its factor and its launches are this table's.
+        """With what other tables of the same device know; factor, launches and peaks are this table's.
 
         Raises:
             TimesError: One is of another device, other limits or versions.

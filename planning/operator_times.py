@@ -42,9 +42,12 @@ class OperatorTimes(Protocol):
     Attributes:
         launch_seconds: The host's time to put one more operator into a GPU's queue, with the views that stand between
             two; 0 for a CPU, where it is a part of `seconds`.
+        captured_launch_seconds: The same in steps that run as CUDA graphs, for the graph and for each operator that
+            follows; None where no such step was measured.
     """
 
     launch_seconds: float
+    captured_launch_seconds: float | None
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
         """Seconds that the device is busy with ``record``.
@@ -55,6 +58,12 @@ class OperatorTimes(Protocol):
             storages: Of its trace, at the same sizes.
         """
         ...
+
+
+def host_seconds_of_launch(times: OperatorTimes, *, is_captured: bool) -> float:
+    """Of one launch, in steps that run as CUDA graphs or not."""
+    captured = times.captured_launch_seconds if is_captured else None
+    return times.launch_seconds if captured is None else captured
 
 
 class ProfileTimes:
@@ -70,6 +79,7 @@ class ProfileTimes:
 
     Attributes:
         launch_seconds: See `OperatorTimes`.
+        captured_launch_seconds: Likewise; not known from rates.
         fallbacks: Formats that the device lacks and that were asked for, with what was counted in their place.
     """
 
@@ -77,6 +87,7 @@ class ProfileTimes:
         self.profile, self._tf32 = profile, tf32
         is_gpu = profile.kind == "cuda"
         self.launch_seconds = profile.launch_seconds if is_gpu else 0.0
+        self.captured_launch_seconds: float | None = None
         self._each_operator = 0.0 if is_gpu else profile.launch_seconds
         self.fallbacks: dict[Format, str] = {}
 

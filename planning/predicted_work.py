@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.links import Links, RankLink
+from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.operator_costs import number
-from nugnn.planning.operator_times import OperatorTimes
+from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import DeviceKind
@@ -44,6 +45,7 @@ class DeviceWork:
             `RUNTIME_BYTES` when None.
         is_captured: Whether steps run as CUDA graphs: see `nugnn.planning.step_program.Program.launched`.
         kind: Of the device; the trace's when None. A CPU's trace may stand for that of a GPU which nobody here has.
+        peaks: Memory that such steps took on it, which corrects what the trace says.
     """
 
     trace: StepTrace
@@ -51,6 +53,7 @@ class DeviceWork:
     runtime_bytes: int | None = None
     is_captured: bool = False
     kind: DeviceKind | None = None
+    peaks: MeasuredPeaks | None = None
 
     @property
     def device(self) -> str:
@@ -176,7 +179,9 @@ class PredictedWork:
         return sum(self.memory(part, sizes).values())
 
     def memory(self, part: int, sizes: PartSizes) -> dict[str, int]:
-        """Of them ``step`` (what the trace holds at its peak), ``structure`` (kept beside it) and ``runtime``."""
+        """Of them ``step`` (what the trace holds at its peak, corrected by what was measured), ``structure`` (kept
+        beside it) and ``runtime``.
+        """
         return self._part(part).memory(sizes)
 
 
@@ -212,10 +217,11 @@ class _Tables:
 class _Part:
     def __init__(self, device: DeviceWork, tables: _Tables, work: PredictedWork, rank: int) -> None:
         trace, program, link = device.trace, tables.program, work.links.of_rank(rank)
-        self.tables, self._trace = tables, trace
+        self.tables, self._trace, self._peaks = tables, trace, device.peaks
         self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
         launched = program.launched(trace, is_captured=device.is_captured)
-        self._walk = _Walk(program, launched, device.times.launch_seconds, blocks_host=work.links.blocks_host(rank))
+        launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
+        self._walk = _Walk(program, launched, launch, blocks_host=work.links.blocks_host(rank))
         self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
     def seconds(self, sizes: PartSizes) -> float:
@@ -226,8 +232,10 @@ class _Part:
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
-        tables = self.tables
-        return {"step": tables.peak.bytes(sizes), "structure": tables.structure.bytes(sizes), "runtime": self._runtime}
+        tables, step = self.tables, self.tables.peak.bytes(sizes)
+        if self._peaks is not None:
+            step = self._peaks.bytes(step)
+        return {"step": step, "structure": tables.structure.bytes(sizes), "runtime": self._runtime}
 
 
 def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) -> float:

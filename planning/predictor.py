@@ -11,6 +11,7 @@ import numpy.typing as npt
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.links import Links
+from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_times import OperatorTimes, ProfileTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import SecondsKind
@@ -145,4 +146,5 @@ def _device_work(
 ) -> DeviceWork:
     trace = traces.get(profile.kind) or next(iter(traces.values()))
     is_gpu = profile.kind == "cuda"
-    return DeviceWork(trace=trace, times=times, kind=profile.kind, is_captured=is_gpu and is_captured)
+    peaks = times.peaks if isinstance(times, MeasuredTimes) else None
+    return DeviceWork(trace=trace, times=times, kind=profile.kind, is_captured=is_gpu and is_captured, peaks=peaks)

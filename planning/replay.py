@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.links import Links
 from nugnn.planning.operator_costs import number
-from nugnn.planning.operator_times import OperatorTimes
+from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import PredictedWork, collective_seconds, halo_share_of
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
@@ -82,8 +82,8 @@ def replay(
             seconds[key] = [own.seconds(record, step.storages) for record in step.operators]
         launched = program.launched(step, is_captured=is_captured[rank])
         share = None if halo_shares is None else halo_shares[rank]
-        blocks = links.blocks_host(rank)
-        ranks.append(_Rank(step, program, seconds[key], launched, own.launch_seconds, share, blocks_host=blocks))
+        blocks, launch = links.blocks_host(rank), host_seconds_of_launch(own, is_captured=is_captured[rank])
+        ranks.append(_Rank(step, program, seconds[key], launched, launch, share, blocks_host=blocks))
     names = [step.device for step in steps] if names is None else names
     return _replayed(ranks, _Exchanges(links, ranks, rows_between, Wire(gradient_wire)), num_steps, names)
 
@@ -119,7 +119,8 @@ def replay_parts(
         program, seconds = work.program(rank).at(sizes), work.record_seconds(rank, sizes).tolist()
         launched = program.launched(device.trace, is_captured=device.is_captured)
         share = halo_share_of(sizes) if halo_shares is None else halo_shares[rank]
-        launch, blocks = device.times.launch_seconds, work.links.blocks_host(rank)
+        launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
+        blocks = work.links.blocks_host(rank)
         ranks.append(_Rank(device.trace, program, seconds, launched, launch, share, blocks_host=blocks))
     names = [device.device for device in work.devices] if names is None else names
     return _replayed(ranks, _Exchanges(work.links, ranks, rows_between, work.gradient_wire), num_steps, names)

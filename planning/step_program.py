@@ -137,6 +137,11 @@ def after_passes(trace: StepTrace) -> int:
     return max(first, _last_sum(trace) + 1)
 
 
+def launches_of_graph(trace: StepTrace) -> int:
+    """Of a step whose passes run as a CUDA graph: one of the graph, and those of what follows."""
+    return 1 + sum(record.launches for record in trace.operators[after_passes(trace) :] if record.kind != "metadata")
+
+
 def _last_sum(trace: StepTrace) -> int:
     """The last sum of gradients over ranks; -1 without any."""
     return max((i for i, r in enumerate(trace.operators) if _is_gradient(r, trace.storages)), default=-1)

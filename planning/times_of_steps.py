@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from nugnn.planning import device_facts
+from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps, seconds_of_records, watching_at
+from nugnn.planning.step_program import launches_of_graph
 from nugnn.planning.time_curves import Amount
 from nugnn.planning.timed_operators import amount_of, joined_operators, operators_at
 from nugnn.planning.trace import StepTrace
@@ -46,7 +48,13 @@ def _variance_of_median(samples: Sequence[float]) -> float:
 
 
 def times_of(
-    trace: StepTrace, measured: Sequence[tuple[PartSizes, StepLaps]], device: torch.device, *, limits: str = ""
+    trace: StepTrace,
+    measured: Sequence[tuple[PartSizes, StepLaps]],
+    device: torch.device,
+    *,
+    limits: str = "",
+    captured_seconds: float | None = None,
+    peaks: Sequence[int] | None = None,
 ) -> MeasuredTimes:
     """The table that follows from timed steps.
 
@@ -60,16 +68,18 @@ def times_of(
         measured: Sizes, and what steps there took. What watching takes follows from the shortest step.
         device: On which.
         limits: Of the device, in words.
+        captured_seconds: Of the host, for a step that runs as a CUDA graph; None where there are none.
+        peaks: Bytes that the steps took at most, in the order of ``measured``; None where it was not looked at.
     """
     shortest = min((laps for _, laps in measured), key=lambda laps: laps.median_seconds)
     is_gpu = trace.device == "cuda"
-    host_seconds = statistics.median(shortest.host_seconds)
     traces = [trace.at(sizes) for sizes, _ in measured]
     seconds = []
     for at, (_, laps) in zip(traces, measured, strict=True):
         watching = 0.0 if is_gpu else watching_at(shortest, laps)
         taken = seconds_of_records(at, laps.names, laps.median_laps, watching=watching)
         total = sum(taken)
+        host_seconds = max(statistics.median(each.host_seconds) for each in (shortest, laps))
         if not is_gpu or host_seconds < _BUSY * min(total, laps.median_seconds):
             factor = whole_over_sum(laps, total)
             taken = [each * factor for each in taken]
@@ -85,7 +95,9 @@ def times_of(
         limits=limits,
         multiprocessors=device_facts.num_multiprocessors(device),
         launch_seconds=min(shortest.host_seconds) / num_launched if is_gpu else 0.0,
+        captured_launch_seconds=None if captured_seconds is None else captured_seconds / launches_of_graph(trace),
         operators=joined_operators(operators),
+        peaks=None if peaks is None else MeasuredPeaks.of(zip((at.peak_bytes() for at in traces), peaks, strict=True)),
         versions=device_facts.versions(has_gpu=is_gpu) | trace.versions,
     )
 

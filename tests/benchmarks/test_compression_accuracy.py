@@ -102,6 +102,9 @@ def test_time_to_accuracy_counts_runs_that_never_get_there() -> None:
     assert accuracy.time_to_accuracy(pairs) == (3, 1.5, 1)
     assert accuracy.time_to_accuracy([(plain, plain)]) == (3, 1.5, 0)
     assert accuracy.time_to_accuracy(pairs[2:]) == (math.inf, math.inf, 1)
+    late = a_run(val=(0.5, 0.5, 0.5, 0.8))  # epoch 4 and 2 s, where this seed's fp32 run took epoch 2 and 1 s
+    assert accuracy.beside_baseline([(a_run(val=(0.5, 0.8, 0.8, 0.8)), late)]) == (2, 2)
+    assert accuracy.beside_baseline(pairs) == (1, 1)  # of 1/3, 1 and never
 
 
 def in_this_process(outcome_of: Callable[[Case], Any], stop_after: int | None = None) -> Callable[..., None]:
@@ -159,14 +162,18 @@ def test_it_goes_on_where_it_stopped(call: Any, tmp_path: Path, capsys: pytest.C
     assert lines[-1]["halo_bytes"] == 100  # of both workers
 
 
-def test_runs_of_other_code_or_settings_are_not_gone_on_from(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_other_code_or_settings_are_not_gone_on_from(
+    call: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, lines = call(made_up)
     monkeypatch.setattr(accuracy, "code_version", lambda: "changed")
     assert len(call(made_up)[1]) == 2 * len(lines)
     row = accuracy.ROWS["cora-random"]
     changed = accuracy.Row(row.title, {**row.settings, "hidden": 8}, row.seeds, row.seconds, row.columns)
     monkeypatch.setitem(accuracy.ROWS, "cora-random", changed)
+    capsys.readouterr()
     assert len(call(made_up)[1]) == 3 * len(lines)
+    assert f"left out {2 * len(lines)} runs of other code than changed, or of other settings" in capsys.readouterr().err
 
 
 def test_the_table_has_the_difference_in_points(call: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,8 +199,31 @@ def test_what_is_kept_makes_the_tables_that_the_runs_make(call: Any, tmp_path: P
     assert accuracy.difference_table(again) == accuracy.difference_table(runs)
     costs = accuracy.cost_table(again)
     assert costs == accuracy.cost_table(runs)
-    assert {line[1]: line[2:4] for line in costs[1:]}["stale"] == ["-", "1"]  # the median of one that did and one
-    assert {line[1]: line[2:4] for line in costs[1:]}[BASELINE] == ["2", ""]
+    told = {line[1]: line[2:8] for line in costs[1:]}
+    assert told["stale"] == ["2", "-", "-", "1", "-", "-"]  # the median of one that did and one that never does
+    assert told["int4 halo"] == ["2", "2", "1.00", "", "1", "1.00"]
+    assert told[BASELINE] == ["2", "2", "", "", "1", ""]
+
+
+def test_more_seeds_of_some_columns_stand_beside_the_fp32_runs_of_theirs(call: Any, tmp_path: Path) -> None:
+    def outcome(case: Case) -> list[dict[str, Any]]:  # later seeds are slower, with or without compression
+        return [run | {"val": [0.1] * (2 * case.seed) + [0.8] * (9 - 2 * case.seed), "at": list(range(1, 10)),
+                       "train_seconds": list(range(1, 10))} for run in made_up(case)]  # fmt: skip
+
+    call(outcome)
+    _, lines = call(outcome, None, "--seeds=4", "--column=int4 halo")
+    assert len(lines) == 2 * len(accuracy.COLUMNS) + 2 * 2
+    kept = tmp_path / "of" / "kept.jsonl"
+    assert accuracy.main([f"--json={tmp_path / 'runs.jsonl'}", f"--keep={kept}"]) == 0
+    runs = accuracy.runs_of([json.loads(text) for text in kept.read_text().splitlines()])
+    assert len(runs) == len(lines)
+    table = {line[1]: line[2:] for line in accuracy.difference_table(runs)[1:]}
+    assert [table[name][0] for name in (BASELINE, "int4 halo", "stale")] == ["4", "4", "2"]
+    means = {name: float(table[name][2].split()[0]) for name in ("int4 halo", "stale")}
+    assert means == {"int4 halo": -1.5, "stale": -0.5}  # of four seeds and of two, each a point worse than the last
+    costs = {line[1]: line[2:5] for line in accuracy.cost_table(runs)[1:]}
+    assert costs[BASELINE] == ["4", "4", ""] and costs["int4 halo"] == ["4", "4", "1.00"]
+    assert costs["stale"] == ["2", "2", "1.00"]  # 2 epochs beside 4 of all fp32 runs, and beside 2 of their own
 
 
 def test_a_run_that_fails_is_told_and_left_for_the_next_time(call: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import time
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 import replay_mixed
 import torch
 from harness import read_rows
+from inside_bytes import Allocator, BytesClock, bytes_inside, table_of, with_bytes_inside
 from mixed_steps import Mixed, casts_of, without_the_rule
 from replay_cases import NUM_CLASSES, Case, Setting, sample_setting
 
 from nugnn.planning.casts import with_formats
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.trace import StepTrace
-from nugnn.step_graphs import CaptureError
+from nugnn.planning.step_laps import StepLaps
+from nugnn.planning.times_of_steps import times_of
+from nugnn.planning.trace import OperatorRecord, StepTrace
 from nugnn.traced_step import run_steps, sample_trainer, trace_sample_step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,24 +138,70 @@ def test_what_fails_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatc
     assert len(started) == 3
 
 
-def test_on_a_gpu_steps_that_cannot_be_recorded_run_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    (one,) = replay_mixed.configurations(1, 1, 2, 0.1, "cpu")
+def test_on_a_gpu_steps_that_cannot_be_recorded_run_as_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (one,) = replay_mixed.configurations(1, 1, 1, 0.1, "cpu")
     step = replay_mixed._settings(one, "cpu")
-    tells = step.mixed.trace.model_copy(update={"device": "cuda"})
-    step = dataclasses.replace(step, mixed=dataclasses.replace(step.mixed, trace=tells))
-    asked: list[str] = []
+    told = step.mixed.trace.model_copy(update={"device": "cuda"})
+    step = dataclasses.replace(step, mixed=dataclasses.replace(step.mixed, trace=told))
+    nothing = Allocator(lambda: 0, lambda: 0, lambda: None)
+    monkeypatch.setattr(replay_mixed, "bytes_inside", functools.partial(bytes_inside, allocator=nothing))
+    found = replay_mixed._measured(step, 2, time.thread_time, torch.device("cpu"))
+    assert "this worker does not compute on a GPU" in capsys.readouterr().out
+    assert found.are_captured == [False] and found.seconds[0] > 0
+    assert [[sizes for sizes, _ in ladder] for ladder in found.ladders] == 2 * [list(step.mixed.ladder)]
+    assert found.inside is not None
+    trace = step.single.trace.at(step.mixed.tests[0])
+    assert with_bytes_inside(trace, found.inside) == trace
 
-    def steps(setting: Setting, rounds: int, now: Any, *, cuda_graphs: str) -> tuple[list[float], list[bool]]:
-        asked.append(cuda_graphs)
-        if cuda_graphs == "on":
-            raise CaptureError("as arranged")
-        return [0.5] * len(setting.tests), [False] * len(setting.tests)
 
-    monkeypatch.setattr(replay_mixed, "steps_one_by_one", steps)
-    ladders, *found = replay_mixed._measured(step, 1, time.thread_time)
-    assert asked == ["on", "off"] and found == [[0.5, 0.5], [False, False]]
-    assert [[sizes for sizes, _ in ladder] for ladder in ladders] == 2 * [list(step.mixed.ladder)]
-    assert len(ladders[1][0][1].names) > len(ladders[0][0][1].names)  # all in bfloat16: casts stand between
+def test_bytes_inside_are_those_beyond_what_an_operator_finds_or_leaves() -> None:
+    held, most = iter((100, 160, 160, 40)), iter((190, 165))
+    forgotten: list[bool] = []
+    clock = BytesClock(Allocator(lambda: next(held), lambda: next(most), lambda: forgotten.append(True)))
+    clock.open()
+    for number in range(2):
+        clock.begin(number)
+        clock.end()
+    assert clock.close() == [30.0, 5.0] and len(forgotten) == 2
+
+
+def test_operators_of_a_mixed_step_take_inside_what_they_took_in_the_step_of_their_format() -> None:
+    setting, names = _setting("cnn"), ["features.3/conv", "classify/linear"]
+    all_half = dict.fromkeys(mixed_steps.names_of(setting.model), "bfloat16")
+    traces, each_sample = [setting.trace, _recorded(setting, all_half)], [10_000_000, 30_000_000]
+    sizes = [PartSizes(batch=4), PartSizes(batch=64)]
+    found = [
+        [
+            (
+                size,
+                ([r.op for r in trace.operators], [inside * size.batch * _is_forward_conv(r) for r in trace.operators]),
+            )
+            for size in sizes
+        ]
+        for trace, inside in zip(traces, each_sample, strict=True)
+    ]
+    at = PartSizes(batch=16)
+    some = torch.device("cpu")
+    times = times_of(setting.trace, [(at, _laps(setting.trace))], some)
+    table = table_of(traces, found, times)
+    assert table is not None
+    mixed = with_formats(setting.trace, dict.fromkeys(names, "bfloat16")).at(at)
+    whole = with_bytes_inside(mixed, table)
+    for record, live, more in zip(mixed.operators, mixed.live_bytes(), whole.live_bytes(), strict=True):
+        is_half = record.outputs and record.outputs[0].dtype == "bfloat16"
+        assert more - live == _is_forward_conv(record) * 16 * each_sample[bool(is_half)]
+    one_less = [record.op for record in setting.trace.operators[1:]]
+    assert table_of(traces[:1], [[(at, (one_less, [0.0] * len(one_less)))]], times) is None
+
+
+def _is_forward_conv(record: OperatorRecord) -> bool:
+    return record.op == "aten.convolution"
+
+
+def _laps(trace: StepTrace) -> StepLaps:
+    return StepLaps(tuple(r.op for r in trace.operators), 2 * ((1e-3,) * len(trace.operators),), (1.0, 1.0), (1.0, 1.0))
 
 
 def test_a_step_with_other_casts_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nugnn import own_times
+from nugnn.datasets.graph_data import GraphData
 from nugnn.fit_options import FitOptions
 from nugnn.models import GNN
 from nugnn.own_times import OwnTimes, travel_of
@@ -24,13 +25,24 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, MachineProfile
 from nugnn.planning.trace import StepTrace
-from nugnn.random_data import random_part
+from nugnn.timed_parts import real_parts
+from nugnn.traced_step import sizes_of
 
 CPU = DeviceProfile(
     name="a CPU", kind="cpu", source="measured", memory_bytes=1 << 34, cache_bytes=1 << 25, gemm_flops={"fp32": 8e11},
     stream_bytes=1e10, gather_bytes=8e9, cached_gather_bytes=2e10, pack_bytes=5e9, launch_seconds=4e-6,
     multiprocessors=2,
 )  # fmt: skip
+
+
+def some_graph() -> GraphData:
+    draw = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(12_000, (2, 60_000), generator=draw)
+    labels, features = torch.randint(4, (12_000,), generator=draw), torch.randn(12_000, 12, generator=draw)
+    how: dict[str, Any] = {"features": features, "labels": labels, "num_classes": 4}
+    return GraphData(name="at hand", num_nodes=12_000, src=src, dst=dst, train_nodes=torch.arange(1000), **how)
+
+
 LIMITS = (DeviceLimits(threads=1), DeviceLimits(threads=1, memory_fraction=0.4))
 SIZES = (PartSizes(inner=9000, edges=45_000, halo=9000, sent=9000, train=500),) * 2
 
@@ -81,6 +93,18 @@ def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
 
 
+def with_noted_parts(given: PlanSubject) -> PlanSubject:
+    """Times say of what parts they are."""
+    measure = given.measure
+
+    def noted(trace: StepTrace, parts: Sequence[Any], **how: Any) -> MeasuredTimes:
+        (said,) = {f"{part.node_data['feat'].shape[1]} columns of {part.name}" for part in parts}
+        times = measure(trace, parts, **how)
+        return times.model_copy(update={"versions": times.versions | {"parts": said}})
+
+    return replace(given, measure=noted)
+
+
 class Launched(Exception):  # noqa: N818 - stands for workers
     """Workers would have been started."""
 
@@ -120,14 +144,23 @@ def test_ways_are_kept_apart_by_who_takes_part_as_which_rank() -> None:
     assert more is not None and own_times._kept_ways(given, ["one", "other"], more) != paths[0]
 
 
-def test_operators_are_timed_on_parts_that_can_be() -> None:
-    """A small part of many that sends its rows to several others; at all sizes up to its own."""
-    given, here = subject(), cluster()
-    sizes = PartSizes(inner=400, edges=6000, halo=500, sent=700, train=400)
-    parts = own_times.timed_parts(given, here, step_model(given, here).work, 1, sizes)
-    assert max(part.inner for part in parts) == 400 and len(parts) > 2
-    for part in parts:
-        random_part(part, 12, 4, multilabel=False, num_parts=2)
+@pytest.mark.usefixtures("forked_workers")
+def test_operators_of_a_graph_at_hand_are_timed_on_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, here, graph = subject(), cluster(), some_graph()
+    work = step_model(given, here).work
+    how: dict[str, Any] = {"work": work, "graph": graph}
+    devices = [torch.device("cpu")] * 2
+    found = own_times.own_times(with_noted_parts(given), here, devices, LIMITS, SIZES, **how)
+    assert {kind: times.versions["parts"] for kind, times in found.operators.items()} == dict.fromkeys(
+        [device.kind for device in here.devices], f"12 columns of {graph.name}"
+    )
+    shards = [part.shard for part in real_parts(graph, [given.traces["cpu"]] * 2, [lambda _: 0.0] * 2, SIZES)]
+    for times in found.operators.values():
+        assert all(not times.fallbacks(given.traces["cpu"].at(sizes_of(shard))) for shard in shards)
+    monkeypatch.setattr(own_times, "launch", refuse)
+    assert own_times.own_times(given, here, devices, LIMITS, SIZES, **how).operators == found.operators
+    with pytest.raises(Launched):  # random parts are something else
+        own_times.own_times(given, here, devices, LIMITS, SIZES, work)
 
 
 def test_what_travels_is_what_the_step_sends() -> None:

@@ -399,9 +399,12 @@ def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) ->
     )
     assert fp32.traces["cpu"].to_json() == tf32.traces["cpu"].to_json() != bf16.traces["cpu"].to_json()
     small, large = ([PartSizes(inner=50, edges=edges)] for edges in (200, 400))
-    where = [own_times._kept(each, ["one", "other"], [small, large]) for each in (fp32, tf32, bf16, fp32)]
+    where = [
+        own_times._kept(each, ["one", "other"], [small, large], of_graph=False) for each in (fp32, tf32, bf16, fp32)
+    ]
     assert where[0] == where[3] and len({path for paths in where for path in paths}) == 6
-    assert own_times._kept(fp32, ["one", "third"], [small, large])[0] != where[0][0]  # who computes beside it
+    beside_another = own_times._kept(fp32, ["one", "third"], [small, large], of_graph=False)
+    assert beside_another[0] != where[0][0]
 
 
 def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from nugnn.measured_memory import peak_of_step
 from nugnn.measured_step import Place, ladder, measure_graph_step, measure_sample_step
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
@@ -218,3 +219,24 @@ def test_operators_are_measured_on_a_gpu(kind):
     place.time_whole()
     place.time_whole()
     assert 0.5 < alone_seconds(at, times) / place.laps.median_seconds < 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_and_captured_steps_are_measured_on_a_gpu(precision):
+    torch.manual_seed(0)
+    model, sample = CNN(3, CLASSES, widths=(32, 64)), [torch.zeros(3, 32, 32)]
+    how = {"num_classes": CLASSES, "device": "cuda", "precision": precision}
+    trace = trace_sample_step(model, sample, **how)
+    sizes = ladder(PartSizes(batch=512))
+    times = measure_sample_step(model, trace, sample, sizes, seconds=1, captured=True, **how)
+    assert times.captured_launch_seconds is not None and times.captured_launch_seconds > 0
+    assert times.peaks is not None and len(times.peaks.points) == len(sizes)
+    test = PartSizes(batch=300)
+    trainer = sample_trainer(model, sample, test, cuda_graphs="off", **how)
+    run_steps(trainer, 2)
+    at = trace.at(test)
+    assert times.peaks.bytes(at.peak_bytes()) == pytest.approx(peak_of_step(trainer, at), rel=0.1)
+    place = Place(sample_trainer(model, sample, test, cuda_graphs="on", **how), test, in_a_row=16)
+    assert place.captured_host_seconds() is not None
+    assert 0.5 < alone_seconds(at, times, is_captured=True) / place.laps.median_seconds < 2

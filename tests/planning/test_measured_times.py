@@ -18,9 +18,12 @@ from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.planning.calibration import MeasuredStep, alone_seconds, calibrated
 from nugnn.planning.casts import CAST
+from nugnn.planning.links import Links
 from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from nugnn.planning.replay import replay, replay_parts
 from nugnn.planning.step_laps import StepLaps, seconds_of_records, watching_seconds
 from nugnn.planning.time_curves import Amount
 from nugnn.planning.timed_operators import amount_of, is_large_sum
@@ -275,6 +278,53 @@ def test_a_gpu_s_operators_follow_a_step_only_where_the_host_is_ahead_of_it(slow
     times = times_of(trace, found, CPU)
     predicted = [alone_seconds(at, times, is_captured=True) for at in steps]
     assert predicted == pytest.approx([busy[0], busy[1], slower * busy[2]])
+
+
+def test_a_host_that_was_disturbed_at_one_place_says_nothing_of_its_operators():
+    trace = _of_samples("mlp").model_copy(update={"device": "cuda"})
+    sizes = [PartSizes(batch=n) for n in (8, 512)]
+    found = []
+    for each, part in zip(sizes, (0.4, 1.3), strict=True):
+        at = trace.at(each)
+        laps = _seconds(at)
+        host = part * sum(laps)
+        whole = max(host, sum(laps))
+        found.append((each, StepLaps(tuple(o.op for o in at.operators), (tuple(laps),) * 5, (whole,) * 5, (host,) * 5)))
+    large = trace.at(sizes[1])
+    assert alone_seconds(large, times_of(trace, found, CPU), is_captured=True) == pytest.approx(sum(_seconds(large)))
+
+
+def test_what_the_host_does_for_a_captured_step_is_what_was_measured():
+    trace = _of_samples("mlp").model_copy(update={"device": "cuda"})
+    steps = [trace.at(each) for each in BATCHES]
+    found = [(each, _laps(at, _seconds(at))) for each, at in zip(BATCHES, steps, strict=True)]
+    longest = max(sum(_seconds(at)) for at in steps)
+    times = times_of(trace, found, CPU, captured_seconds=3 * longest)
+    for at in steps:
+        assert alone_seconds(at, times, is_captured=True) == pytest.approx(3 * longest)
+        assert alone_seconds(at, times.with_factor(2), is_captured=True) == pytest.approx(6 * longest)
+        assert alone_seconds(at, times) == alone_seconds(at, times_of(trace, found, CPU))
+    for batch, at in zip(BATCHES, steps, strict=True):
+        # the host is one launch before the device from the first to the last
+        work = PredictedWork([DeviceWork(trace, times, is_captured=True)])
+        assert 3 * longest <= work.seconds(0, batch) <= 4 * longest
+        assert replay_parts(work, [batch]).makespan == pytest.approx(work.seconds(0, batch))
+        assert replay([at], [times], Links.alone(), captured=True).makespan == pytest.approx(work.seconds(0, batch))
+    assert MeasuredTimes.model_validate_json(times.to_json()) == times
+
+
+def test_peaks_that_were_measured_correct_what_a_trace_says():
+    trace = _of_samples("mlp")
+    steps = [trace.at(each) for each in BATCHES]
+    found = [(each, _laps(at, _seconds(at))) for each, at in zip(BATCHES, steps, strict=True)]
+    times = times_of(trace, found, CPU, peaks=[2 * at.peak_bytes() + 1000 for at in steps])
+    assert MeasuredTimes.model_validate_json(times.to_json()) == times
+    plain, corrected = (PredictedWork([DeviceWork(trace, times, peaks=peaks)]) for peaks in (None, times.peaks))
+    for each, at in zip(BATCHES, steps, strict=True):
+        assert plain.memory(0, each)["step"] == at.peak_bytes()
+        assert corrected.memory(0, each)["step"] == 2 * at.peak_bytes() + 1000
+    between = _half_way(BATCHES)
+    assert corrected.memory(0, between)["step"] == pytest.approx(2 * plain.memory(0, between)["step"] + 1000, rel=1e-6)
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------

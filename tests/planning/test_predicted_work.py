@@ -223,6 +223,7 @@ def test_memory_of_a_gpu_is_what_its_allocator_gave_out(kind):
     how = {"in_features": 100, "num_classes": CLASSES, "device": "cuda"}
     trace = trace_graph_step(model, **how)
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # they count as the process', and a trainer may use another stream
     before = torch.cuda.memory_allocated()
     trainer = graph_trainer(model, sizes, **how)
     run_steps(trainer, 2)
@@ -232,6 +233,9 @@ def test_memory_of_a_gpu_is_what_its_allocator_gave_out(kind):
     torch.cuda.synchronize()
     memory = PredictedWork([DeviceWork(trace, FAST)] * 2, Links.equal(2, 1e10)).memory(0, sizes)
     used = torch.cuda.max_memory_allocated() - before
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    used -= held - torch.cuda.memory_allocated()
     assert memory["step"] + memory["structure"] == pytest.approx(used, rel=0.05)
 
 

@@ -29,6 +29,7 @@ class OfLaunches:
     """Seconds for each launch of an operator."""
 
     launch_seconds = LAUNCH
+    captured_launch_seconds = None
 
     def __init__(self, each: float) -> None:
         self.each = each

@@ -44,6 +44,7 @@ class LinearTimes:
 
     def __init__(self, of_byte: float, of_operator: float = 0.0, launch_seconds: float = 0.0) -> None:
         self.of_byte, self.of_operator, self.launch_seconds = of_byte, of_operator, launch_seconds
+        self.captured_launch_seconds: float | None = None
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
         """See `nugnn.planning.operator_times.OperatorTimes`."""

@@ -1,0 +1,127 @@
+"""Where a model's operators are timed on a worker: pieces of its part of the graph at hand, or sizes of random parts.
+
+Sums over neighbours take less time where neighbours lie near each other, as in parts that were cut and ordered: on an
+H200 random parts of the size of ogbn-products were up to 1.6 times as slow as real ones, and more so on a whole device
+than on a limited one, so shares planned from them were wrong. Counts alone, as of a graph that is not at hand, leave
+nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nugnn.datasets.graph_data import GraphData
+from nugnn.measured_step import changes_of_kernel, ladder
+from nugnn.partition.assign import partition_nodes
+from nugnn.partition.pieces import piece_of
+from nugnn.partition.shard import Shard, iter_shards
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.trace import StepTrace
+from nugnn.traced_step import sizes_of
+
+_STEP_SECONDS = {"cpu": 0.25, "cuda": 0.05}
+"""Predicted, of the largest step that is timed: larger parts follow from smaller ones."""
+_PIECES = (1.0, 0.5, 0.25, 0.125, 1 / 64)
+"""Of the largest piece, by share of its rows; the smallest is all launches."""
+_LEAST_ROWS, _LEAST_EDGES = 32, 256
+_LEAST_SHARE = 0.25
+"""Of an average part: a device that rates alone would leave out is timed all the same."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RealPart:
+    """A worker's part of a graph, for timing.
+
+    Args:
+        shard: The largest piece.
+        shares: Of its rows, from the largest to the smallest.
+    """
+
+    shard: Shard
+    shares: tuple[float, ...]
+
+    def pieces(self) -> list[Shard]:
+        """Smallest first, as all ladders are; those too small to be of use are left out, but for the largest."""
+        found = [piece_of(self.shard, share) for share in self.shares]
+        large = [each for each in found[1:] if each.num_inner >= _LEAST_ROWS and each.num_edges >= _LEAST_EDGES]
+        return [found[0], *large][::-1]
+
+
+Timed = RealPart | Sequence[PartSizes]
+"""Of a worker."""
+
+
+def places_of(part: Timed) -> Sequence[Shard | PartSizes]:
+    """What `nugnn.measured_step` measures at."""
+    return part.pieces() if isinstance(part, RealPart) else part
+
+
+def random_parts(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes: PartSizes) -> list[PartSizes]:
+    """Sizes up to those of a worker, or to a step of a fraction of a second.
+
+    Args:
+        trace: Of the step, on the worker's kind of device.
+        seconds: Predicted, of a step of a part on the worker.
+        sizes: Of the worker.
+    """
+    return ladder(_scaled(sizes, _largest_share(trace, seconds, sizes)), trace)
+
+
+def real_parts(
+    graph: GraphData,
+    traces: Sequence[StepTrace],
+    seconds: Sequence[Callable[[PartSizes], float]],
+    sizes: Sequence[PartSizes],
+) -> list[RealPart]:
+    """Parts of a graph cut into clusters of about these sizes, with rows in the order that training gives them.
+
+    Args:
+        graph: At hand.
+        traces: Of each worker, as for `random_parts`.
+        seconds: Likewise.
+        sizes: Likewise.
+    """
+    least = _LEAST_SHARE * graph.num_nodes / len(sizes)
+    shares = [max(size.inner, least) for size in sizes]
+    cut = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method="clusters", tolerance=0.1)
+    return [
+        real_part(shard, trace, of_part)
+        for shard, trace, of_part in zip(iter_shards(graph, cut, order="auto"), traces, seconds, strict=True)
+    ]
+
+
+def real_part(shard: Shard, trace: StepTrace, seconds: Callable[[PartSizes], float]) -> RealPart:
+    """What is timed of a part that is there; ``trace`` and ``seconds`` as for `random_parts`."""
+    whole = _as_traced(shard)
+    largest = piece_of(whole, _largest_share(trace, seconds, sizes_of(whole)))
+    shares = {*_PIECES, *changes_of_kernel(trace, sizes_of(largest))}
+    return RealPart(shard=largest, shares=tuple(sorted((share for share in shares if share <= 1), reverse=True)))
+
+
+def _as_traced(shard: Shard) -> Shard:
+    """With the columns that a traced step has: labels, and features that are not sparse."""
+    columns = {name: column for name, column in shard.node_data.items() if name in ("feat", "label")}
+    features = columns.get("feat")
+    if features is not None and features.layout != torch.strided:
+        columns["feat"] = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    return dataclasses.replace(shard, node_data=columns, edge_data={})
+
+
+def _largest_share(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes: PartSizes) -> float:
+    share = 1.0
+    while seconds(_scaled(sizes, share)) > _STEP_SECONDS[trace.device] and share > 1e-3:
+        share /= 2
+    return share
+
+
+def _scaled(sizes: PartSizes, share: float) -> PartSizes:
+    """All counts in proportion, as far as a part of two can have them: expected ones may be more."""
+    counts = {field.name: round(share * getattr(sizes, field.name)) for field in dataclasses.fields(sizes)}
+    counts["edges"] = max(counts["edges"], counts["inner"], counts["halo"])
+    counts["train"] = min(max(counts["train"], min(sizes.train, 1)), counts["inner"])
+    counts["sent"] = min(counts["sent"], counts["inner"])
+    return PartSizes(**{name: max(count, 1) if getattr(sizes, name) else 0 for name, count in counts.items()})

@@ -1,0 +1,92 @@
+"""Where operators are timed: pieces of real parts are parts, random ones can be, and each device has enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nugnn.datasets.graph_data import GraphData
+from nugnn.datasets.sparse import csr_matrix
+from nugnn.models import GNN
+from nugnn.partition.check import check_shard
+from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.trace import StepTrace
+from nugnn.random_data import random_part
+from nugnn.timed_parts import RealPart, places_of, random_parts, real_parts
+from nugnn.traced_step import trace_graph_step
+
+NODES = 3000
+
+
+@pytest.fixture(scope="module")
+def trace() -> StepTrace:
+    torch.manual_seed(0)
+    return trace_graph_step(GNN("gcn", 12, 4, hidden=16, layers=3), in_features=12, num_classes=4)
+
+
+def neighbours(**more: Any) -> GraphData:
+    """Node i has in-edges from i + 1 to i + 5: parts have few halo rows, random ones would have very many."""
+    dst = torch.arange(NODES).repeat_interleave(5)
+    src = (dst + torch.arange(1, 6).repeat(NODES)) % NODES
+    labels = torch.arange(NODES) % 4
+    columns = {"features": torch.randn(NODES, 12, generator=torch.Generator().manual_seed(0)), **more}
+    return GraphData(
+        name="neighbours", num_nodes=NODES, src=src, dst=dst, labels=labels, num_classes=4,
+        train_nodes=torch.arange(0, NODES, 3), **columns,
+    )  # fmt: skip
+
+
+def nothing(_: PartSizes) -> float:
+    return 0.0
+
+
+def parts_of(graph: GraphData, trace: StepTrace, inner: tuple[int, ...], seconds: Any = nothing) -> list[RealPart]:
+    sizes = [PartSizes(inner=n, edges=5 * n, halo=50, sent=50, train=n // 3) for n in inner]
+    return real_parts(graph, [trace] * len(inner), [seconds] * len(inner), sizes)
+
+
+@pytest.mark.parametrize("inner", [(3000,), (2000, 1000), (1000, 500, 1500)])
+def test_pieces_of_a_graph_at_hand_are_parts_of_it(trace: StepTrace, inner: tuple[int, ...]) -> None:
+    graph = neighbours()
+    for part, expected in zip(parts_of(graph, trace, inner), inner, strict=True):
+        assert part.shard.num_inner == pytest.approx(expected, rel=0.11)
+        assert part.shard.num_halo < 0.1 * part.shard.num_inner
+        pieces = places_of(part)
+        for piece in pieces:
+            check_shard(piece)
+            assert set(piece.node_data) == {"feat", "label"} and piece.name == graph.name
+        counts = [piece.num_inner for piece in pieces]
+        assert counts == sorted(counts) and len(counts) >= 4 and counts[-1] == part.shard.num_inner
+
+
+def test_a_device_that_would_have_one_node_has_enough_to_be_timed_on(trace: StepTrace) -> None:
+    small, large = parts_of(neighbours(), trace, (1, NODES - 1))
+    assert small.shard.num_inner > 250 and len(small.pieces()) >= 3
+    assert large.shard.num_inner > 2000
+
+
+def test_what_takes_long_is_timed_on_a_piece(trace: StepTrace) -> None:
+    (part, other) = parts_of(neighbours(), trace, (1500, 1500), lambda sizes: sizes.inner / 1600)
+    assert part.shard.num_inner == pytest.approx(375, rel=0.1)  # a quarter of a second
+    assert other.shard.num_inner == pytest.approx(375, rel=0.1)
+
+
+def test_columns_are_those_that_the_step_was_traced_with(trace: StepTrace) -> None:
+    dense = torch.zeros(NODES, 12)
+    dense[:, 3] = 1
+    sparse = dense.to_sparse_csr()
+    graph = neighbours(features=csr_matrix(sparse.crow_indices(), sparse.col_indices(), sparse.values(), (NODES, 12)))
+    for part in parts_of(graph, trace, (1500, 1500)):
+        features = part.shard.node_data["feat"]
+        assert features.layout is torch.strided and features.shape == (part.shard.num_inner, 12)
+
+
+def test_random_parts_can_be(trace: StepTrace) -> None:
+    """A small part of many that sends its rows to several others; at all sizes up to its own."""
+    sizes = PartSizes(inner=400, edges=6000, halo=500, sent=700, train=400)
+    parts = random_parts(trace, nothing, sizes)
+    assert max(part.inner for part in parts) == 400 and len(parts) > 2
+    for part in parts:
+        random_part(part, 12, 4, multilabel=False, num_parts=2)
