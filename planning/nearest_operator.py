@@ -24,6 +24,10 @@ _UNLIKE = BY_OPERATIONS | {"exchange", "optimizer"}
 """Kinds whose seconds say nothing about what another operator takes for its bytes."""
 
 
+_FAR = 4.0
+"""Times as much as was measured: there an entry of fewer fixed dimensions knows better, if it was measured further."""
+
+
 class Lookup(NamedTuple):
     """An answer of a table.
 
@@ -44,10 +48,15 @@ class _Entry:
         amounts, seconds = [p.amount for p in timed.points], [p.seconds for p in timed.points]
         self._weight = edge_weight(amounts, seconds)
         works = [a.weighed(self._weight) for a in amounts]
+        self._most = max(a.edges + a.rest for a in amounts)
         self._curve = Curve(list(zip(works, seconds, strict=True)))
 
     def __call__(self, amount: Amount) -> float:
         return self._curve(amount.weighed(self._weight))
+
+    def reaches(self, amount: Amount) -> bool:
+        """Whether about as much was measured, or more."""
+        return amount.edges + amount.rest <= _FAR * self._most
 
 
 class Entries:
@@ -73,7 +82,7 @@ class Entries:
             by_mask.setdefault(mask, {})[tuple(dim for dim in dims if dim is not None)] = entry
             self._like.setdefault(like, []).append(entry)
             self._of_kind.setdefault(timed.kind, []).append(entry)
-        for key, by_mask in self._own.items():  # the more is said, the sooner it is asked
+        for key, by_mask in self._own.items():  # the more is said, the sooner it is asked, as far as it was measured
             self._own[key] = dict(sorted(by_mask.items(), key=lambda item: -len(item[0])))
 
     def __eq__(self, other: object) -> bool:
@@ -87,9 +96,11 @@ class Entries:
         dims = [number(dim) for x in operands for dim in x.shape]
         like = _like(record, attributes_of(record, self._device))
         amount = amount_of(record, storages)
-        for mask, entries in self._own.get((like, tuple(len(x.shape) for x in operands)), {}).items():
-            if (entry := entries.get(tuple(dims[place] for place in mask))) is not None:
-                return Lookup(entry(amount))
+        by_mask = self._own.get((like, tuple(len(x.shape) for x in operands)), {})
+        own = [entries.get(tuple(dims[place] for place in mask)) for mask, entries in by_mask.items()]
+        found = [entry for entry in own if entry is not None]
+        if found:
+            return Lookup(next((entry for entry in found if entry.reaches(amount)), found[0])(amount))
         entry, why = self._nearest(record, like, dims, amount)
         return Lookup(entry(amount), f"{record.op} ({record.kind}, {_types(record)}) {why}")
 

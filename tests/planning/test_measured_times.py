@@ -26,7 +26,7 @@ from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.replay import replay, replay_parts
 from nugnn.planning.step_laps import StepLaps, seconds_of_records, watching_seconds
 from nugnn.planning.time_curves import Amount
-from nugnn.planning.timed_operators import amount_of, is_large_sum
+from nugnn.planning.timed_operators import TimedOperator, amount_of, is_large_sum
 from nugnn.planning.times_of_steps import growth_moved, times_of, whole_over_sum
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, TensorRecord, TraceError
@@ -197,6 +197,28 @@ def test_casts_are_answered_by_both_types_and_grow():
     record = OperatorRecord(name="", op=CAST, kind="copy", phase="forward", inputs=(one,), outputs=(other,))
     found = times.lookup(record, ())
     assert found.fallback is None and found.seconds == pytest.approx(times.cast_seconds(1 << 17, "float32", "bfloat16"))
+
+
+def test_an_entry_far_from_where_it_was_measured_gives_way_to_one_of_fewer_fixed_dimensions():
+    def cast(columns: int | None, points: list[tuple[int, float]]) -> TimedOperator:
+        one, other = (({"dtype": dtype, "shape": (None, columns)},) for dtype in ("float32", "bfloat16"))
+        timed = [{"rest": rest, "seconds": seconds} for rest, seconds in points]
+        return TimedOperator(kind="copy", op=CAST, inputs=one, outputs=other, points=timed)
+
+    def seconds(rows: int, operators: list[TimedOperator]) -> float:
+        one, other = (TensorRecord(storage=-1, shape=(rows, 32), dtype=dtype) for dtype in ("float32", "bfloat16"))
+        record = OperatorRecord(name="", op=CAST, kind="copy", phase="forward", inputs=(one,), outputs=(other,))
+        return _table(_of_graph("gcn"), PARTS).with_operators(operators).seconds(record, ())
+
+    narrow, wide = (
+        cast(32, [(6 * 32 * 8, 1.0), (6 * 32 * 16, 2.0)]),
+        cast(None, [(6 * 32 * 16, 0.25), (6 * 32 * 4096, 64.0)]),
+    )
+    assert seconds(16, [narrow, wide]) == 2.0
+    assert seconds(64, [narrow, wide]) == 8.0  # four times as much
+    assert seconds(65, [narrow, wide]) < 2.0
+    assert seconds(4096, [narrow, wide]) == 64.0
+    assert seconds(4096, [narrow]) > 100.0  # nothing else was measured
 
 
 # -- from laps to records ----------------------------------------------------------------------------------------------
