@@ -251,7 +251,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     for kind in (*sorted({row["model"] for row in rows}), "all"):
         own = [row for row in rows if kind in (row["model"], "all")]
         good = [row for row in own if "error" not in row]
-        cells = [kind, str(len({row["case"] + str(row["formats"]) for row in good})), str(len(good))]
+        cells = [kind, str(len({(row.get("seed"), row["case"], str(row["formats"])) for row in good})), str(len(good))]
         cells.append(str(len(own) - len(good)))
         for what, which, digits in _COLUMNS:
             each = [abs(error) for error in errors(good, which, what.replace(" ", "_"))]
@@ -287,6 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     count, tests = options.begin + options.count, options.tests
     for each in configurations(count, options.seed, tests, options.batch_scale, options.device)[options.begin :]:
         failed = {"kind": "mixed step", "case": each.name, "model": each.case.kind, "formats": each.formats}
+        failed["seed"] = options.seed
         if time.perf_counter() - begin > options.budget:
             recorder.add(failed | {"error": f"not begun within {options.budget:g} s"})
             continue
