@@ -270,9 +270,9 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """All rows of the ``.jsonl`` files of a folder, files in the order of their names."""
+    """All rows of the ``.jsonl`` files of a folder, files in the order of their names; or of one file."""
     rows = []
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in [folder] if folder.is_file() else sorted(folder.glob("*.jsonl")):
         with open(path, encoding="utf-8") as file:
             rows += [json.loads(line) | {"file": path.name} for line in file if line.strip()]
     return rows

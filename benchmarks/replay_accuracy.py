@@ -17,9 +17,9 @@ import argparse
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from harness import Recorder, brief, free_memory
@@ -37,6 +37,7 @@ from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.times_of_steps import times_of
 from nugnn.traced_step import run_steps, sizes_of
 
+T = TypeVar("T")
 _IN_A_ROW = 24
 """Steps of a GPU at a place that is predicted, timed as one: nobody waits for the last kernel of each in training."""
 
@@ -59,57 +60,62 @@ class Measured:
     seconds: Sequence[float]
     are_captured: Sequence[bool]
 
-    def ladder_rows(self) -> list[dict[str, Any]]:
-        """Of each place: its operators' laps as they came, whole steps, and the host's part of these."""
-        return [
-            {
-                "sizes": dataclasses.asdict(sizes),
-                "laps_seconds": sum(laps.median_laps),
-                "step_seconds": laps.median_seconds,
-                "host_seconds": statistics.median(laps.host_seconds),
-                "least_host_seconds": min(laps.host_seconds),
-            }
-            for sizes, laps in self.ladder
-        ]
+
+def ladder_rows(ladder: Sequence[tuple[PartSizes, StepLaps]]) -> list[dict[str, Any]]:
+    """Of each place: its operators' laps as they came, whole steps, and the host's part of these."""
+    return [
+        {
+            "sizes": dataclasses.asdict(sizes),
+            "laps_seconds": sum(laps.median_laps),
+            "step_seconds": laps.median_seconds,
+            "host_seconds": statistics.median(laps.host_seconds),
+            "least_host_seconds": min(laps.host_seconds),
+        }
+        for sizes, laps in ladder
+    ]
 
 
-def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
-    ladder_of, tests = list(setting.ladder), list(setting.tests)
+def place_of(setting: Setting, each: Any, now: Now, in_a_row: int = 4, **options: Any) -> Place:
+    """Where a setting's steps are timed; ``options`` of its trainer."""
+    sizes = each if isinstance(each, PartSizes) else sizes_of(each)
+    return Place(setting.trainer(each, **options), sizes, now, in_a_row)
 
-    def place(each: Any, in_a_row: int = 4, **options: Any) -> Place:
-        sizes = each if isinstance(each, PartSizes) else sizes_of(each)
-        return Place(setting.trainer(each, **options), sizes, now, in_a_row)
 
-    if setting.trace.device == "cpu":
-        timed, plain = [place(each) for each in ladder_of], [place(each) for each in tests]
-        for each in (*timed, *plain):
-            each.warm_up()
-        for _ in range(rounds):
-            for each in timed:
-                each.time_whole()
-                each.time_inside()
-            for each in plain:
-                each.time_whole()
-        found = [(p.sizes, p.laps) for p in timed]
-        table = times_of(setting.trace, found, timed[0].device, limits=label)
-        return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
-    found, peaks = [], []
-    for each in ladder_of:
-        one = place(each, cuda_graphs="off")
+def time_in_turns(timed: Sequence[Place], plain: Sequence[Place], rounds: int) -> None:
+    """Steps on a CPU: of ``timed`` also operator by operator, of ``plain`` as ever."""
+    for each in (*timed, *plain):
+        each.warm_up()
+    for _ in range(rounds):
+        for each in timed:
+            each.time_whole()
+            each.time_inside()
+        for each in plain:
+            each.time_whole()
+
+
+def laps_one_by_one(
+    setting: Setting, rounds: int, now: Now, look: Callable[[Place], T]
+) -> tuple[list[tuple[PartSizes, StepLaps]], list[T]]:
+    """Of a setting's ladder on a GPU, whose memory has to suffice for one place; with what ``look`` gives of each."""
+    found, looked = [], []
+    for each in setting.ladder:
+        one = place_of(setting, each, now, cuda_graphs="off")
         one.warm_up()
         for _ in range(rounds):
             one.time_whole()
             one.time_inside()
         found.append((one.sizes, one.laps))
-        peaks.append(peak_of_step(one.trainer, setting.trace.at(one.sizes)))
-        device = one.device
+        looked.append(look(one))
         del one
         free_memory()
-    captured = place(ladder_of[0]).captured_host_seconds()
-    free_memory()
+    return found, looked
+
+
+def steps_one_by_one(setting: Setting, rounds: int, now: Now, **options: Any) -> tuple[list[float], list[bool]]:
+    """Seconds of a step at a setting's tests on a GPU, and whether they ran as CUDA graphs; ``options`` of trainers."""
     seconds, are_captured = [], []
-    for each in tests:
-        one = place(each, _IN_A_ROW)
+    for each in setting.tests:
+        one = place_of(setting, each, now, _IN_A_ROW, **options)
         for _ in range(2):  # steps are recorded from the fourth on
             one.time_whole()
         warm = len(one.laps.seconds)
@@ -119,6 +125,26 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
         are_captured.append(one.trainer.num_recorded > 0)
         del one
         free_memory()
+    return seconds, are_captured
+
+
+def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
+    if setting.trace.device == "cpu":
+        timed, plain = (
+            [place_of(setting, each, now) for each in each_of] for each_of in (setting.ladder, setting.tests)
+        )
+        time_in_turns(timed, plain, rounds)
+        found = [(p.sizes, p.laps) for p in timed]
+        table = times_of(setting.trace, found, timed[0].device, limits=label)
+        return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
+    found, peaks = laps_one_by_one(
+        setting, rounds, now, lambda one: peak_of_step(one.trainer, setting.trace.at(one.sizes))
+    )
+    smallest = place_of(setting, setting.ladder[0], now)
+    device, captured = smallest.device, smallest.captured_host_seconds()
+    del smallest
+    free_memory()
+    seconds, are_captured = steps_one_by_one(setting, rounds, now)
     table = times_of(setting.trace, found, device, limits=label, captured_seconds=captured, peaks=peaks)
     return Measured(table, found, seconds, are_captured)
 
@@ -152,7 +178,7 @@ def run(case: Case, setting: Setting, options: argparse.Namespace, recorder: Rec
         row |= {"sizes": dataclasses.asdict(sizes), "measured_seconds": taken, "predicted_seconds": predicted}
         row |= {"is_captured": is_captured, "launch_seconds": table.launch_seconds}
         row |= {"busy_seconds": sum(table.seconds(o, trace.storages) for o in trace.operators)}
-        row |= {"ladder": found.ladder_rows()}
+        row |= {"ladder": ladder_rows(found.ladder)}
         if not options.no_memory:
             row["predicted_peak_bytes"], row["measured_peak_bytes"] = peaks(setting, place, table)
             row["traced_peak_bytes"] = trace.peak_bytes()

@@ -161,17 +161,20 @@ def graph_setting(case: Case, device: str, parts: int, real: RealGraph | None) -
     return Setting(model, trace, make, ladder(largest, trace), tests)
 
 
-def sample_setting(case: Case, device: str, ranks: int = 1) -> Setting:
+def sample_model(case: Case) -> tuple[nn.Module, list[Tensor]]:
+    """Of a case of samples, and what it is called with for one."""
     torch.manual_seed(0)
-    model: nn.Module
-    sample: list[Tensor]
     if case.kind == "mlp":
-        model, sample = MLP(784, NUM_CLASSES, norm="batch", dropout=0.3, **case.options), [torch.zeros(784)]
-    elif case.kind == "cnn":
-        model, sample = CNN(3, NUM_CLASSES, **case.options), [torch.zeros(3, _IMAGE, _IMAGE)]
-    else:
-        model = TransformerClassifier(1000, NUM_CLASSES, max_length=_TOKENS, **case.options)
-        sample = [torch.full((_TOKENS,), 999)]
+        options: dict[str, Any] = {"norm": "batch", "dropout": 0.3, **case.options}
+        return MLP(784, NUM_CLASSES, **options), [torch.zeros(784)]
+    if case.kind == "cnn":
+        return CNN(3, NUM_CLASSES, **case.options), [torch.zeros(3, _IMAGE, _IMAGE)]
+    model = TransformerClassifier(1000, NUM_CLASSES, max_length=_TOKENS, **case.options)
+    return model, [torch.full((_TOKENS,), 999)]
+
+
+def sample_setting(case: Case, device: str, ranks: int = 1) -> Setting:
+    model, sample = sample_model(case)
     how: dict[str, Any] = {"num_classes": NUM_CLASSES, "device": device, "precision": case.precision, "ranks": ranks}
     trace = trace_sample_step(model, sample, **how)
     assert case.largest is not None

@@ -2,7 +2,8 @@
 
 Formats are chosen for operators by name. What has no format of its own follows its neighbours: an operator that can do
 with any (additions, activations, dropout, picking rows, halo exchanges) takes that of its inputs if they agree, and the
-one it was recorded in otherwise; its gradient takes the one it has. Where two ends of an edge differ stands a cast.
+one it was recorded in otherwise; its gradient takes the one it has, as that of a view does (what `split` has divided is
+joined in its own format). Where two ends of an edge differ stands a cast.
 Source of the rule: QSync (Zhao et al., IPDPS 2024), with gradients as torch's autocast makes them.
 """
 
@@ -71,7 +72,7 @@ class _Retyped:
     _new_number: list[int] = field(default_factory=list)
     """Of each record of the given trace."""
     _chosen: dict[str, str] = field(default_factory=dict)
-    """What operators without a format of their own have taken in forward, by name."""
+    """What operators without a format of their own have taken in forward, views among them, by name."""
     _casts: dict[tuple[int, str, str, int], int] = field(default_factory=dict)
     """Storages that hold casts: by storage, format, reader and how often the storage had been written."""
     _writes: dict[int, int] = field(default_factory=dict)
@@ -103,14 +104,20 @@ class _Retyped:
                 cast = self._cast(now, wanted, record)
                 moved[x.storage] = cast.storage
                 now = cast
-            inputs.append(now)
+            inputs.append(self._cast_seen(record, now))
         number = len(self._operators)
-        outputs = tuple(self._output(x, wanted, recorded, number, record, moved) for x in record.outputs)
+        outputs = tuple(
+            self._cast_seen(record, self._output(x, wanted, recorded, number, record, moved)) for x in record.outputs
+        )
         depends_on = {self._new_number[i] for i in record.depends_on}
         depends_on |= {self._writer[x.storage] for x in inputs if x.storage >= len(self.given.storages)}
         changes: dict[str, Any] = {"inputs": tuple(inputs), "outputs": outputs, "depends_on": tuple(sorted(depends_on))}
         if wanted is not None and wanted != recorded:
             changes |= self._other_sizes(record, str(recorded), wanted)
+        if record.kind == "metadata" and record.phase != "backward":
+            for x in outputs[:1]:
+                if x.dtype in FLOATING:
+                    self._chosen.setdefault(record.name, x.dtype)
         for x in (*inputs, *outputs):
             if x.storage >= 0:
                 self._storages[x.storage].last_use = number
@@ -209,12 +216,25 @@ class _Retyped:
     def _cast(self, x: TensorRecord, dtype: str, reader: OperatorRecord) -> TensorRecord:
         """``x`` in ``dtype``, from a record that is there already or is added now."""
         kept = self._storages[x.storage]
-        is_parameter = kept.record.category == "parameter"
         kept.is_read_as_cast = True
-        key = (x.storage, dtype, "" if is_parameter else reader.name, self._writes.get(x.storage, 0))
+        key = self._cast_key(x, dtype, reader)
         if key not in self._casts:
             self._casts[key] = self._add_cast(x, dtype, reader)
         return self._like(x, self._casts[key], dtype)
+
+    def _cast_key(self, x: TensorRecord, dtype: str, reader: OperatorRecord) -> tuple[int, str, str, int]:
+        is_parameter = self._storages[x.storage].record.category == "parameter"
+        return x.storage, dtype, "" if is_parameter else reader.name, self._writes.get(x.storage, 0)
+
+    def _cast_seen(self, record: OperatorRecord, x: TensorRecord) -> TensorRecord:
+        """``x``; where a view in backward is of what its operator has read, that is the cast."""
+        if record.kind != "metadata" or record.phase != "backward" or x.storage < 0:
+            return x
+        dtype = self.formats.get(record.name, self._chosen.get(record.name))
+        if dtype is None or dtype == x.dtype or x.dtype not in FLOATING:
+            return x
+        cast = self._casts.get(self._cast_key(x, dtype, record))
+        return x if cast is None else self._like(x, cast, dtype)
 
     def _add_cast(self, x: TensorRecord, dtype: str, reader: OperatorRecord) -> int:
         number, storage = len(self._operators), len(self._storages)

@@ -16,10 +16,14 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _VALUES = (1 << 12, 1 << 17, 1 << 22, 1 << 26)
 _MEMORY_PART = 16
 """A cast takes no more than this part of what is free."""
+_MOST_AXES = 4
+"""Of tensors that are cast: those of images."""
 
 
 def measure_casts(device: torch.device, *, seconds: float, most_values: int = _VALUES[-1]) -> tuple[TimedOperator, ...]:
-    """Entries for a table of times, one for each pair of float32, bfloat16 and float16.
+    """Entries for a table of times, one for each pair of float32, bfloat16 and float16 and each number of axes.
+
+    What a cast takes follows from how many numbers there are, however many axes they have.
 
     Args:
         device: Idle otherwise.
@@ -30,7 +34,16 @@ def measure_casts(device: torch.device, *, seconds: float, most_values: int = _V
     counts = [count for count in _VALUES if count <= most_values] or [_VALUES[0]]
     pairs = list(itertools.permutations(_TYPES, 2))
     budget = seconds / (len(pairs) * len(counts))
-    return tuple(_measured(source, target, counts, device, budget) for source, target in pairs)
+    measured = (_measured(source, target, counts, device, budget) for source, target in pairs)
+    return tuple(_with_axes(each, axes) for each in measured for axes in range(1, _MOST_AXES + 1))
+
+
+def _with_axes(measured: TimedOperator, axes: int) -> TimedOperator:
+    operands = {
+        side: tuple(x.model_copy(update={"shape": (None,) * axes}) for x in getattr(measured, side))
+        for side in ("inputs", "outputs")
+    }
+    return measured.model_copy(update=operands)
 
 
 def _measured(

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from nugnn.networks import MLP
+from nugnn.networks import MLP, TransformerClassifier
 from nugnn.planning.casts import CAST, FLOATING, with_formats
 from nugnn.planning.operator_costs import tensor_bytes
 from nugnn.planning.part_sizes import PartSizes
@@ -84,6 +84,23 @@ def test_one_layer_in_bfloat16_is_cast_on_all_of_its_edges():
     assert any(name in relu and dtype == "bfloat16" for name, phase, dtype in around if phase == "backward")
     dtypes = {r.name: r.outputs[0].dtype for r in step.operators if r.kind == "product" and r.phase == "forward"}
     assert dtypes == {first: "float32", second: "bfloat16", last: "float32"}
+
+
+def test_the_gradient_of_a_view_has_its_format_and_what_was_cast_is_kept_as_its_cast():
+    torch.manual_seed(0)
+    model = TransformerClassifier(50, CLASSES, width=32, layers=1, max_length=16, convolution=0)
+    given = trace_sample_step(model, [torch.full((16,), 49)], num_classes=CLASSES).at(BATCH)
+    step = with_formats(given, {"blocks.0.attention.project/linear": "bfloat16"})
+    (joined,) = (r for r in step.operators if r.op == "aten.cat")  # gradients of queries, keys and values
+    assert [x.dtype for x in (*joined.inputs, *joined.outputs)] == 4 * ["bfloat16"]
+    around = Counter((r.name, r.phase) for r in _casts(step) if r.name.startswith("blocks.0.attention/"))
+    matmul = "blocks.0.attention/matmul"
+    forward = {key: count for key, count in around.items() if key[1] == "forward"}
+    assert forward == {(matmul, "forward"): 2, (f"{matmul}#1", "forward"): 1}
+    assert sum(count for (_, phase), count in around.items() if phase == "backward") == 3
+    clones = {number for number, r in enumerate(step.operators) if r.op == "aten.clone" and r.phase == "forward"}
+    kept = [s.is_saved for s in step.storages if s.made_by in clones and s.dtype == "bfloat16"]
+    assert kept == 3 * [False]  # their casts are what the products keep
 
 
 def test_formats_and_sizes_may_come_in_any_order():

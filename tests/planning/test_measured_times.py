@@ -17,6 +17,7 @@ from torch import nn
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.planning.calibration import MeasuredStep, alone_seconds, calibrated
+from nugnn.planning.casts import CAST
 from nugnn.planning.links import Links
 from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
@@ -28,7 +29,7 @@ from nugnn.planning.time_curves import Amount
 from nugnn.planning.timed_operators import amount_of, is_large_sum
 from nugnn.planning.times_of_steps import growth_moved, times_of, whole_over_sum
 from nugnn.planning.trace import StepTrace
-from nugnn.planning.trace_records import TraceError
+from nugnn.planning.trace_records import OperatorRecord, TensorRecord, TraceError
 from nugnn.traced_step import trace_graph_step, trace_sample_step
 
 IN, CLASSES, HIDDEN = 20, 5, 16
@@ -189,8 +190,13 @@ def test_casts_are_answered_by_both_types_and_grow():
     times = _table(_of_graph("gcn"), PARTS).with_operators(casts)
     few, many = (times.cast_seconds(n, "float32", "bfloat16") for n in (1000, 1_000_000_000))
     assert 0 < few < many
-    (cast,) = (c for c in casts if (c.inputs[0].dtype, c.outputs[0].dtype) == ("float32", "float16"))
-    assert [p.rest for p in cast.points] == [6 << 12, 6 << 17]
+    some = [c for c in casts if (c.inputs[0].dtype, c.outputs[0].dtype) == ("float32", "float16")]
+    assert [[p.rest for p in cast.points] for cast in some] == 4 * [[6 << 12, 6 << 17]]  # of one to four axes
+    images = {"shape": (32, 4, 8, 128), "storage": -1}
+    one, other = (TensorRecord(dtype=dtype, **images) for dtype in ("float32", "bfloat16"))
+    record = OperatorRecord(name="", op=CAST, kind="copy", phase="forward", inputs=(one,), outputs=(other,))
+    found = times.lookup(record, ())
+    assert found.fallback is None and found.seconds == pytest.approx(times.cast_seconds(1 << 17, "float32", "bfloat16"))
 
 
 # -- from laps to records ----------------------------------------------------------------------------------------------
