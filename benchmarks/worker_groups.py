@@ -27,7 +27,7 @@ Work = Callable[[Any, Any], Any]
 
 TIMEOUT_SECONDS = 120.0
 """How long a rank waits for its peers."""
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 30.0
 """Then ranks that have not answered are asked for their stacks."""
 _GIVE_UP_SECONDS = 600.0
 _STARTED = "started"

@@ -151,7 +151,7 @@ def lone_part(shard: Shard, device: str = "cpu") -> LonePart:
     """Of a part that is there, on ``device``."""
     seam.install()
     alone = LoneRanks.of(shard.num_parts, _numbered(device), shard.rank)
-    return LonePart(ShardGraph(shard, alone), shard.train_rows.to(alone.device))
+    return LonePart(ShardGraph(shard, alone, keep_edge_ids=False), shard.train_rows.to(alone.device))
 
 
 def sizes_of(part: Shard | LonePart) -> PartSizes:

@@ -27,6 +27,8 @@ _FIELDS = ("inner", "edges", "halo", "sent", "train", "batch")
 _SYMBOLS = {"N": (0,), "E": (1,), "H": (2,), "L": (0, 2), "S": (3,), "T": (4,), "B": (5,)}
 _CONSTANT = len(_FIELDS)
 _INDEX_BYTES, _OFFSET_BYTES = 4, 8
+_NODE_BYTES = 3 * 8
+"""A node's number in the whole graph, where its edges begin there, and its out-degree."""
 
 
 class PeakTable:
@@ -106,8 +108,8 @@ def _without_smaller(rows: Floats) -> Floats:
 class KeptStructure:
     """Bytes that a device keeps from step to step beside the two arrays of its structure, which the trace has.
 
-    Edges by source for the gradients, by which rows are divided among a GPU's programs, DGL's lists, numbers of rows
-    that are sent. Each only where an operator of the trace asks for it.
+    Numbers and out-degrees of nodes, and numbers of rows that are sent. Edges by source for the gradients, by which
+    rows are divided among a GPU's programs, DGL's lists: each only where an operator of the trace asks for it.
 
     Args:
         trace: Of a graph; samples have none.
@@ -132,6 +134,7 @@ class KeptStructure:
         if not self._is_graph:
             return 0
         structure = self._on_gpu(sizes) if self._is_gpu else self._on_cpu(sizes)
+        structure += _NODE_BYTES * sizes.inner
         return structure + (_OFFSET_BYTES * sizes.sent if self._is_split else 0)
 
     def _on_gpu(self, sizes: PartSizes) -> int:

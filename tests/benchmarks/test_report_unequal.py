@@ -9,14 +9,23 @@ def test_the_page_is_what_the_kept_rows_say() -> None:
     assert report_unequal.page(report_unequal.ROWS) == report_unequal.PAGE.read_text(encoding="utf-8")
 
 
-def test_a_split_that_lost_is_named() -> None:
-    def row(system: str, ms: float) -> dict[str, object]:
-        facts = {"graph": "g", "model": "sage", "sms": 32, "alone_ms": [10.0, 30.0], "over_bound": ms / 7.5}
-        facts |= {"gain_share": 0.5, "waits": [0.1, 0.2], "repeats": 10, "p20_ms": ms, "p80_ms": ms}
-        return facts | {"system": system, "median_ms": ms, "machine": {"card": "a", "code": "c", "torch": "t"}}
+def row(system: str, ms: float, sms: int = 32, **more: object) -> dict[str, object]:
+    facts = {"graph": "g", "model": "sage", "sms": sms, "alone_ms": [10.0, 30.0], "over_bound": ms / 7.5}
+    facts |= {"gain_share": 0.5, "waits": [0.1, 0.2], "repeats": 10, "p20_ms": ms, "p80_ms": ms}
+    facts |= {"system": system, "median_ms": ms, "machine": {"card": "a", "code": "c", "torch": "t"}}
+    return facts | more
 
-    text = report_unequal.splits_table(
-        [row("even", 20.0), row("flops", 10.0), row("bandwidth", 15.0), row("auto", 12.5), row("tuned", 8.0)]
-    )
-    assert "behind shares by FLOP/s** on SAGE 32" in text and "`tuned` beside the best of the three: 1.25" in text
-    assert "| g | SAGE | 32 | 10.0 / 30.0 | 20.0 | 10.0 | 15.0 | 12.5 | 8.0 | 1.25 | 1.07 | 50% | 10% / 20% |" in text
+
+def test_a_split_that_lost_is_shown_and_what_the_product_planned_stands_apart() -> None:
+    planned = {"forecast_ms": 12.0, "over_halo_bound": 1.5}
+    static = [("even", 20.0), ("flops", 10.0), ("bandwidth", 15.0)]
+    ours = [row(name, ms, **planned) for name, ms in (*static, ("auto", 12.5), ("tuned", 8.0))]
+    earlier = [row(name, ms, sms) for sms in (32, 16) for name, ms in (*static, ("auto", 9.0))]
+    random_parts = [row(name, ms, **planned) for name, ms in (*static, ("auto", 25.0), ("tuned", 9.0))]
+    text = report_unequal.splits_section([*earlier, *ours], random_parts)
+    first, second, third = text.split("\n### ")
+    line = "| g | SAGE | 32 | 10.0 / 30.0 | 20.0 | 10.0 | 15.0 | 12.5 (12.0) | 8.0 | 0.80 | 1.67 | 1.50 | 50% |"
+    assert line in first and "| 16 |" not in first
+    assert "best of the three: 0.80 to 0.80 times as fast" in first and "off by -4.0% to -4.0%" in first
+    assert "best of the three: 0.40 to 0.40 times as fast" in second
+    assert "| 16 |" in third and "| 32 |" not in third and "| 9.0 | - | 1.11 |" in third

@@ -239,4 +239,4 @@ def test_memory_and_captured_steps_are_measured_on_a_gpu(precision):
     assert times.peaks.bytes(at.peak_bytes()) == pytest.approx(peak_of_step(trainer, at), rel=0.1)
     place = Place(sample_trainer(model, sample, test, cuda_graphs="on", **how), test, in_a_row=16)
     assert place.captured_host_seconds() is not None
-    assert 0.5 < alone_seconds(at, times, is_captured=True) / place.laps.median_seconds < 2
+    assert 0.5 < alone_seconds(at, times, is_captured=True) / min(place.laps.seconds) < 2

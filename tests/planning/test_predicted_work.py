@@ -191,7 +191,7 @@ def test_the_structure_that_sums_keep_on_a_cpu_is_counted_to_the_byte():
     kept = [lists for key, lists in sums._lists[structure].items() if key[0]]
     assert kept
     made = sum(lists.indptr.nbytes + lists.indices.nbytes for lists in kept)
-    plan_bytes = 8 * sizes.sent
+    plan_bytes = 8 * sizes.sent + 3 * 8 * sizes.inner
     hidden = KeptStructure(graph_trace("gcn").model_copy(update={"operators": _of_width(16)}))
     assert hidden.bytes(sizes) == made + plan_bytes
 
@@ -206,7 +206,7 @@ def test_a_gpu_keeps_edges_by_source_and_rows_in_lockstep():
     sizes = PartSizes(inner=1000, halo=300, edges=25_600, train=100, sent=200)
     transposed = 8 * 1301 + 4 * 25_600
     groups = 4 * 2 * ((25_600 + 8 * 1000) // 256 + 1) + 4 * 2 * ((25_600 + 8 * 1300) // 256 + 1)
-    assert KeptStructure(trace).bytes(sizes) == transposed + 4 * 1000 + 4 * 1300 + groups + 8 * 200
+    assert KeptStructure(trace).bytes(sizes) == transposed + 4 * 1000 + 4 * 1300 + groups + 8 * 200 + 24 * 1000
     on_paper = DeviceWork(graph_trace("gcn"), FAST, kind="cuda")
     assert PredictedWork([on_paper] * 2, Links.equal(2, 1e9)).memory(0, sizes)["structure"] == KeptStructure(
         trace
