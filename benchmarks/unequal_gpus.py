@@ -15,7 +15,8 @@ have to agree, dropout included, or no time is given. On a CPU the slowed rank s
 than inside them, so that many look as quick as the other's: the same order of things, and no figure of worth.
 
 While one group (a graph and a model, all limits) is compared, processes split the graph for the next one. What does
-not fit into ``--seconds`` is left out, and said. Where ranks say nothing for half a minute, all processes write their stacks.
+not fit into ``--seconds`` is left out, and said. Where ranks say nothing for half a minute, all processes write their
+stacks.
 
 Rows: median, p20 and p80 of an epoch, shares, what parts hold, the share of an epoch in which each rank waits
 (exchanges included), predicted_ms of each device by itself, forecast_ms of a step of both, alone_ms, bound_ms,
