@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nugnn.comm.gloo_threads import let_gloo_wait_its_turn
 from nugnn.comm.hosts import HostGroups, host_grid, host_name, make_host_groups, numbered
 from nugnn.comm.pulse import Pulse
 
@@ -382,7 +381,6 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         control = dist.new_group(timeout=timeout, backend=backend)
         reads_peers = carries_cuda and _all_read_each_other(device)
         hosts = numbered(_of_all_ranks(number_of(host_name())))
-    let_gloo_wait_its_turn()
     return Ranks(
         dist.get_rank(), dist.get_world_size(), halo, control, device,
         carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, hosts=hosts,
@@ -406,7 +404,6 @@ def groups_by_host(ranks: Ranks) -> HostGroups | None:
 
         with ranks.pulse.waiting("the groups of hosts"):
             object.__setattr__(ranks, "host_groups", make_host_groups(grid, ranks.rank, new_group))
-        let_gloo_wait_its_turn()
     return ranks.host_groups
 
 
