@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.direct_sums import DirectSums, connect_directly
+from nugnn.comm.gloo_threads import let_gloo_wait_its_turn
 from nugnn.comm.hosts import HostGroups, host_grid, host_name, make_host_groups, numbered
 from nugnn.comm.pulse import Pulse
 
@@ -390,6 +391,7 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         rank, size, direct = dist.get_rank(), dist.get_world_size(), None
         if not carries_cuda and len(set(hosts)) == 1:
             direct = connect_directly(rank, size, timeout_seconds)
+    let_gloo_wait_its_turn()
     return Ranks(
         rank, size, halo, control, device,
         carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, hosts=hosts,
@@ -413,6 +415,7 @@ def groups_by_host(ranks: Ranks) -> HostGroups | None:
 
         with ranks.pulse.waiting("the groups of hosts"):
             object.__setattr__(ranks, "host_groups", make_host_groups(grid, ranks.rank, new_group))
+        let_gloo_wait_its_turn()
     return ranks.host_groups
 
 

@@ -18,7 +18,7 @@ from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import private_job_folder, read_job, write_job
 from nugnn.launch import launch
-from nugnn.limited import apply_limits, cores_of
+from nugnn.limited import apply_limits, cores_on
 from nugnn.machine_profiles import cache_base
 from nugnn.measured_step import ladder
 from nugnn.plan_subject import PlanSubject
@@ -106,7 +106,7 @@ def own_times(
     ]
     with private_job_folder() as folder:
         write_job(folder, {"measures": measures, "travel": travel, "devices": list(devices), "limits": limits})
-        launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_of(limits))
+        launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
         ways = None if travel is None else read_ways(folder / _WAYS)
     if ways is not None and way_path is not None:

@@ -133,9 +133,8 @@ def _burst_seconds(rate: float, latency: float, rested: Sequence[float]) -> floa
     """
     without = [num_bytes / rate for num_bytes in _BURST_BYTES]
     saved = [latency + long - took for long, took in zip(without, rested, strict=False)]
-    return round(
-        max((each for each, long in zip(saved, without, strict=False) if each > _LEAST_SAVED * long), default=0.0), 9
-    )
+    seen = [each for each, long in zip(saved, without, strict=False) if each > _LEAST_SAVED * long]
+    return round(max(seen, default=0.0), 9)
 
 
 def measure_sums(ranks: Ranks, *, seconds: float) -> Sums | None:
