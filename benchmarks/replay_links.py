@@ -70,6 +70,7 @@ _STEPS_BEFORE = 4
 _STEPS_AFTER_CHANGE = 2
 """In which TCP finds the new rate."""
 _STEPS_IN_A_ROUND = 2
+_STEPS_REPLAYED = 3
 
 
 # -- configurations ----------------------------------------------------------------------------------------------------
@@ -303,17 +304,19 @@ def _meet(ranks: Ranks) -> None:
 
 
 def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict[str, Any]:
-    """Columns of a row: the step by the replay."""
+    """Columns of a row: by the replay, one of the steps that follow a first one, before which links have rested."""
     steps = [pair.setting.trace.at(each) for each in pair.sizes]
     overlap = passes_of("auto", is_nccl=False, num_hosts=1)
-    timeline = replay(steps, tables, links, overlap=overlap)
-    seconds = [timeline.seconds(rank) for rank in range(links.num_ranks)]
+    first, several = (replay(steps, tables, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
+    seconds = [several.seconds(rank) for rank in range(links.num_ranks)]
+    seconds = [{name: each / _STEPS_REPLAYED for name, each in told.items()} for told in seconds]
     return {
-        "predicted_seconds": timeline.makespan,
+        "predicted_seconds": (several.makespan - first.makespan) / (_STEPS_REPLAYED - 1),
         "predicted_comm": statistics.fmean((each["halo"] + each["sync"]) / each["epoch"] for each in seconds),
         "predicted_parts": seconds,
         "link_bytes_per_second": float(links.bytes_per_second[0, 1]),
         "link_latency_seconds": float(links.latency_seconds[0, 1]),
+        "link_burst_seconds": links.burst_seconds,
         "link_sums": dataclasses.asdict(links.sums_inside[0]),
     }
 

@@ -60,7 +60,7 @@ class DirectSums:
         with torch._C.DisableTorchFunction():
             values = x.detach().numpy()
         own = np.ascontiguousarray(values)
-        received = self._exchange(memoryview(own).cast("B"))
+        received = self._exchange(own.data.cast("B"))
         parts = [
             own if rank == self.rank else np.frombuffer(received[rank], own.dtype).reshape(own.shape)
             for rank in range(len(self.peers) + 1)
