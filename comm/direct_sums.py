@@ -27,6 +27,8 @@ from torch import Tensor
 MOST_BYTES = 64 << 10
 """That a rank sends for a sum; with more, gloo's ring sends less."""
 _TYPES = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+_LONGEST_POLL = 2**31 - 1
+"""Milliseconds."""
 _CONNECT_SECONDS = 10.0
 _HELLO = struct.Struct("!qi")
 """What who connects says first: the number that the listening rank gave to its peers, and its own rank."""
@@ -94,7 +96,7 @@ class DirectSums:
             for peer in unread.keys() | unsent.keys():
                 events = (select.POLLIN if peer in unread else 0) | (select.POLLOUT if peer in unsent else 0)
                 waiting.register(self.peers[peer], events)
-            if not waiting.poll(1000 * max(deadline - now, 0.0)):
+            if not waiting.poll(min(1000 * max(deadline - now, 0.0), _LONGEST_POLL)):
                 late = ", ".join(str(peer) for peer in sorted(unread.keys() | unsent.keys()))
                 raise TimeoutError(f"a sum over all workers waited {self.timeout_seconds:g} s for worker {late}")
 
