@@ -1,4 +1,4 @@
-"""Sums that ranks send each other directly: what they add up to, for whom, and what becomes of a peer that is not there."""
+"""Sums that ranks send each other directly: what they add up to, of what, and what becomes of a peer that is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
