@@ -26,6 +26,7 @@ _NCCL_BYTES, _GLOO_BYTES, _COPY_BYTES = 256 << 20, 64 << 20, 256 << 20
 _TINY_BYTES = 8
 """An exchange of nothing would not take place."""
 _LATENCY_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 20, 3, 30
+_RESTED_ROUNDS = 5
 _REST_SECONDS = 10e-3
 """A link that fills up more slowly is not told from one without a burst."""
 _BURST_BYTES = tuple(1 << power for power in range(16, 21))
@@ -109,7 +110,7 @@ def measure_exchanges(ranks: Ranks, *, seconds: float) -> tuple[Exchange, ...]:
             size = int(np.clip(_PROBE_BYTES * budget / 10 / probe, _PROBE_BYTES, most)) // 8 * 8
             rounds = int(np.clip(budget / (probe * size / _PROBE_BYTES), _LEAST_ROUNDS, _MOST_ROUNDS))
             taken_P = taken.seconds(size, rounds)
-            rested = [] if ranks.carries_cuda else [taken.seconds(n, _LEAST_ROUNDS, rested=True) for n in _BURST_BYTES]
+            rested = [] if ranks.carries_cuda else [taken.seconds(n, _RESTED_ROUNDS, rested=True) for n in _BURST_BYTES]
             for a, b in pairs:
                 whole, latency = max(taken_P[a], taken_P[b]), float(max(latency_P[a], latency_P[b]))
                 rate = float(size / max(whole - latency, whole / 2))
