@@ -425,9 +425,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
     parser.add_argument("--rounds", type=int, default=11, help="of two steps at each rate, and two at each other size")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
-    parser.add_argument(
-        "--link-seconds", type=float, default=4.0, help="for measuring links at each rate, in all"
-    )
+    parser.add_argument("--link-seconds", type=float, default=4.0, help="for measuring links at each rate, in all")
     parser.add_argument("--seed", type=int, default=4, help="4: models of all kinds, a graph with batch norm")
     parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
