@@ -16,12 +16,15 @@ from typing import Any
 from link_lab import INTERFACE, Lab, address, rate_command
 
 from nugnn.launch import grants_huge_pages
+from nugnn.worker_cores import equal_cores, own_cores, stay_on_given_cores
 
 _PORT = 29_571
 
 
 def run(num_ranks: int, script: str, options: Sequence[str], on_line: Callable[[Any], None]) -> None:
     """Run ``script --rank R --num-ranks P --rows FILE`` with ``options`` once for each rank, each on one thread.
+
+    As workers of `nugnn.fit` they have cores of their own where there are enough.
 
     Args:
         num_ranks: P.
@@ -36,10 +39,13 @@ def run(num_ranks: int, script: str, options: Sequence[str], on_line: Callable[[
         path = Path(folder) / "rows"
         path.touch()
         logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        cores = equal_cores(num_ranks, own_cores(), one_thread)
         for rank, log in enumerate(logs):
             command = [sys.executable, script, f"--rank={rank}", f"--num-ranks={num_ranks}", f"--rows={path}", *options]
             huge = {"THP_MEM_ALLOC_ENABLE": "1"} if grants_huge_pages() else {}  # as workers of `nugnn.fit` have it
-            lab.start(rank, command, log, {**os.environ, **huge, "OMP_NUM_THREADS": "1"})
+            tied = {} if cores is None else cores[rank].environment("1")
+            lab.start(rank, command, log, {**one_thread, **huge, **tied})
         with open(path, encoding="utf-8") as rows:
             while True:
                 codes = lab.codes()
@@ -56,6 +62,7 @@ def run(num_ranks: int, script: str, options: Sequence[str], on_line: Callable[[
 
 def joined(rank: int, num_ranks: int) -> Any:
     """The process groups of a rank (`nugnn.comm.groups.Ranks`); the process ends with the one that started it."""
+    stay_on_given_cores()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     import torch

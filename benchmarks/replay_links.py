@@ -10,7 +10,8 @@ and so are the nodes of a graph. All configurations are reported, failures too.
 
 **Predicted** (`nugnn.planning.replay`) from three things that know nothing of the step: its trace; its operators,
 timed inside steps of one rank whose peer is not there, at other sizes, by both ranks at the same time, as they share
-the machine in the run; and the links, measured between the ranks at each rate as ``nugnn profile`` does.
+the machine in the run; and the links, measured between the ranks at each rate as ``nugnn profile`` does, medians of
+three turns.
 **Measured**: steps of the trainer on both ranks, at each rate in turn with the timing of operators, the slowest rank;
 of a graph with the sum of the loss over ranks that ends an epoch. Loss and parameters of both ranks have to be the
 same bits, or the configuration has no time. ``comm`` is the share of a step in which ranks wait for bytes or for each
@@ -51,6 +52,7 @@ from nugnn.planning.links import Place as PlaceOfRank
 from nugnn.planning.measure_links import as_links, measure_exchanges, measure_sums
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.replay import replay
 from nugnn.planning.step_program import passes_of
 from nugnn.planning.times_of_steps import times_of
@@ -70,6 +72,9 @@ _STEPS_BEFORE = 4
 _STEPS_AFTER_CHANGE = 2
 """In which TCP finds the new rate."""
 _STEPS_IN_A_ROUND = 2
+_LINK_TURNS = 3
+"""So that what happens beside one measurement is in none of the medians."""
+_STEPS_REPLAYED = 3
 
 
 # -- configurations ----------------------------------------------------------------------------------------------------
@@ -176,7 +181,7 @@ def worker(arguments: argparse.Namespace) -> None:
     """One rank: all configurations; rank 0 reports rows as they come."""
     ranks: Ranks = lab_ranks.joined(arguments.rank, arguments.num_ranks)
     rates = [None, *arguments.rates]
-    links = [measured_links(ranks, rate, arguments.link_seconds) for rate in rates]
+    links = measured_links(ranks, rates, arguments.link_seconds)
     cases = cases_of(arguments.samples, arguments.graphs, arguments.seed, arguments.scale)
     for number, case in enumerate(cases):
         for row in rows_of(case, ranks, rates, links, arguments.rounds):
@@ -185,13 +190,37 @@ def worker(arguments: argparse.Namespace) -> None:
     lab_ranks.leave()
 
 
-def measured_links(ranks: Ranks, rate: float | None, seconds: float) -> Links:
-    """As ``nugnn profile`` measures them, and a cluster of one host has them; a collective call."""
+def measured_links(ranks: Ranks, rates: Sequence[float | None], seconds: float) -> list[Links]:
+    """At each rate in turn, medians of some turns: as a cluster of one host has them; a collective call."""
+    turns = [[_measured_link(ranks, rate, seconds / _LINK_TURNS) for rate in rates] for _ in range(_LINK_TURNS)]
+    medians = [median_link(found) for found in zip(*turns, strict=True)]
+    return [Links.of_places([PlaceOfRank(host=0)] * ranks.world_size, {0: [link]}) for link in medians]
+
+
+def _measured_link(ranks: Ranks, rate: float | None, seconds: float) -> LinkProfile:
+    """As ``nugnn profile`` measures it."""
     lab_ranks.limit_rate(rate)
     exchanges = measure_exchanges(ranks, seconds=seconds / 2)
     sums = measure_sums(ranks, seconds=seconds / 2)
-    found = as_links(exchanges, ["cpu"] * ranks.world_size, is_nccl=ranks.carries_cuda, sums=sums)
-    return Links.of_places([PlaceOfRank(host=0)] * ranks.world_size, {0: found})
+    (found,) = as_links(exchanges, ["cpu"] * ranks.world_size, is_nccl=ranks.carries_cuda, sums=sums)
+    return found
+
+
+def median_link(found: Sequence[LinkProfile]) -> LinkProfile:
+    """Each number's median; one that a measurement has not seen is 0 there.
+
+    >>> link = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-4)
+    >>> others = [link.model_copy(update={"latency_seconds": s, "burst_seconds": 2 * s}) for s in (9e-2, 2e-4)]
+    >>> median = median_link([link, *others])
+    >>> median.bytes_per_second, median.latency_seconds, median.burst_seconds, median.few_seconds
+    (1000000000.0, 0.0002, 0.0004, None)
+    """
+    numbers = {}
+    for name in (name for name in LinkProfile.model_fields if name.endswith("_second") or name.endswith("_seconds")):
+        values = [getattr(each, name) for each in found]
+        if any(value is not None for value in values):
+            numbers[name] = statistics.median(value or 0.0 for value in values)
+    return found[0].model_copy(update=numbers)
 
 
 def rows_of(
@@ -303,17 +332,19 @@ def _meet(ranks: Ranks) -> None:
 
 
 def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict[str, Any]:
-    """Columns of a row: the step by the replay."""
+    """Columns of a row: by the replay, one of the steps that follow a first one, before which links have rested."""
     steps = [pair.setting.trace.at(each) for each in pair.sizes]
     overlap = passes_of("auto", is_nccl=False, num_hosts=1)
-    timeline = replay(steps, tables, links, overlap=overlap)
-    seconds = [timeline.seconds(rank) for rank in range(links.num_ranks)]
+    first, several = (replay(steps, tables, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
+    seconds = [several.seconds(rank) for rank in range(links.num_ranks)]
+    seconds = [{name: each / _STEPS_REPLAYED for name, each in told.items()} for told in seconds]
     return {
-        "predicted_seconds": timeline.makespan,
+        "predicted_seconds": (several.makespan - first.makespan) / (_STEPS_REPLAYED - 1),
         "predicted_comm": statistics.fmean((each["halo"] + each["sync"]) / each["epoch"] for each in seconds),
         "predicted_parts": seconds,
         "link_bytes_per_second": float(links.bytes_per_second[0, 1]),
         "link_latency_seconds": float(links.latency_seconds[0, 1]),
+        "link_burst_seconds": links.burst_seconds,
         "link_sums": dataclasses.asdict(links.sums_inside[0]),
     }
 
@@ -394,7 +425,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
     parser.add_argument("--rounds", type=int, default=11, help="of two steps at each rate, and two at each other size")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
-    parser.add_argument("--link-seconds", type=float, default=2.0, help="for measuring links at each rate")
+    parser.add_argument("--link-seconds", type=float, default=4.0, help="for measuring links at each rate, in all")
     parser.add_argument("--seed", type=int, default=4, help="4: models of all kinds, a graph with batch norm")
     parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)

@@ -10,6 +10,7 @@ that nobody holds any more (late rows of a model that is no longer there) lives 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -90,6 +91,10 @@ def _posts_messages(group: Any, x: Tensor) -> bool:
 
 def _begin(group: Any, places: Sequence[Tensor], parts: Sequence[Tensor], tensors: tuple[Tensor, Tensor]) -> _Messages:
     rank, size, left = group.rank(), group.size(), _left.setdefault(group, [])
+    if hasattr(os, "sched_yield"):
+        # Whoever sends holds a lock meanwhile. If its slice of time ends there, gloo's reading thread gets the core and
+        # asks for that lock all through its own slice (`nugnn.comm.gloo_threads`): so begin with a whole one.
+        os.sched_yield()
     while left:  # all ranks have posted these, so that they end
         for work in left.pop()[0]:
             work.wait()

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nugnn.comm.direct_sums import DirectSums, connect_directly
+from nugnn.comm.gloo_threads import let_gloo_wait_its_turn
 from nugnn.comm.hosts import HostGroups, host_grid, host_name, make_host_groups, numbered
 from nugnn.comm.pulse import Pulse
 
@@ -226,6 +228,7 @@ class Ranks:
         hosts: Number of each rank's host, see `nugnn.comm.hosts`; all on one when empty.
         timeout_seconds: Of groups that are made later; torch's own when None.
         host_groups: See `groups_by_host`; None until they are asked for.
+        direct: The way of sums of few values in the host's memory; as all others where None.
         clock: Where communication time is added up.
         pulse: Where this rank notes its progress and what it waits for.
     """
@@ -241,6 +244,7 @@ class Ranks:
     hosts: tuple[int, ...] = ()
     timeout_seconds: float | None = None
     host_groups: HostGroups | None = None
+    direct: DirectSums | None = None
     clock: CommClock = field(default_factory=CommClock)
     pulse: Pulse = field(default_factory=Pulse)
 
@@ -267,7 +271,10 @@ class Ranks:
             with self._on_the_clock(x, "a sum over all workers"):
                 wire = self.on_wire(x)
                 with self.pulse.waiting("a sum over all workers"):
-                    dist.all_reduce(wire, group=self.control)
+                    if self.direct is not None and self.direct.takes(wire):
+                        self.direct.sum_(wire)
+                    else:
+                        dist.all_reduce(wire, group=self.control)
                 _bring_back(x, wire)
         return x
 
@@ -381,10 +388,14 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         control = dist.new_group(timeout=timeout, backend=backend)
         reads_peers = carries_cuda and _all_read_each_other(device)
         hosts = numbered(_of_all_ranks(number_of(host_name())))
+        rank, size, direct = dist.get_rank(), dist.get_world_size(), None
+        if not carries_cuda and len(set(hosts)) == 1:
+            direct = connect_directly(rank, size, timeout_seconds)
+    let_gloo_wait_its_turn()
     return Ranks(
-        dist.get_rank(), dist.get_world_size(), halo, control, device,
+        rank, size, halo, control, device,
         carries_cuda=carries_cuda, is_uniform=is_uniform, reads_peers=reads_peers, hosts=hosts,
-        timeout_seconds=timeout_seconds, pulse=pulse,
+        timeout_seconds=timeout_seconds, direct=direct, pulse=pulse,
     )  # fmt: skip
 
 
@@ -404,6 +415,7 @@ def groups_by_host(ranks: Ranks) -> HostGroups | None:
 
         with ranks.pulse.waiting("the groups of hosts"):
             object.__setattr__(ranks, "host_groups", make_host_groups(grid, ranks.rank, new_group))
+        let_gloo_wait_its_turn()
     return ranks.host_groups
 
 
@@ -428,9 +440,11 @@ def leave_ranks(ranks: Ranks) -> None:
     """
     for recording in list(_recordings):
         recording.forget()
+    if ranks.direct is not None:
+        ranks.direct.close()
     if dist.is_initialized():
         dist.destroy_process_group()
-    for group in ("halo", "control", "host_groups"):
+    for group in ("halo", "control", "host_groups", "direct"):
         object.__setattr__(ranks, group, None)
 
 

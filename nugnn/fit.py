@@ -23,7 +23,7 @@ from nugnn.fit_plan import made_plan, request_of, tell_of_plan, use_plan
 from nugnn.fit_result import FitResult, result_of
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
-from nugnn.limited import Limits, check_on_devices, checked_limits, cores_of, said_of
+from nugnn.limited import Limits, check_on_devices, checked_limits, cores_on, said_of
 from nugnn.member import member_from
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import Task, task_of
@@ -209,7 +209,7 @@ def fit(
                 on_event=relay,
                 log_folder=log_folder,
                 prepare=prepare,
-                cores=cores_of(limited),
+                cores=cores_on(devices, limited),
             )
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     raise_if_interrupted(outcomes[0], task.options, checkpoints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import resource
 import sys
 from collections import defaultdict
@@ -16,7 +17,7 @@ from nugnn.planning import device_facts
 from nugnn.planning.in_words import in_bytes
 from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
 from nugnn.process_state import host_memory
-from nugnn.worker_cores import WorkerCores, divide_cores, given_cores, own_cores
+from nugnn.worker_cores import WorkerCores, divide_cores, equal_cores, given_cores, own_cores
 
 Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
 """As a user gives them: ``"sms=132;sms=32"``, or one for each worker."""
@@ -77,6 +78,18 @@ def cores_of(limits: Sequence[DeviceLimits] | None) -> tuple[WorkerCores, ...] |
     if limits is None or all(each.threads is None for each in limits):
         return None
     return divide_cores([each.threads for each in limits], own_cores())
+
+
+def cores_on(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | None) -> tuple[WorkerCores, ...] | None:
+    """As `cores_of`; where none is limited in them and all compute on CPUs, as `nugnn.worker_cores.equal_cores` says.
+
+    Args:
+        devices: Of the workers of this host.
+        limits: Likewise.
+    """
+    if (limited := cores_of(limits)) is not None or any(device.type != "cpu" for device in devices):
+        return limited
+    return equal_cores(len(devices), own_cores(), os.environ)
 
 
 def apply_limits(limits: DeviceLimits, device: torch.device) -> dict[str, Any]:

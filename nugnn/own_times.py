@@ -19,7 +19,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import private_job_folder, read_job, write_job
 from nugnn.launch import launch
-from nugnn.limited import apply_limits, cores_of
+from nugnn.limited import apply_limits, cores_on
 from nugnn.machine_profiles import cache_base
 from nugnn.plan_subject import PlanSubject
 from nugnn.planned import step_model
@@ -111,7 +111,7 @@ def own_times(
     job = {"measures": measures, "parts": parts, "travel": travel, "devices": list(devices), "limits": limits}
     with private_job_folder() as folder:
         write_job(folder, job)
-        launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_of(limits))
+        launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
         ways = None if travel is None else read_ways(folder / _WAYS)
     if ways is not None and way_path is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _VARIABLE = "NUGNN_CORES"
+_OF_OPENMP = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""By which a user says where threads belong."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,39 @@ def divide_cores(threads: Sequence[int | None], cores: Sequence[int]) -> tuple[W
         divided.append(WorkerCores(take, tuple(left[:take]), count is not None))
         del left[:take]
     return tuple(divided)
+
+
+def equal_cores(workers: int, cores: Sequence[int], environment: Mapping[str, str]) -> tuple[WorkerCores, ...] | None:
+    """As many cores for each of ``workers`` alike, which compute on the CPU and of which none is limited.
+
+    Ranks that compute between many small sums lose less time where neither the computing thread of one nor its threads
+    of gloo are put on a core on which another one computes (`nugnn.comm.gloo_threads`).
+
+    >>> [each.cores for each in equal_cores(2, range(5), {}) or ()]
+    [(0, 1), (2, 3)]
+    >>> [equal_cores(2, range(4), each) for each in ({"OMP_NUM_THREADS": "3"}, {"OMP_PROC_BIND": "false"})]
+    [None, None]
+
+    Args:
+        workers: Of this host.
+        cores: Numbers of those that this process may use, as ``taskset`` or a control group says.
+        environment: Of this process.
+
+    Returns:
+        None, so that the system places all threads, where there is one worker, where there are fewer cores than
+        threads, where a variable of OpenMP says where threads belong, or where processes cannot be tied to cores.
+    """
+    fair = len(cores) // workers
+    given = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = int(given) if given.isdecimal() else fair
+    if workers < 2 or not 0 < threads <= fair or any(environment.get(name) for name in _OF_OPENMP):
+        return None
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return tuple(
+        WorkerCores(fair, tuple(cores[fair * worker : fair * (worker + 1)]), is_limited=False)
+        for worker in range(workers)
+    )
 
 
 def stay_on(cores: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from nugnn.comm.direct_sums import is_small
 from nugnn.planning.profiles import LinkProfile
 
 Floats = npt.NDArray[np.float64]
@@ -49,18 +50,21 @@ class Sums:
     Args:
         bytes_per_second: That each rank passes on. Sums are made in memory that is kept, in pieces that follow each
             other, so this is not the rate of an exchange.
-        latency_seconds: Of one of the ``2 (P - 1)`` messages that a sum of few bytes is.
+        latency_seconds: Of one of its ``2 (P - 1)`` messages, as if it had no bytes.
+        few_seconds: Of a sum of few values, which does not go through the ring but from each rank to each other one;
+            None where it does.
     """
 
     bytes_per_second: float
     latency_seconds: float
+    few_seconds: float | None = None
 
     @classmethod
     def of(cls, link: LinkProfile) -> Sums | None:
         """As the link has it."""
         if link.sum_bytes_per_second is None or link.sum_latency_seconds is None:
             return None
-        return cls(link.sum_bytes_per_second, link.sum_latency_seconds)
+        return cls(link.sum_bytes_per_second, link.sum_latency_seconds, link.few_seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +89,8 @@ class Links:
             messages.
         sums_inside: Over the ranks of each host, by the host's number; where a host is left out, and between hosts,
             sums go at the rate and the latency of exchanges.
+        burst_seconds: What an exchange takes less after a link has rested for as long: a rested link lets some bytes
+            pass at once. `exchange_seconds` and its like are of links that had no rest; see `Rested`.
 
     Raises:
         ValueError: Sizes do not fit; a rate is not positive, or a latency negative.
@@ -97,6 +103,7 @@ class Links:
     staging_seconds_per_byte: Floats | None = None
     is_nccl: bool = False
     sums_inside: Mapping[int, Sums] = field(default_factory=dict)
+    burst_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         shape = (len(self.hosts), len(self.hosts))
@@ -151,11 +158,13 @@ class Links:
         num_ranks = len(places)
         rates, latencies = np.full((num_ranks, num_ranks), np.inf), np.zeros((num_ranks, num_ranks))
         sums_inside: dict[int, Sums] = {}
+        bursts = [0.0] if len({place.host for place in places}) > 1 else []
         for i, one in enumerate(places):
             for j, other in enumerate(places[:i]):
                 if one.host == other.host:
                     link = _inside(one, other, inside.get(one.host, ()), is_nccl=is_nccl)
                     rate, latency = link.bytes_per_second, link.latency_seconds
+                    bursts.append(link.burst_seconds or 0.0)
                     if (sums := Sums.of(link)) is not None:
                         sums_inside[one.host] = sums
                 else:
@@ -172,7 +181,7 @@ class Links:
         hosts = tuple(place.host for place in places)
         shared = {host: card.bytes_per_second for host, card in cards.items() if card is not None}
         staging = None if is_nccl else np.array([_staging(place, inside.get(place.host, ())) for place in places])
-        return cls(rates, latencies, hosts, shared, staging, is_nccl, sums_inside)
+        return cls(rates, latencies, hosts, shared, staging, is_nccl, sums_inside, min(bursts, default=0.0))
 
     def among(self, ranks: Sequence[int]) -> Links:
         """Between some of the ranks alone, in the order given, over the same transport."""
@@ -187,6 +196,7 @@ class Links:
             None if staging is None else staging[list(ranks)],
             self.is_nccl,
             {host: sums for host, sums in self.sums_inside.items() if host in hosts},
+            self.burst_seconds,
         )
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -242,12 +252,31 @@ class Links:
         """
         if self.num_ranks == 1:
             return 0.0
+        if (few := self._few_seconds(num_bytes)) is not None:
+            return few + (self.num_ranks - 1) * num_bytes / self._ring[0]
         slowest, latency = self._ring
         pieces = 2 * (self.num_ranks - 1)
         steps = 2 * math.ceil(math.log2(self.num_ranks)) if self.is_nccl else pieces
         staging = self.staging_seconds_per_byte
         copied = 0.0 if staging is None else 2 * num_bytes * float(staging.max())
         return steps * latency + pieces * num_bytes / self.num_ranks / slowest + copied
+
+    def passing_seconds(self, num_bytes: float) -> float:
+        """Of what `all_reduce_seconds` says, the part in which bytes are on their way: proportional to them."""
+        if self.num_ranks == 1:
+            return 0.0
+        copies = self.num_ranks - 1 if self._few_seconds(num_bytes) is not None else self._share_passed_on
+        return copies * num_bytes / self._ring[0]
+
+    @property
+    def _share_passed_on(self) -> float:
+        """Of the bytes of a sum, how many each rank passes on in a ring."""
+        return 2 * (self.num_ranks - 1) / self.num_ranks
+
+    def _few_seconds(self, num_bytes: float) -> float | None:
+        """Of the sum, apart from its bytes, where ranks send it each other directly."""
+        sums = self.sums_inside.get(self.hosts[0]) if len(set(self.hosts)) == 1 else None
+        return None if sums is None or not is_small(num_bytes, self.num_ranks) else sums.few_seconds
 
     @cached_property
     def _ring(self) -> tuple[float, float]:
@@ -325,6 +354,30 @@ class Links:
             self.transfer_seconds(others / (self.num_ranks - 1)),
             np.where(others, self.latency_seconds, 0.0).max(1),
         )
+
+
+@dataclass(eq=False)
+class Rested:
+    """How long each rank's link has rested, and what it saves an exchange: a token bucket, in seconds.
+
+    Args:
+        burst_seconds: That it saves at most; after so long a rest, or before anything was sent.
+        num_ranks: P.
+    """
+
+    burst_seconds: float
+    num_ranks: int
+
+    def __post_init__(self) -> None:
+        self._saved, self._since = (np.full(self.num_ranks, value) for value in (self.burst_seconds, 0.0))
+
+    def left(self, begin: float, passing: Floats) -> Floats:
+        """Of ``passing (P,)`` seconds of an exchange that begins at ``begin``, what it takes; exchanges in order."""
+        self._saved = np.minimum(self.burst_seconds, self._saved + np.maximum(begin - self._since, 0.0))
+        at_once = np.minimum(self._saved, passing)
+        self._saved = self._saved - at_once
+        self._since = np.maximum(self._since, begin + passing - at_once)
+        return np.asarray(passing - at_once, np.float64)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 
 from nugnn.comm.compression.link import Link
+from nugnn.comm.direct_sums import MOST_BYTES
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_auto import median_seconds, rounds_of_pairs
+from nugnn.comm.halo_auto import median_seconds, rounds_of_pairs, seconds_together
 from nugnn.kernels.green_context import new_stream
 from nugnn.planning.fitting import WrongResult, largest_that_fits
 from nugnn.planning.links import Sums
@@ -24,6 +26,13 @@ _NCCL_BYTES, _GLOO_BYTES, _COPY_BYTES = 256 << 20, 64 << 20, 256 << 20
 _TINY_BYTES = 8
 """An exchange of nothing would not take place."""
 _LATENCY_ROUNDS, _LEAST_ROUNDS, _MOST_ROUNDS = 20, 3, 30
+_RESTED_ROUNDS = 5
+_REST_SECONDS = 10e-3
+"""A link that fills up more slowly is not told from one without a burst."""
+_BURST_BYTES = tuple(1 << power for power in range(16, 21))
+"""Exchanges in which a burst is looked for: 64 KiB to 1 MiB."""
+_LEAST_SAVED = 0.25
+"""Of what an exchange without a rest takes; less is noise."""
 _SUMS_IN_A_ROW = 10
 """Which all ranks come to at once, as they do not after a meeting."""
 _SAME = 1.1
@@ -38,11 +47,13 @@ class Exchange:
         ends: The ranks, the lower one first.
         bytes_per_second: One way.
         latency_seconds: Of 8 bytes each way.
+        burst_seconds: What it takes less after a rest, at most.
     """
 
     ends: tuple[int, int]
     bytes_per_second: float
     latency_seconds: float
+    burst_seconds: float = 0.0
 
 
 def measure_copies(device: torch.device, *, seconds: float, on_note: Callable[[str], None]) -> tuple[float, float]:
@@ -99,10 +110,32 @@ def measure_exchanges(ranks: Ranks, *, seconds: float) -> tuple[Exchange, ...]:
             size = int(np.clip(_PROBE_BYTES * budget / 10 / probe, _PROBE_BYTES, most)) // 8 * 8
             rounds = int(np.clip(budget / (probe * size / _PROBE_BYTES), _LEAST_ROUNDS, _MOST_ROUNDS))
             taken_P = taken.seconds(size, rounds)
+            rested = [] if ranks.carries_cuda else [taken.seconds(n, _RESTED_ROUNDS, rested=True) for n in _BURST_BYTES]
             for a, b in pairs:
-                whole, latency = max(taken_P[a], taken_P[b]), max(latency_P[a], latency_P[b])
-                found.append(Exchange((a, b), float(size / max(whole - latency, whole / 2)), float(latency)))
+                whole, latency = max(taken_P[a], taken_P[b]), float(max(latency_P[a], latency_P[b]))
+                rate = float(size / max(whole - latency, whole / 2))
+                burst = _burst_seconds(rate, latency, [float(max(taken_P[a], taken_P[b])) for taken_P in rested])
+                found.append(Exchange((a, b), rate, latency, burst))
     return tuple(sorted(found, key=lambda exchange: exchange.ends))
+
+
+def _burst_seconds(rate: float, latency: float, rested: Sequence[float]) -> float:
+    """What exchanges after a rest saved at most.
+
+    >>> _burst_seconds(1e8, 1e-3, [1e-3 + max(n / 1e8 - 2e-3, 0) for n in _BURST_BYTES])
+    0.002
+    >>> _burst_seconds(1e8, 1e-3, [1.1e-3 + 0.9 * n / 1e8 for n in _BURST_BYTES])
+    0.0
+
+    Args:
+        rate: Bytes a second without a rest.
+        latency: Without bytes.
+        rested: Seconds of exchanges of ``_BURST_BYTES``, if there were such.
+    """
+    without = [num_bytes / rate for num_bytes in _BURST_BYTES]
+    saved = [latency + long - took for long, took in zip(without, rested, strict=False)]
+    seen = [each for each, long in zip(saved, without, strict=False) if each > _LEAST_SAVED * long]
+    return round(max(seen, default=0.0), 9)
 
 
 def measure_sums(ranks: Ranks, *, seconds: float) -> Sums | None:
@@ -128,14 +161,19 @@ def measure_sums(ranks: Ranks, *, seconds: float) -> Sums | None:
         run()
         return float(ranks.max_(torch.tensor(median_seconds(run, ranks, rounds), dtype=torch.float64))) / in_a_row
 
+    few, least = None, 1
     with ranks.pulse.waiting("measuring sums"):
-        latency = taken(1, _LATENCY_ROUNDS, _SUMS_IN_A_ROW)
+        if ranks.direct is not None:
+            few, least = taken(1, _LATENCY_ROUNDS, _SUMS_IN_A_ROW), MOST_BYTES // (ranks.world_size - 1) // 4 + 1
+        shortest = taken(least, _LATENCY_ROUNDS, _SUMS_IN_A_ROW)
         probe = max(taken(_PROBE_BYTES // 4, _LEAST_ROUNDS, 1), 1e-6)
         size = int(np.clip(_PROBE_BYTES * seconds / 10 / probe, _PROBE_BYTES, _GLOO_BYTES)) // 4
         whole = taken(size, int(np.clip(seconds / (probe * 4 * size / _PROBE_BYTES), _LEAST_ROUNDS, _MOST_ROUNDS)), 1)
     messages = 2 * (ranks.world_size - 1)
     passed_on = messages * 4 * size / ranks.world_size
-    return Sums(passed_on / max(whole - latency, whole / 2), latency / messages)
+    rate = passed_on * (1 - least / size) / max(whole - shortest, whole / 2)
+    latency = max(shortest - messages * 4 * least / ranks.world_size / rate, 0.0) if least > 1 else shortest
+    return Sums(rate, latency / messages, few)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +184,8 @@ class _Turn:
     ranks: Ranks
     partners: Mapping[int, int]
 
-    def seconds(self, num_bytes: int, rounds: int) -> np.ndarray:
-        """Of each rank, the median; a collective call."""
+    def seconds(self, num_bytes: int, rounds: int, *, rested: bool = False) -> np.ndarray:
+        """Of each rank, the median, each time after a rest if asked; a collective call."""
         sizes = self._sizes(num_bytes)
         rows = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.ranks.device)
         taken = torch.zeros(self.ranks.world_size, dtype=torch.float64)
@@ -156,7 +194,12 @@ class _Turn:
             self.link.exchange(rows, sizes, sizes)
 
         run()
-        taken[self.ranks.rank] = median_seconds(run, self.ranks, rounds)
+        found = []
+        for _ in range(rounds):
+            if rested:
+                time.sleep(_REST_SECONDS)
+            found.append(seconds_together(run, self.ranks))
+        taken[self.ranks.rank] = statistics.median(found)
         result: np.ndarray = self.ranks.sum_(taken).numpy()
         return result
 
@@ -194,22 +237,27 @@ def as_links(
     """
     rates = [exchange.bytes_per_second for exchange in exchanges]
     latencies = [exchange.latency_seconds for exchange in exchanges]
+    bursts = [exchange.burst_seconds for exchange in exchanges]
     via = "nccl" if is_nccl else "gloo"
     if len(exchanges) > 1 and max(rates) < _SAME * min(rates):
-        return (_link((), via, statistics.median(rates), statistics.median(latencies), sums),)
+        return (_link((), via, statistics.median(rates), statistics.median(latencies), min(bursts), sums),)
     return tuple(
-        _link((names[exchange.ends[0]], names[exchange.ends[1]]), via, rate, latency, sums)
-        for exchange, rate, latency in zip(exchanges, rates, latencies, strict=True)
+        _link((names[exchange.ends[0]], names[exchange.ends[1]]), via, rate, latency, burst, sums)
+        for exchange, rate, latency, burst in zip(exchanges, rates, latencies, bursts, strict=True)
     )
 
 
-def _link(ends: tuple[()] | tuple[str, str], via: str, rate: float, latency: float, sums: Sums | None) -> LinkProfile:
+def _link(
+    ends: tuple[()] | tuple[str, str], via: str, rate: float, latency: float, burst: float, sums: Sums | None
+) -> LinkProfile:
     return LinkProfile(
         between="devices",
         ends=ends,
         via=via,  # type: ignore[arg-type]
         bytes_per_second=rate,
         latency_seconds=latency,
+        burst_seconds=burst or None,
+        few_seconds=None if sums is None else sums.few_seconds,
         sum_bytes_per_second=None if sums is None else sums.bytes_per_second,
         sum_latency_seconds=None if sums is None else sums.latency_seconds,
     )

@@ -88,6 +88,7 @@ class MeasuredWays(Strict):
             "bytes_per_second": rates,
             "latency_seconds": latencies,
             "staging_seconds_per_byte": None,
+            "burst_seconds": 0.0,
         }
         return replace(links, **measured, is_nccl=self.via == "nccl")
 

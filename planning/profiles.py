@@ -83,6 +83,10 @@ class LinkProfile(_Record):
         sum_bytes_per_second: That each rank passes on in the ring in which gloo adds up, all of these ends taking part;
             None where that was not measured.
         sum_latency_seconds: Of a message of that ring; likewise.
+        few_seconds: Of a sum of few values, which ranks send each other directly (`nugnn.comm.direct_sums`); None where
+            they do not, or it was not measured.
+        burst_seconds: What a link that has rested for so long saves of an exchange: it lets some bytes pass at once,
+            as the token bucket of a limited link does. None where none was seen.
     """
 
     between: Literal["devices", "host", "hosts"]
@@ -92,11 +96,15 @@ class LinkProfile(_Record):
     latency_seconds: Seconds
     sum_bytes_per_second: Positive | None = None
     sum_latency_seconds: Seconds | None = None
+    few_seconds: Seconds | None = None
+    burst_seconds: Seconds | None = None
 
     @model_validator(mode="after")
     def _sums_are_whole(self) -> Self:
         if (self.sum_bytes_per_second is None) is not (self.sum_latency_seconds is None):
             raise ValueError("sum_bytes_per_second and sum_latency_seconds are known together or not at all")
+        if self.few_seconds is not None and self.sum_latency_seconds is None:
+            raise ValueError("few_seconds is known with sum_latency_seconds alone")
         return self
 
 

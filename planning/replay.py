@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
-from nugnn.planning.links import Links
+from nugnn.planning.links import Links, Rested
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_sizes import PartSizes
@@ -58,7 +58,7 @@ def replay(
         rows_between: ``(P, P)`` rows that each rank sends to each other one in a layer; where None, as if nobody
             preferred any peer.
         num_steps: Steps one after the other. The host goes on launching from one to the next, but for graphs, after
-            each of which `nugnn.fit` waits for the GPU.
+            each of which `nugnn.fit` waits for the GPU. Before the first one links have rested.
         names: Of the devices; their types when None.
 
     Raises:
@@ -130,11 +130,14 @@ def _replayed(ranks: Sequence[_Rank], exchanges: _Exchanges, num_steps: int, nam
     if len(ranks) > 1 and (alone := [number for number, rank in enumerate(ranks) if rank.step.ranks == 1]):
         raise TraceError(f"the step of rank {alone[0]} was recorded on one device, so it has no exchanges")
     _check_same_exchanges([rank.program for rank in ranks])
+    rested = Rested(exchanges.burst_seconds, len(ranks))
     for _ in range(num_steps):
         for exchange in range(len(ranks[0].program.exchanges)):
             ready = [rank.run_to(exchange) for rank in ranks]
             begin = max(ready)
-            for rank, come, took in zip(ranks, ready, exchanges.seconds(exchange).tolist(), strict=True):
+            latency, passing = exchanges.seconds(exchange)
+            seconds = latency + rested.left(begin, passing)
+            for rank, come, took in zip(ranks, ready, seconds.tolist(), strict=True):
                 rank.exchanged(exchange, come, begin, took)
         for rank in ranks:
             rank.finish()
@@ -256,14 +259,21 @@ class _Exchanges:
         self._rows_between, self._gradient_wire = rows_between, gradient_wire
         self._known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
 
-    def seconds(self, exchange: int) -> Floats:
-        """``(P,)``."""
+    @property
+    def burst_seconds(self) -> float:
+        return self._links.burst_seconds
+
+    def seconds(self, exchange: int) -> tuple[Floats, Floats]:
+        """``(P,)`` of its latency, and while bytes are on their way over links that had no rest."""
         each = [program.exchanges[exchange] for program in self._programs]
         if not each[0].is_halo:
             most = max(each, key=lambda one: number(one.row_bytes) * number(one.sent))
-            return np.full(len(each), collective_seconds(most, self._links, self._gradient_wire))
+            whole, passing = collective_seconds(most, self._links, self._gradient_wire), 0.0
+            if most.kind == "all_reduce" and not (most.is_gradient and self._gradient_wire.name != "fp32"):
+                passing = self._links.passing_seconds(number(most.row_bytes) * number(most.sent))
+            return np.full(len(each), whole - passing), np.full(len(each), passing)
         per_byte, latency = self._of_rows(each)
-        return latency + per_byte * max(number(one.row_bytes) for one in each)
+        return latency, per_byte * max(number(one.row_bytes) for one in each)
 
     def _of_rows(self, each: Sequence[Exchange]) -> tuple[Floats, Floats]:
         is_fetch = each[0].kind == "fetch"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nugnn.comm.byte_exchange import begin_exchange, begin_gathering
@@ -51,6 +54,37 @@ def _gathered(ranks: Ranks, length: int) -> Tensor:
 def test_every_rank_gets_every_row(ranks: RankPool, num_ranks: int) -> None:
     expected = torch.arange(7.0) + 1000 * torch.arange(num_ranks)[:, None]
     assert all(torch.equal(found, expected) for found in ranks.run(num_ranks, _gathered, 7))
+
+
+def _posted(ranks: Ranks) -> list[str]:
+    """What happens in turn at the begin of an exchange."""
+    found: list[str] = []
+    group = ranks.halo
+
+    class Noting(dist.ProcessGroup):
+        def __init__(self) -> None:
+            super().__init__(ranks.rank, ranks.world_size)
+
+        def recv(self, *arguments: Any) -> Any:
+            found.append("recv")
+            return group.recv(*arguments)
+
+        def send(self, *arguments: Any) -> Any:
+            found.append("send")
+            return group.send(*arguments)
+
+    before = os.sched_yield
+    os.sched_yield = lambda: found.append("yield")
+    try:
+        sizes = [3] * ranks.world_size
+        begin_exchange(Noting(), *(torch.zeros(6, dtype=torch.uint8) for _ in range(2)), sizes, sizes).wait()
+    finally:
+        os.sched_yield = before
+    return found
+
+
+def test_a_slice_of_time_and_what_comes_are_there_before_anything_is_sent(ranks: RankPool) -> None:
+    assert ranks.run(2, _posted) == [["yield", "recv", "send"]] * 2
 
 
 def _dropped(ranks: Ranks) -> list[list[int]]:

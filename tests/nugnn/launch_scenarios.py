@@ -246,3 +246,28 @@ def keep_limits(context: WorkerContext, job: dict) -> None:
     assert holds["memory_bytes"] <= data_bytes() + room
     context.init_process_group()
     torch.ones(room // 2)
+
+
+def place_threads(context: WorkerContext, job: dict) -> None:
+    """Rank 0 says where its threads run once ranks have joined, and with which policy; small sums need no gloo."""
+    import torch
+
+    from nugnn.comm.groups import join_ranks, leave_ranks
+
+    context.init_process_group()
+    ranks = join_ranks()
+    if context.rank == 0:
+        threads = []
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                name = file.read().strip()
+            threads.append([name, sorted(os.sched_getaffinity(int(thread))), os.sched_getscheduler(int(thread))])
+        context.emit(kind="threads", threads=threads)
+    assert ranks.direct is not None
+    own = torch.arange(4.0) + ranks.rank
+    direct, through_gloo = own.clone(), own.clone()
+    ranks.sum_(direct)
+    torch.distributed.all_reduce(through_gloo)
+    assert torch.equal(direct, through_gloo)
+    leave_ranks(ranks)
+    assert ranks.direct is None

@@ -19,12 +19,12 @@ from nugnn.config import TrainConfig
 from nugnn.fit_joined import fit_joined
 from nugnn.job import private_job_folder, write_job
 from nugnn.launch import WorkerFailed, launch, worker_environment
-from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, said_of, said_of_cores
+from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, cores_on, said_of, said_of_cores
 from nugnn.options import ConfigError
 from nugnn.process_state import host_memory
 from nugnn.profile_run import limits_of_devices, profile_machine
 from nugnn.sample_config import SampleConfig
-from nugnn.worker_cores import divide_cores, own_cores
+from nugnn.worker_cores import divide_cores, equal_cores, own_cores
 
 HERE = Path(__file__).resolve().parent
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -124,6 +124,58 @@ def test_cores_are_divided_without_overlap_or_not_at_all(threads: list[int | Non
     assert all(each.cores is not None and len(each.cores) == each.threads >= 1 for each in divided)
     others = [each.threads for each in divided if not each.is_limited]
     assert not others or (max(others) - min(others) <= 1 and len(held) == len(cores))
+
+
+@given(
+    workers=st.integers(1, 6),
+    cores=st.sets(st.integers(0, 50), min_size=1, max_size=20).map(sorted),
+    threads=st.none() | st.integers(1, 6),
+)
+def test_workers_alike_have_equal_cores_of_their_own_or_none(
+    workers: int, cores: list[int], threads: int | None
+) -> None:
+    given_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    found = equal_cores(workers, cores, given_threads)
+    assert (found is None) == (workers == 1 or workers * (threads or 1) > len(cores))
+    assert equal_cores(workers, cores, given_threads | {"OMP_PLACES": "cores"}) is None
+    if found is None:
+        return
+    held = [core for each in found for core in each.cores or ()]
+    assert len(set(held)) == len(held) and set(held) <= set(cores)
+    assert {len(each.cores or ()) for each in found} == {len(cores) // workers}
+    # they have the threads that they would have without cores of their own
+    fair = str(threads or len(cores) // workers)
+    assert all(each.environment(given_threads.get("OMP_NUM_THREADS"))["OMP_NUM_THREADS"] == fair for each in found)
+
+
+def test_workers_on_cpus_alone_are_tied_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("nugnn.limited.own_cores", lambda: (3, 5, 8, 9))
+    tied = cores_on([cpu, cpu], None)
+    assert tied is not None and [each.cores for each in tied] == [(3, 5), (8, 9)]
+    assert cores_on([cpu, cpu], (DeviceLimits(memory_fraction=0.5), DeviceLimits())) == tied
+    assert cores_on([cpu, gpu], None) is cores_on([cpu], None) is None
+    limits = (DeviceLimits(threads=1), DeviceLimits())
+    assert cores_on([cpu, cpu], limits) == cores_of(limits) != tied
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    assert cores_on([cpu, cpu], None) is None
+
+
+def test_joined_workers_run_on_their_cores_and_gloo_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    cores = cores_on([torch.device("cpu")] * 2, None)
+    events: list[dict[str, Any]] = []
+    with private_job_folder() as folder:
+        write_job(folder, {"scenario": "place_threads"})
+        launch(folder, 2, module="launch_scenarios", timeout=60, on_event=events.append, cores=cores)
+    own = list(own_cores()) if cores is None else list(cores[0].cores or ())
+    threads = events[0]["threads"]
+    assert [where for _, where, _ in threads] == [own] * len(threads)
+    assert [name for name, _, policy in threads if policy == os.SCHED_BATCH] == ["gloo_tcp_loop"] * 3
+    assert {policy for name, _, policy in threads if name != "gloo_tcp_loop"} == {os.SCHED_OTHER}
 
 
 def test_threads_that_are_not_limited_stay_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

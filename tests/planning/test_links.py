@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nugnn.planning.links import LOOPBACK, LinkError, Links, Place
+from nugnn.planning.links import LOOPBACK, LinkError, Links, Place, Rested
 from nugnn.planning.profiles import LinkProfile
 
 NETWORK = LinkProfile(between="hosts", via="sheet", bytes_per_second=1e9, latency_seconds=5e-5)
@@ -119,6 +121,42 @@ def test_sums_go_as_they_were_measured_inside_hosts_and_as_exchanges_between_the
     assert both.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-5 + 1e6 / 3 / 1e9))
     other = Links.of_places([Place(1)] * 2, inside)  # nobody has measured its sums
     assert other.all_reduce_seconds(1e6) == pytest.approx(2 * (1e-4 + 1e6 / 2 / 1e9))
+
+
+def test_sums_of_few_values_go_directly_inside_a_host_alone():
+    direct = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-3, "few_seconds": 1e-4}
+    gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-3, **direct)
+    three = Links.of_places([Place(0)] * 3, {0: [gloo]})
+    assert three.all_reduce_seconds(1e4) == pytest.approx(1e-4 + 2 * 1e4 / 4e9)  # to each of two peers
+    assert three.passing_seconds(1e4) == pytest.approx(2 * 1e4 / 4e9)
+    assert three.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-3 + 1e6 / 3 / 4e9))
+    assert three.passing_seconds(1e6) == pytest.approx(4 * 1e6 / 3 / 4e9)
+    both = Links.of_places([Place(0), Place(0), Place(1)], {0: [gloo], 1: [gloo]}, NETWORK)
+    assert both.all_reduce_seconds(1e4) > 4e-3  # four messages of the ring
+
+
+@given(
+    burst=st.floats(0, 5),
+    exchanges=st.lists(st.tuples(st.floats(0, 4), st.floats(0, 4)), min_size=1, max_size=12),
+)
+def test_a_rested_link_saves_no_more_than_its_rest(burst, exchanges):
+    rested, now, took, passed = Rested(burst, 1), 0.0, 0.0, 0.0
+    for pause, passing in exchanges:
+        now += pause
+        (left,) = rested.left(now, np.array([passing]))
+        assert 0 <= left <= passing and passing - left <= burst + 1e-9
+        now, took, passed = now + left, took + left, passed + passing
+        # over all time so far, no more than the burst and what the rate lets pass
+        assert passed <= burst + now + 1e-9
+    if burst == 0:
+        assert took == pytest.approx(passed)
+
+
+def test_a_link_that_rested_long_enough_is_as_at_the_start():
+    rested = Rested(2.0, 2)
+    assert rested.left(0.0, np.array([5.0, 1.0])).tolist() == [3.0, 0.0]
+    assert rested.left(3.0, np.array([1.0, 1.0])).tolist() == [1.0, 0.0]
+    assert rested.left(10.0, np.array([5.0, 5.0])).tolist() == [3.0, 3.0]
 
 
 def test_sums_in_a_quarter_of_the_bytes_take_a_quarter_of_the_time():

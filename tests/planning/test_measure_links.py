@@ -66,6 +66,10 @@ def test_equal_links_are_one_of_a_kind_and_one_pair_keeps_its_names() -> None:
     assert as_links([], [], is_nccl=False) == ()
     (link,) = as_links([Exchange((0, 1), 5.0, 1e-5)], ["cpu", "cpu"], is_nccl=False, sums=Sums(8.0, 2e-5))
     assert (link.sum_bytes_per_second, link.sum_latency_seconds) == (8.0, 2e-5)
+    assert link.few_seconds is None and link.burst_seconds is None
+    rested = [Exchange(ends, 5.0, 1e-5, burst) for ends, burst in (((0, 1), 2e-3), ((0, 2), 3e-3), ((1, 2), 4e-3))]
+    (link,) = as_links(rested, ["a", "b", "c"], is_nccl=False, sums=Sums(8.0, 2e-5, 1e-6))
+    assert (link.few_seconds, link.burst_seconds) == (1e-6, 2e-3)
 
 
 @pytest.mark.gpu

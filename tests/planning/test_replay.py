@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -69,6 +70,21 @@ def test_equal_ranks_never_wait_and_take_what_is_predicted_of_each_alone(name, t
         assert all(timeline.seconds(rank)["wait"] == timeline.idle_share(rank) == 0 for rank in range(3))
         work = PredictedWork([DeviceWork(trace, times)] * 3, links, overlap=overlap)
         assert timeline.makespan == pytest.approx(work.seconds(0, PART), rel=1e-9)
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_rested_links_save_what_bytes_take_and_no_more(how):
+    steps = [graph_trace("gcn").at(part) for part in _parts(3)]
+    times = [LinearTimes(1e-9 * (1 + rank), 1e-6) for rank in range(3)]
+
+    def makespan(links: Links) -> float:
+        return replay(steps, times, links, **how).makespan
+
+    slow, quick = Links.equal(3, 1e8, 1e-4), Links.equal(3, math.inf, 1e-4)
+    bursts = [makespan(dataclasses.replace(slow, burst_seconds=burst)) for burst in (0.0, 1e-3, 1e-2, 1e3)]
+    assert bursts[0] == makespan(slow)
+    assert bursts == sorted(bursts, reverse=True) and bursts[0] - bursts[1] >= 1e-3 * (1 - 1e-9)
+    assert bursts[-1] == pytest.approx(makespan(quick))
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
