@@ -235,10 +235,14 @@ def _kept_ways(subject: PlanSubject, kinds: Sequence[str], travel: Travel) -> Pa
 
 
 def _key(subject: PlanSubject, kinds: Sequence[str]) -> str:
-    """Of the step and who computes here. A trace does not say how products are rounded: the precision does."""
+    """Of the step and who computes here.
+
+    A trace does not say how products are rounded, which the precision does, nor whether steps run as CUDA graphs.
+    """
     step = {
         "traces": {name: trace.to_json() for name, trace in subject.traces.items()},
         "precision": subject.precision,
+        "is_captured": subject.is_captured,
         "beside": sorted(kinds),
     }
     return hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()

@@ -117,13 +117,11 @@ def _as_traced(shard: Shard) -> Shard:
 
 
 def _as_own_graph(shard: Shard) -> Shard:
-    inner, local = shard.num_inner, shard.num_local
+    numbers = torch.arange(shard.num_local, device=shard.indptr.device)
+    inner, halo = numbers.split([shard.num_inner, shard.num_halo])
+    train = shard.train_rows if len(shard.train_rows) else inner[:1]
     return dataclasses.replace(
-        shard,
-        num_nodes_global=local,
-        global_node_ids=torch.arange(inner),
-        halo_global_ids=torch.arange(inner, local),
-        train_rows=shard.train_rows if len(shard.train_rows) else torch.arange(1),
+        shard, num_nodes_global=len(numbers), global_node_ids=inner, halo_global_ids=halo, train_rows=train
     )
 
 
