@@ -37,7 +37,7 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predictor import ReplayedSteps
 from nugnn.planning.share_curves import relaxed_sizes
 from nugnn.planning.work_model import WorkModel
-from nugnn.timed_parts import places_of, random_parts, real_parts
+from nugnn.timed_parts import Timed, places_of, random_parts, real_parts
 from nugnn.worker_process import WorkerContext
 
 _SECONDS = {"cpu": 6.0, "cuda": 4.0}
@@ -101,13 +101,16 @@ def own_times(
         return OwnTimes(operators=operators, ways=None if way_path is None else read_ways(way_path))
     except (TimesError, WaysError):
         pass  # not all are there
+    parts: Sequence[Timed] = random_ones
+    if graph is not None:
+        on_stage("cutting the graph into parts to time the model's operators on")
+        parts = real_parts(graph, traces, seconds, sizes)
     longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
     on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
     measures = [
         measure_of(subject, profile.kind, device, "" if limits is None else str(limits[rank]))
         for rank, (profile, device) in enumerate(zip(cluster.profiles, devices, strict=True))
     ]
-    parts = random_ones if graph is None else real_parts(graph, traces, seconds, sizes)
     job = {"measures": measures, "parts": parts, "travel": travel, "devices": list(devices), "limits": limits}
     with private_job_folder() as folder:
         write_job(folder, job)
@@ -235,10 +238,14 @@ def _kept_ways(subject: PlanSubject, kinds: Sequence[str], travel: Travel) -> Pa
 
 
 def _key(subject: PlanSubject, kinds: Sequence[str]) -> str:
-    """Of the step and who computes here. A trace does not say how products are rounded: the precision does."""
+    """Of the step and who computes here.
+
+    A trace does not say how products are rounded, which the precision does, nor whether steps run as CUDA graphs.
+    """
     step = {
         "traces": {name: trace.to_json() for name, trace in subject.traces.items()},
         "precision": subject.precision,
+        "is_captured": subject.is_captured,
         "beside": sorted(kinds),
     }
     return hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()

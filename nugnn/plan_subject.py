@@ -189,8 +189,10 @@ def sample_subject(
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
-    captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and is_known(model))
-    is_captured = captures and options.micro_batches == 1
+    is_users = options.loss is not None or options.regularizer is not None
+    captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and not is_users and is_known(model))
+    compresses = workers > 1 and options.grad_sync != "fp32"
+    is_captured = captures and options.micro_batches == 1 and options.precision != "fp16" and not compresses
 
     trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
 

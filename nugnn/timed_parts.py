@@ -45,8 +45,12 @@ class RealPart:
     shares: tuple[float, ...]
 
     def pieces(self) -> list[Shard]:
-        """Smallest first, as all ladders are; those too small to be of use are left out, but for the largest."""
-        found = [piece_of(self.shard, share) for share in self.shares]
+        """Smallest first, as all ladders are; those too small to be of use are left out, but for the largest.
+
+        Each is numbered as a graph of its own, so that models with a row for each node need no more than its rows. Each
+        has a training node at least: its peers have none, and a loss needs one.
+        """
+        found = [_as_own_graph(piece_of(self.shard, share)) for share in self.shares]
         large = [each for each in found[1:] if each.num_inner >= _LEAST_ROWS and each.num_edges >= _LEAST_EDGES]
         return [found[0], *large][::-1]
 
@@ -96,19 +100,29 @@ def real_parts(
 
 def real_part(shard: Shard, trace: StepTrace, seconds: Callable[[PartSizes], float]) -> RealPart:
     """What is timed of a part that is there; ``trace`` and ``seconds`` as for `random_parts`."""
-    whole = _as_traced(shard)
-    largest = piece_of(whole, _largest_share(trace, seconds, sizes_of(whole)))
+    share = _largest_share(trace, seconds, sizes_of(shard))
+    largest = _as_traced(piece_of(dataclasses.replace(shard, edge_data={}), share))
     shares = {*_PIECES, *changes_of_kernel(trace, sizes_of(largest))}
     return RealPart(shard=largest, shares=tuple(sorted((share for share in shares if share <= 1), reverse=True)))
 
 
 def _as_traced(shard: Shard) -> Shard:
-    """With the columns that a traced step has: labels, and features that are not sparse."""
+    """With the columns that a traced step has: a label of each node, and features that are not sparse."""
     columns = {name: column for name, column in shard.node_data.items() if name in ("feat", "label")}
+    columns["label"] = columns["label"].clamp(min=0)  # -1 where there is none
     features = columns.get("feat")
     if features is not None and features.layout != torch.strided:
         columns["feat"] = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
-    return dataclasses.replace(shard, node_data=columns, edge_data={})
+    return dataclasses.replace(shard, node_data=columns)
+
+
+def _as_own_graph(shard: Shard) -> Shard:
+    numbers = torch.arange(shard.num_local, device=shard.indptr.device)
+    inner, halo = numbers.split([shard.num_inner, shard.num_halo])
+    train = shard.train_rows if len(shard.train_rows) else inner[:1]
+    return dataclasses.replace(
+        shard, num_nodes_global=len(numbers), global_node_ids=inner, halo_global_ids=halo, train_rows=train
+    )
 
 
 def _largest_share(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes: PartSizes) -> float:

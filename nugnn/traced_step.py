@@ -133,7 +133,7 @@ def graph_trainer(
         part = random_part(part, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
     graph, train_rows = lone_part(part, device) if isinstance(part, Shard) else part
     placed = graph.ranks.device
-    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(graph.index.structure.num_src)
+    own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(graph.num_nodes_global())
     options = {"overlap": "off", **options}  # an exchange is a record of its own; when it runs is for who predicts
     of_trainer, of_family = _divided(options)
     family = GraphFamily(own.to(placed), graph, {"train": train_rows}, **of_family)

@@ -144,6 +144,16 @@ def test_ways_are_kept_apart_by_who_takes_part_as_which_rank() -> None:
     assert more is not None and own_times._kept_ways(given, ["one", "other"], more) != paths[0]
 
 
+def test_times_of_steps_that_are_recorded_are_kept_apart() -> None:
+    """Those of others do not say what the host takes for a CUDA graph."""
+    singly, kinds = subject(), ["one", "other"]
+    paths = [
+        own_times._kept(each, kinds, [[size] for size in SIZES], of_graph=False)
+        for each in (singly, replace(singly, is_captured=True), subject())
+    ]
+    assert paths[0] == paths[2] and not set(paths[0]) & set(paths[1])
+
+
 @pytest.mark.usefixtures("forked_workers")
 def test_operators_of_a_graph_at_hand_are_timed_on_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     given, here, graph = subject(), cluster(), some_graph()

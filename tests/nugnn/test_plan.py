@@ -24,7 +24,9 @@ from nugnn.fit_plan import PLAN_FILE
 from nugnn.graph_part import GraphPart
 from nugnn.graph_task import GraphTask
 from nugnn.models import GNN
+from nugnn.networks import MLP
 from nugnn.plan_request import PlanRequest
+from nugnn.plan_subject import sample_subject
 from nugnn.plan_tables import devices_table
 from nugnn.plan_training import TrainingPlan
 from nugnn.planning.cluster import cluster_of_machine
@@ -36,7 +38,7 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import read_times
 from nugnn.planning.measured_ways import read_ways
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import read_plan
+from nugnn.planning.plan import DataFacts, read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
@@ -44,6 +46,7 @@ from nugnn.planning.work_model import PackedComputing, PackedWork
 from nugnn.profile_run import Measured
 from nugnn.rebalance import PlannedBalance
 from nugnn.run import PARTS_FILE, run_from_config
+from nugnn.sample_options import SampleOptions
 from nugnn.shares import whole_shard
 
 CPU = DeviceProfile(
@@ -97,6 +100,10 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 # nugnn plan
+
+
+def own_penalty(model: torch.nn.Module) -> torch.Tensor:
+    return sum(x.square().sum() for x in model.parameters())  # type: ignore[return-value]
 
 
 def test_a_cluster_on_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -419,6 +426,27 @@ def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> N
         assert plan._subject.is_captured == (choice == "on")
         keys.append(plan._key("metis"))
     assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_captured"),
+    [
+        ({}, True),
+        ({"cuda_graphs": "off"}, False),
+        ({"precision": "fp16"}, False),
+        ({"grad_sync": "8bit"}, False),
+        ({"micro_batches": 2}, False),
+        ({"regularizer": own_penalty}, False),
+        ({"regularizer": own_penalty, "cuda_graphs": "on"}, True),
+    ],
+)
+def test_steps_of_samples_are_planned_as_graphs_where_they_are_trained_so(
+    options: dict[str, Any], is_captured: bool
+) -> None:
+    facts = DataFacts(name="some", samples=64, input_shape=(20,), classes=3)
+    how: dict[str, Any] = {"batch": 16, "kinds": ["cuda"], "workers": 2}
+    subject = sample_subject(MLP(20, 3, hidden=8), SampleOptions(**options), facts, [torch.zeros(20)], **how)
+    assert subject.is_captured == is_captured
 
 
 def test_nodes_move_by_the_work_that_the_plan_was_made_with(tmp_path: Path) -> None:

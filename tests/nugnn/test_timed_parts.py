@@ -9,13 +9,13 @@ import torch
 
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.sparse import csr_matrix
-from nugnn.models import GNN
+from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.partition.check import check_shard
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
 from nugnn.random_data import random_part
 from nugnn.timed_parts import RealPart, places_of, random_parts, real_parts
-from nugnn.traced_step import trace_graph_step
+from nugnn.traced_step import graph_trainer, run_steps, trace_graph_step
 
 NODES = 3000
 
@@ -31,11 +31,9 @@ def neighbours(**more: Any) -> GraphData:
     dst = torch.arange(NODES).repeat_interleave(5)
     src = (dst + torch.arange(1, 6).repeat(NODES)) % NODES
     labels = torch.arange(NODES) % 4
-    columns = {"features": torch.randn(NODES, 12, generator=torch.Generator().manual_seed(0)), **more}
-    return GraphData(
-        name="neighbours", num_nodes=NODES, src=src, dst=dst, labels=labels, num_classes=4,
-        train_nodes=torch.arange(0, NODES, 3), **columns,
-    )  # fmt: skip
+    columns: dict[str, Any] = {"features": torch.randn(NODES, 12, generator=torch.Generator().manual_seed(0))}
+    columns |= {"labels": labels, "train_nodes": torch.arange(0, NODES, 3), **more}
+    return GraphData(name="neighbours", num_nodes=NODES, src=src, dst=dst, num_classes=4, **columns)
 
 
 def nothing(_: PartSizes) -> float:
@@ -81,6 +79,34 @@ def test_columns_are_those_that_the_step_was_traced_with(trace: StepTrace) -> No
     for part in parts_of(graph, trace, (1500, 1500)):
         features = part.shard.node_data["feat"]
         assert features.layout is torch.strided and features.shape == (part.shard.num_inner, 12)
+
+
+def test_parts_without_a_training_node_are_trained_on(trace: StepTrace) -> None:
+    train = torch.arange(40)
+    labels = torch.full((NODES,), -1).index_fill_(0, train, 3)
+    parts = parts_of(neighbours(labels=labels, train_nodes=train), trace, (1500, 1500))
+    assert min(len(part.shard.train_rows) for part in parts) == 0
+    model = GNN("gcn", 12, 4, hidden=16, layers=3)
+    for part in parts:
+        for piece in part.pieces():
+            (loss,) = run_steps(graph_trainer(model, piece, in_features=12, num_classes=4), 1)
+            assert loss > 0
+
+
+def test_models_with_a_row_for_each_node_have_those_of_the_piece(trace: StepTrace) -> None:
+    made = []
+
+    def model(num_nodes: int) -> WithNodeEmbedding:
+        made.append(num_nodes)
+        return WithNodeEmbedding(num_nodes, 12, GNN("gcn", 12, 4, hidden=16, layers=3))
+
+    for part in parts_of(neighbours(features=None), trace, (2000, 1000)):
+        for piece in part.pieces():
+            trainer = graph_trainer(model, piece, in_features=None, num_classes=4)
+            run_steps(trainer, 1)
+            assert made.pop() == piece.num_local < NODES
+            rows = trainer.model.embedding.weight  # type: ignore[attr-defined]
+            assert rows.shape == (piece.num_inner, 12)
 
 
 def test_random_parts_can_be(trace: StepTrace) -> None:
