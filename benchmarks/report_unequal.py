@@ -37,9 +37,9 @@ on parts of the graph, and in brackets what it predicted. `tuned`: one correctio
 ranks were busy with in some epochs, as re-balancing levels computing in a run. `over bound`: beside 1 / sum(1 / T),
 what both devices would do together if nothing had to travel; `with halo`: beside that bound if each device also spends
 what its rows that travel take; `gain`: how much of the way from even shares to the first bound; `waits`: share of an
-epoch in which each rank stands still, exchanges included. All four of `auto`. Losses of all splits agree with those of
-one device.
+epoch in which each rank stands still, exchanges included. All four of `auto`. {losses}
 """
+_SAME_LOSSES = "Losses of all splits agree with those of one device."
 _FOUND = """`auto` beside the best of the three: {auto}.
 `tuned` beside it: {tuned}.
 Predicted epochs of `auto` are off by {forecast}. 1.15 times the bound was to be reached, and 1.05 times the one with
@@ -66,10 +66,10 @@ _STEPS = """## Predicted steps on a GPU
 no factor. A step is bound by the device where `busy` is near the measured time, else by the host. Two benchmarks ran
 side by side on the two GPUs of a host.
 
-Steps of samples were off by 138 % in the mean at first, and their memory by 22 %, since laps were scaled to steps that
-were as long as their host. Then the host's part of a captured step was measured as well as the peak of timed steps.
-What is left are transformers in float32: cuDNN takes another kernel for their small convolution at each of the sizes
-that are timed, with other seconds and other memory, and in between anything can be.
+Steps of samples were off by 138 % in the mean at first, and their memory by 22 % (by hand, of rows no longer kept),
+since laps were scaled to steps that were as long as their host. Then the host's part of a captured step was measured as
+well as the peak of timed steps. What is left are transformers in float32: cuDNN takes another kernel for their small
+convolution at each of the sizes that are timed, with other seconds and other memory, and in between anything can be.
 """
 
 
@@ -94,8 +94,11 @@ def splits_section(rows: Sequence[Row], on_random_parts: Sequence[Row]) -> str:
         tuned=_beside_best(random_parts, "tuned"),
         forecast=_forecast(random_parts),
     )
+    wrong = sum("error" in row for row in (*rows, *on_random_parts))
+    losses = f"{wrong} splits had other losses than one device, and have no figures." if wrong else _SAME_LOSSES
+    intro = _SPLITS.format(repeats=repeats, spread=spread, losses=losses)
     sections = [
-        f"{_SPLITS.format(repeats=repeats, spread=spread)}\n{_machines(all_rows)}\n\n{_table(ours)}\n\n{found}",
+        f"{intro}\n{_machines(all_rows)}\n\n{_table(ours)}\n\n{found}",
         said,
     ]
     if missing := {case: by_name for case, by_name in before.items() if case not in ours}:

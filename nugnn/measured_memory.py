@@ -23,7 +23,8 @@ def peak_of_step(trainer: Trainer, trace: StepTrace) -> int:
         trainer: That has made some steps, without CUDA graphs.
         trace: Of its step, at its sizes.
     """
-    first = next(i for i, o in enumerate(trace.operators) if o.kind in ("product", "exchange", "spmm", "rows"))
+    kinds = [o.kind for o in trace.operators]
+    first = next((i for i, kind in enumerate(kinds) if kind in ("product", "exchange", "spmm", "rows")), 0)
     there = [s for s in trace.storages if s.made_by == -1]
     before = sum(storage_bytes(s) for s in there if s.freed_by is None or s.freed_by >= first)
     works = next(iter(trainer.family.steps(0)))

@@ -283,7 +283,7 @@ def measure_places(
     captured = None
     if as_graph is not None:
         # steps that cannot be recorded are launched operator by operator in training, too, or refused there
-        with torch.cuda.device(device), contextlib.suppress(ValueError):
+        with torch.cuda.device(device), contextlib.suppress(ValueError, torch.OutOfMemoryError):
             captured = as_graph().captured_host_seconds()
     return times_of(trace, measured, device, limits=limits, captured_seconds=captured, peaks=peaks)
 

@@ -19,6 +19,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import num_samples
 from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
+from nugnn.launch import WorkerFailed
 from nugnn.machine_profiles import are_devices_alike
 from nugnn.own_times import times_for
 from nugnn.partition.cache import tool_versions
@@ -225,7 +226,12 @@ class TrainingPlan:
         devices = [device for device in self.devices if device is not None]
         if not self.times_operators or self.request.shares_by != "auto" or are_devices_alike(devices, self.limits):
             return
-        found = times_for(subject, self.cluster, devices, self.limits, self.on_stage, graph)
+        try:
+            found = times_for(subject, self.cluster, devices, self.limits, self.on_stage, graph)
+        except (WorkerFailed, ValueError) as error:  # rates can do without; whatever is wrong with the run comes later
+            what = (str(error).splitlines() or [""])[0]
+            self.on_note(f"planned from rates, since the model's operators could not be timed: {what}")
+            return
         self._times, self.cluster = found.operators, found.on(self.cluster)
 
     def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:

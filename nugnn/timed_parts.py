@@ -1,9 +1,8 @@
 """Where a model's operators are timed on a worker: pieces of its part of the graph at hand, or sizes of random parts.
 
-Sums over neighbours take less time where neighbours lie near each other, as in parts that were cut and ordered: on an
-H200 random parts of the size of ogbn-products were up to 1.6 times as slow as real ones, and more so on a whole device
-than on a limited one, so shares planned from them were wrong. Counts alone, as of a graph that is not at hand, leave
-nothing else.
+Sums over neighbours take less time where neighbours lie near each other, as in parts that were cut and ordered, and the
+difference is larger on a whole device than on a limited one: shares planned from random parts were wrong (see
+``docs/unequal-devices.md``). Counts alone, as of a graph that is not at hand, leave nothing else.
 """
 
 from __future__ import annotations

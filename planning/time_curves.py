@@ -1,4 +1,4 @@
-"""Seconds as a function of work, through measured points: never falling, exact where it was measured."""
+"""Seconds as a function of work, through measured points: never falling, and exact where these do not fall."""
 
 from __future__ import annotations
 

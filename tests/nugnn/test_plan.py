@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 import nugnn
-from nugnn import cli, limited, machine_profiles, own_times, plan_run
+from nugnn import cli, limited, machine_profiles, own_times, plan_run, plan_training
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
@@ -23,6 +23,7 @@ from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.graph_part import GraphPart
 from nugnn.graph_task import GraphTask
+from nugnn.launch import WorkerFailed
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.plan_request import PlanRequest
@@ -396,6 +397,21 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> 
     assert again["predicted_epoch_seconds"] == result["predicted_epoch_seconds"]
     memory = read_plan(tmp_path / "b" / "plan.json").devices
     assert memory[1].memory_limit_bytes < memory[0].memory_limit_bytes
+
+
+def test_operators_that_cannot_be_timed_leave_a_plan_from_rates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ends(*_: Any, **__: Any) -> None:
+        raise WorkerFailed(3, "worker 1 has gone\nits log follows")
+
+    monkeypatch.setattr(plan_training, "times_for", ends)
+    events: list[str] = []
+    config = settings(tmp_path, "a", shares="auto", device="cpu", limits="none;memory_fraction=0.4")
+    result = run_from_config(config, lambda event: events.append(str(event)))
+    assert len(result["shares"]) == 2
+    said = "planned from rates, since the model's operators could not be timed: worker 1 has gone"
+    assert any(said in event for event in events) and not any("its log follows" in event for event in events)
 
 
 def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) -> None:

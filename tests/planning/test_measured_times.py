@@ -20,6 +20,7 @@ from nugnn.planning.calibration import MeasuredStep, alone_seconds, calibrated
 from nugnn.planning.casts import CAST
 from nugnn.planning.links import Links
 from nugnn.planning.measure_casts import measure_casts
+from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
@@ -347,6 +348,23 @@ def test_peaks_that_were_measured_correct_what_a_trace_says():
         assert corrected.memory(0, each)["step"] == 2 * at.peak_bytes() + 1000
     between = _half_way(BATCHES)
     assert corrected.memory(0, between)["step"] == pytest.approx(2 * plain.memory(0, between)["step"] + 1000, rel=1e-6)
+
+
+_BYTES = st.integers(1, 10**12)
+
+
+@given(st.lists(st.tuples(_BYTES, _BYTES), min_size=1, max_size=6), _BYTES)
+def test_peaks_are_exact_where_they_were_measured_and_between_their_neighbours_elsewhere(pairs, predicted):
+    peaks = MeasuredPeaks.of(pairs)
+    most = {p: max(m for q, m in pairs if q == p) for p, _ in pairs}
+    for p, measured in most.items():
+        assert peaks.bytes(p) == measured
+    below, above = [p for p in most if p <= predicted], [p for p in most if p >= predicted]
+    if below and above:
+        low, high = sorted((most[max(below)], most[min(above)]))
+        assert low - 1 <= peaks.bytes(predicted) <= high + 1
+    with pytest.raises(ValueError, match="must grow"):
+        MeasuredPeaks(points=(*peaks.points, peaks.points[0]))
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------
