@@ -43,9 +43,7 @@ class LinearTimes:
         threads: Of a CPU.
     """
 
-    def __init__(
-        self, of_byte: float, of_operator: float = 0.0, launch_seconds: float = 0.0, threads: int = 1
-    ) -> None:
+    def __init__(self, of_byte: float, of_operator: float = 0.0, launch_seconds: float = 0.0, threads: int = 1) -> None:
         self.of_byte, self.of_operator, self.launch_seconds = of_byte, of_operator, launch_seconds
         self.captured_launch_seconds: float | None = None
         self.multiprocessors = threads
