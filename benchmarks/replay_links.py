@@ -216,7 +216,7 @@ def median_link(found: Sequence[LinkProfile]) -> LinkProfile:
     (1000000000.0, 0.0002, 0.0004, None)
     """
     numbers = {}
-    for name in (name for name in LinkProfile.model_fields if name.endswith("_second") or name.endswith("_seconds")):
+    for name in (name for name in LinkProfile.model_fields if name.endswith(("_second", "_seconds", "_per_byte"))):
         values = [getattr(each, name) for each in found]
         if any(value is not None for value in values):
             numbers[name] = statistics.median(value or 0.0 for value in values)

@@ -53,18 +53,22 @@ class Sums:
         latency_seconds: Of one of its ``2 (P - 1)`` messages, as if it had no bytes.
         few_seconds: Of a sum of few values, which does not go through the ring but from each rank to each other one;
             None where it does.
+        core_seconds_per_byte: That gloo's threads take from a rank's cores for each byte that it passes on; None where
+            nobody has measured it.
     """
 
     bytes_per_second: float
     latency_seconds: float
     few_seconds: float | None = None
+    core_seconds_per_byte: float | None = None
 
     @classmethod
     def of(cls, link: LinkProfile) -> Sums | None:
         """As the link has it."""
         if link.sum_bytes_per_second is None or link.sum_latency_seconds is None:
             return None
-        return cls(link.sum_bytes_per_second, link.sum_latency_seconds, link.few_seconds)
+        of_cores = link.sum_core_seconds_per_byte
+        return cls(link.sum_bytes_per_second, link.sum_latency_seconds, link.few_seconds, of_cores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +271,13 @@ class Links:
             return 0.0
         copies = self.num_ranks - 1 if self._few_seconds(num_bytes) is not None else self._share_passed_on
         return copies * num_bytes / self._ring[0]
+
+    def core_seconds(self, rank: int, num_bytes: float) -> float:
+        """That the sum of ``num_bytes`` over a ring of gloo takes from the cores of ``rank`` while it travels."""
+        sums = self.sums_inside.get(self.hosts[rank])
+        if self.is_nccl or self.num_ranks == 1 or sums is None:
+            return 0.0
+        return (sums.core_seconds_per_byte or 0.0) * self._share_passed_on * num_bytes
 
     @property
     def _share_passed_on(self) -> float:

@@ -167,13 +167,26 @@ def measure_sums(ranks: Ranks, *, seconds: float) -> Sums | None:
             few, least = taken(1, _LATENCY_ROUNDS, _SUMS_IN_A_ROW), MOST_BYTES // (ranks.world_size - 1) // 4 + 1
         shortest = taken(least, _LATENCY_ROUNDS, _SUMS_IN_A_ROW)
         probe = max(taken(_PROBE_BYTES // 4, _LEAST_ROUNDS, 1), 1e-6)
+        few_rounds = int(np.clip(seconds / (10 * probe), _LEAST_ROUNDS, _MOST_ROUNDS))
+        core_seconds = _core_seconds(ranks, _PROBE_BYTES // 4, few_rounds)
         size = int(np.clip(_PROBE_BYTES * seconds / 10 / probe, _PROBE_BYTES, _GLOO_BYTES)) // 4
         whole = taken(size, int(np.clip(seconds / (probe * 4 * size / _PROBE_BYTES), _LEAST_ROUNDS, _MOST_ROUNDS)), 1)
     messages = 2 * (ranks.world_size - 1)
     passed_on = messages * 4 * size / ranks.world_size
     rate = passed_on * (1 - least / size) / max(whole - shortest, whole / 2)
     latency = max(shortest - messages * 4 * least / ranks.world_size / rate, 0.0) if least > 1 else shortest
-    return Sums(rate, latency / messages, few)
+    return Sums(rate, latency / messages, few, core_seconds / (messages * _PROBE_BYTES / ranks.world_size))
+
+
+def _core_seconds(ranks: Ranks, num_values: int, rounds: int) -> float:
+    """That other threads of a rank work for a sum while its own waits, of the busiest rank; a collective call."""
+    x = torch.zeros(num_values)
+    ranks.sum_(x)
+    begin = time.process_time() - time.thread_time()
+    for _ in range(rounds):
+        ranks.sum_(x)
+    others = max(time.process_time() - time.thread_time() - begin, 0.0)
+    return float(ranks.max_(torch.tensor(others, dtype=torch.float64))) / rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,4 +273,5 @@ def _link(
         few_seconds=None if sums is None else sums.few_seconds,
         sum_bytes_per_second=None if sums is None else sums.bytes_per_second,
         sum_latency_seconds=None if sums is None else sums.latency_seconds,
+        sum_core_seconds_per_byte=None if sums is None else sums.core_seconds_per_byte,
     )

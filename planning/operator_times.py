@@ -44,10 +44,12 @@ class OperatorTimes(Protocol):
             two; 0 for a CPU, where it is a part of `seconds`.
         captured_launch_seconds: The same in steps that run as CUDA graphs, for the graph and for each operator that
             follows; None where no such step was measured.
+        multiprocessors: Of a GPU; threads in use of a CPU.
     """
 
     launch_seconds: float
     captured_launch_seconds: float | None
+    multiprocessors: int
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
         """Seconds that the device is busy with ``record``.
@@ -80,6 +82,7 @@ class ProfileTimes:
     Attributes:
         launch_seconds: See `OperatorTimes`.
         captured_launch_seconds: Likewise; not known from rates.
+        multiprocessors: Likewise.
         fallbacks: Formats that the device lacks and that were asked for, with what was counted in their place.
     """
 
@@ -88,6 +91,7 @@ class ProfileTimes:
         is_gpu = profile.kind == "cuda"
         self.launch_seconds = profile.launch_seconds if is_gpu else 0.0
         self.captured_launch_seconds: float | None = None
+        self.multiprocessors = profile.multiprocessors
         self._each_operator = 0.0 if is_gpu else profile.launch_seconds
         self.fallbacks: dict[Format, str] = {}
 

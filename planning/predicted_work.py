@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
+from nugnn.planning.cores_taken import CoresTaken
 from nugnn.planning.links import Links, RankLink
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.operator_costs import number
@@ -219,6 +220,8 @@ class _Part:
         trace, program, link = device.trace, tables.program, work.links.of_rank(rank)
         self.tables, self._trace, self._peaks = tables, trace, device.peaks
         self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
+        self._aside = [(i, exchange) for i, exchange in enumerate(program.exchanges) if exchange.is_aside]
+        self._how_taken = work.links, rank, device.times, work.gradient_wire
         launched = program.launched(trace, is_captured=device.is_captured)
         launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
         self._walk = _Walk(program, launched, launch, blocks_host=work.links.blocks_host(rank))
@@ -228,7 +231,8 @@ class _Part:
         self._trace.check(sizes)
         symbols = sizes.symbols()
         wires = [wire.seconds(symbols) for wire in self._wires]
-        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes))
+        taken = {i: taken_seconds(exchange.at(symbols), *self._how_taken) for i, exchange in self._aside}
+        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes), taken)
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
@@ -253,6 +257,22 @@ def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) ->
     if exchange.is_gradient and gradient_wire.name != "fp32":
         return links.coded_sum_seconds(gradient_wire.num_bytes(values))
     return links.collective_seconds(exchange.kind, number(exchange.row_bytes) * values)
+
+
+def taken_seconds(exchange: Exchange, links: Links, rank: int, times: OperatorTimes, gradient_wire: Wire) -> float:
+    """What a sum of gradients that travels beside backward takes from computing on the same cores, at most.
+
+    Args:
+        exchange: With numbers; any other than such a sum takes nothing, and nor do gradients in few bits, of which
+            nobody has measured it.
+        links: Between the ranks.
+        rank: Which of them computes.
+        times: Of its operators. Those of a device with a host that launches them do not run on the host's cores.
+        gradient_wire: Of gradients.
+    """
+    if not exchange.is_aside or gradient_wire.name != "fp32" or times.launch_seconds > 0:
+        return 0.0
+    return links.core_seconds(rank, number(exchange.row_bytes) * number(exchange.sent)) / times.multiprocessors
 
 
 class _OwnExchange:
@@ -323,13 +343,16 @@ class _Walk:
         )
         self._blocks_host, self._num_exchanges = blocks_host, len(program.exchanges)
 
-    def seconds(self, of_record: Floats, wires: Sequence[float], halo_share: float) -> float:
+    def seconds(
+        self, of_record: Floats, wires: Sequence[float], halo_share: float, taken: Mapping[int, float]
+    ) -> float:
         """Until both have done all.
 
         Args:
             of_record: ``(R,)`` device seconds of each record.
             wires: Seconds of each exchange.
             halo_share: Of the edges, those from halo rows.
+            taken: What exchanges take from computing beside them; none where a host launches operators.
         """
         each = of_record[self._order]
         each[self._inner] *= 1.0 - halo_share
@@ -344,12 +367,15 @@ class _Walk:
         after_device = totals.tolist()
         host = device = free = 0.0
         ends = [0.0] * self._num_exchanges
+        beside = CoresTaken()
         for do, which in self._steps:
             if do == Do.RUN:
-                device = max(device + after_device[which], host + after_host[which])
+                device = max(device + beside.seconds(device, after_device[which]), host + after_host[which])
                 host += self._of_host[which]
             elif do == Do.BEGIN:
-                free = ends[which] = max(device, free) + wires[which]
+                begin = max(device, free)
+                free = ends[which] = begin + wires[which]
+                beside.add(begin, free, taken.get(which, 0.0))
             else:
                 device = max(device, ends[which])
                 if self._blocks_host:

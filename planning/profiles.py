@@ -85,6 +85,8 @@ class LinkProfile(_Record):
         sum_latency_seconds: Of a message of that ring; likewise.
         few_seconds: Of a sum of few values, which ranks send each other directly (`nugnn.comm.direct_sums`); None where
             they do not, or it was not measured.
+        sum_core_seconds_per_byte: That gloo's threads take from a rank's cores for each byte that it passes on in that
+            ring; None where it was not measured.
         burst_seconds: What a link that has rested for so long saves of an exchange: it lets some bytes pass at once,
             as the token bucket of a limited link does. None where none was seen.
     """
@@ -97,14 +99,16 @@ class LinkProfile(_Record):
     sum_bytes_per_second: Positive | None = None
     sum_latency_seconds: Seconds | None = None
     few_seconds: Seconds | None = None
+    sum_core_seconds_per_byte: Seconds | None = None
     burst_seconds: Seconds | None = None
 
     @model_validator(mode="after")
     def _sums_are_whole(self) -> Self:
         if (self.sum_bytes_per_second is None) is not (self.sum_latency_seconds is None):
             raise ValueError("sum_bytes_per_second and sum_latency_seconds are known together or not at all")
-        if self.few_seconds is not None and self.sum_latency_seconds is None:
-            raise ValueError("few_seconds is known with sum_latency_seconds alone")
+        for name in ("few_seconds", "sum_core_seconds_per_byte"):
+            if getattr(self, name) is not None and self.sum_latency_seconds is None:
+                raise ValueError(f"{name} is known with sum_latency_seconds alone")
         return self
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
+from nugnn.planning.cores_taken import CoresTaken
 from nugnn.planning.links import Links, Rested
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.predicted_work import PredictedWork, collective_seconds, halo_share_of
+from nugnn.planning.predicted_work import PredictedWork, collective_seconds, halo_share_of, taken_seconds
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace
@@ -83,7 +84,8 @@ def replay(
         launched = program.launched(step, is_captured=is_captured[rank])
         share = None if halo_shares is None else halo_shares[rank]
         blocks, launch = links.blocks_host(rank), host_seconds_of_launch(own, is_captured=is_captured[rank])
-        ranks.append(_Rank(step, program, seconds[key], launched, launch, share, blocks_host=blocks))
+        taken = [taken_seconds(each, links, rank, own, Wire(gradient_wire)) for each in program.exchanges]
+        ranks.append(_Rank(step, program, seconds[key], launched, launch, share, taken, blocks_host=blocks))
     names = [step.device for step in steps] if names is None else names
     return _replayed(ranks, _Exchanges(links, ranks, rows_between, Wire(gradient_wire)), num_steps, names)
 
@@ -121,7 +123,8 @@ def replay_parts(
         share = halo_share_of(sizes) if halo_shares is None else halo_shares[rank]
         launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
         blocks = work.links.blocks_host(rank)
-        ranks.append(_Rank(device.trace, program, seconds, launched, launch, share, blocks_host=blocks))
+        taken = [taken_seconds(each, work.links, rank, device.times, work.gradient_wire) for each in program.exchanges]
+        ranks.append(_Rank(device.trace, program, seconds, launched, launch, share, taken, blocks_host=blocks))
     names = [device.device for device in work.devices] if names is None else names
     return _replayed(ranks, _Exchanges(work.links, ranks, rows_between, work.gradient_wire), num_steps, names)
 
@@ -155,6 +158,7 @@ class _Rank:
         launched: Of each instruction, how many operators the host launches for it.
         launch_seconds: Of the host.
         halo_share: Of the edges, those from halo rows; None to tell from each sum.
+        taken: What each exchange takes from computing beside it.
         blocks_host: Whether the host waits where the device waits for an exchange.
     """
 
@@ -164,6 +168,7 @@ class _Rank:
     launched: Sequence[int]
     launch_seconds: float
     halo_share: float | None
+    taken: Sequence[float]
     blocks_host: bool
     events: list[Event] = field(default_factory=list)
     _host: float = 0.0
@@ -171,6 +176,7 @@ class _Rank:
     _at: int = 0
     _free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     """When a process group has done what it was given: that of sums beside backward, and the others."""
+    _beside: CoresTaken = field(default_factory=CoresTaken)
     _begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)
     """When each exchange could begin here, began on all ranks, and ended here."""
 
@@ -190,6 +196,7 @@ class _Rank:
         what = self.program.exchanges[exchange]
         self._begun[exchange] = ready, begin, begin + took
         self._free[what.is_aside] = begin + took
+        self._beside.add(begin, begin + took, self.taken[exchange])
         phase = self.step.operators[what.record].phase if what.record >= 0 else "loss"
         if begin > ready:
             self.events.append(Event(what.name, WAIT, phase, "wire", ready, begin - ready, what.clock))
@@ -221,6 +228,7 @@ class _Rank:
             took = self.seconds[which] * self._share(do, record)
             # several operators in a row, each as long: the device begins with the first, and ends after the last
             start = max(self._device, first, self._host - took * (1 - 1 / max(count, 1)))
+            took = self._beside.seconds(start, took)
             self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
             self._device = start + took
         self._at += 1

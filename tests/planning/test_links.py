@@ -135,6 +135,22 @@ def test_sums_of_few_values_go_directly_inside_a_host_alone():
     assert both.all_reduce_seconds(1e4) > 4e-3  # four messages of the ring
 
 
+def test_cores_work_for_the_bytes_that_a_rank_passes_on():
+    known = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-5, "sum_core_seconds_per_byte": 5e-10}
+    gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-4, **known)
+    three = Links.of_places([Place(0)] * 3, {0: [gloo]})
+    assert three.core_seconds(1, 3e6) == pytest.approx(5e-10 * 4e6)
+    assert three.core_seconds(1, 6e6) == 2 * three.core_seconds(1, 3e6)
+    both = Links.of_places([Place(0), Place(0), Place(1)], {0: [gloo]}, NETWORK)
+    assert both.core_seconds(0, 3e6) == pytest.approx(5e-10 * 4e6)
+    assert both.core_seconds(2, 3e6) == 0.0  # nobody has measured it there
+    assert Links.alone().core_seconds(0, 1e6) == 0.0
+    with pytest.raises(ValueError, match="sum_core_seconds_per_byte is known with sum_latency_seconds alone"):
+        LinkProfile(
+            between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=0.0, sum_core_seconds_per_byte=1e-9
+        )
+
+
 @given(
     burst=st.floats(0, 5),
     exchanges=st.lists(st.tuples(st.floats(0, 4), st.floats(0, 4)), min_size=1, max_size=12),

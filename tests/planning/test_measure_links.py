@@ -32,6 +32,7 @@ def test_sums_are_measured_of_all_ranks_together(ranks: Any) -> None:
     results = ranks.run(3, sums_of)
     assert results[0] == results[1] == results[2]
     assert 1e6 < results[0].bytes_per_second < 1e12 and 1e-6 < results[0].latency_seconds < 1
+    assert 1e-12 < results[0].core_seconds_per_byte < 1e-6
     assert measure_sums(Ranks(), seconds=0.1) is None
 
 
@@ -68,8 +69,9 @@ def test_equal_links_are_one_of_a_kind_and_one_pair_keeps_its_names() -> None:
     assert (link.sum_bytes_per_second, link.sum_latency_seconds) == (8.0, 2e-5)
     assert link.few_seconds is None and link.burst_seconds is None
     rested = [Exchange(ends, 5.0, 1e-5, burst) for ends, burst in (((0, 1), 2e-3), ((0, 2), 3e-3), ((1, 2), 4e-3))]
-    (link,) = as_links(rested, ["a", "b", "c"], is_nccl=False, sums=Sums(8.0, 2e-5, 1e-6))
+    (link,) = as_links(rested, ["a", "b", "c"], is_nccl=False, sums=Sums(8.0, 2e-5, 1e-6, 5e-10))
     assert (link.few_seconds, link.burst_seconds) == (1e-6, 2e-3)
+    assert link.sum_core_seconds_per_byte == 5e-10 and Sums.of(link) == Sums(8.0, 2e-5, 1e-6, 5e-10)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ import torch
 
 from nugnn.comm.compression.wire import Wire
 from nugnn.networks import MLP
-from nugnn.planning.links import Links
+from nugnn.planning.links import Links, Sums
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.replay import replay, replay_parts
@@ -171,6 +171,54 @@ def test_sums_of_gradients_that_travel_beside_backward_never_cost_more():
     first = links.all_reduce_seconds(4 * buckets[0].sent)
     assert after.makespan - beside.makespan == pytest.approx(first, rel=1e-6)  # hidden behind the rest of backward
     assert beside.seconds(0)["sync"] < after.seconds(0)["sync"]
+
+
+def _on_cores(core_seconds: float | None, rate: float = 1e8, *, is_nccl: bool = False) -> Links:
+    """Of two ranks, whose sums take so many seconds of a core for each byte passed on."""
+    sums = {0: Sums(rate, 1e-5, None, core_seconds)}
+    return dataclasses.replace(Links.equal(2, rate, 1e-5, is_nccl=is_nccl), sums_inside=sums)
+
+
+def test_sums_beside_backward_take_from_it_what_their_bytes_take_of_the_cores():
+    first = next(exchange for exchange in make_program(sample_trace()).exchanges if exchange.is_aside)
+    num_bytes, slow = 4 * first.sent, LinearTimes(1e-7)  # the first bucket is on its way beside backward alone
+    unhindered = _batches([64, 64], [slow] * 2, _on_cores(None))
+    assert _batches([64, 64], [slow] * 2, _on_cores(0.0)).events == unhindered.events
+    for core_seconds, threads in ((1e-9, 1), (2e-9, 1), (2e-9, 4)):
+        times = [LinearTimes(1e-7, threads=threads)] * 2
+        hindered = _batches([64, 64], times, _on_cores(core_seconds))
+        added = core_seconds * num_bytes / threads
+        assert hindered.makespan - unhindered.makespan == pytest.approx(added, rel=1e-6)
+        assert hindered.busy(0) - unhindered.busy(0) == pytest.approx(added, rel=1e-6)
+    most = _batches([64, 64], [slow] * 2, _on_cores(1.0))  # which gets nothing done meanwhile
+    assert most.makespan - unhindered.makespan == pytest.approx(_on_cores(1.0).all_reduce_seconds(num_bytes), rel=1e-6)
+
+
+@pytest.mark.parametrize("of_byte", [1e-12, 1e-9, 1e-8, 1e-7])
+@pytest.mark.parametrize("core_seconds", [1e-10, 1e-9, 1e-8, 1.0])
+def test_sums_beside_backward_never_cost_more_than_after_it_and_what_they_take(of_byte, core_seconds):
+    slow, quick = LinearTimes(of_byte, 1e-6), LinearTimes(of_byte / 2, 1e-6)
+    links, num_bytes = _on_cores(core_seconds), sum(4 * each.sent for each in make_program(sample_trace()).exchanges)
+    free, beside = (_batches([64, 8], [slow, quick], each, num_steps=2).makespan for each in (_on_cores(None), links))
+    after = _batches([64, 8], [slow, quick], links, num_steps=2, sums_in_backward=False).makespan
+    assert free <= beside <= after * (1 + 1e-9)
+    assert beside <= free + 2 * core_seconds * num_bytes
+    assert after == _batches([64, 8], [slow, quick], _on_cores(None), num_steps=2, sums_in_backward=False).makespan
+    work = PredictedWork([DeviceWork(sample_trace(), slow)] * 2, links)
+    timeline = _batches([64, 64], [slow] * 2, links)
+    assert work.seconds(0, PartSizes(batch=64)) == pytest.approx(timeline.makespan, rel=1e-9)
+    assert replay_parts(work, [PartSizes(batch=64)] * 2).makespan == pytest.approx(timeline.makespan, rel=1e-9)
+
+
+@pytest.mark.parametrize("how", [{"is_nccl": True}, {"gradient_wire": "bf16"}, {"launch_seconds": 1e-6}], ids=str)
+def test_only_plain_sums_of_gloo_take_from_devices_that_are_cores(how):
+    times = LinearTimes(1e-8, 0.0, how.get("launch_seconds", 0.0))
+    options = {"gradient_wire": how.get("gradient_wire", "fp32")}
+    one, other = (
+        _batches([64, 64], [times] * 2, _on_cores(each, is_nccl=how.get("is_nccl", False)), **options)
+        for each in (None, 1e-9)
+    )
+    assert one.events == other.events
 
 
 def test_gradients_in_few_bits_take_the_time_of_their_bytes():

@@ -30,6 +30,7 @@ class OfLaunches:
 
     launch_seconds = LAUNCH
     captured_launch_seconds = None
+    multiprocessors = 1
 
     def __init__(self, each: float) -> None:
         self.each = each

@@ -40,11 +40,13 @@ class LinearTimes:
         of_byte: Seconds.
         of_operator: Seconds.
         launch_seconds: Of a GPU's host.
+        threads: Of a CPU.
     """
 
-    def __init__(self, of_byte: float, of_operator: float = 0.0, launch_seconds: float = 0.0) -> None:
+    def __init__(self, of_byte: float, of_operator: float = 0.0, launch_seconds: float = 0.0, threads: int = 1) -> None:
         self.of_byte, self.of_operator, self.launch_seconds = of_byte, of_operator, launch_seconds
         self.captured_launch_seconds: float | None = None
+        self.multiprocessors = threads
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
         """See `nugnn.planning.operator_times.OperatorTimes`."""
