@@ -23,6 +23,7 @@ FLOATING = ("float64", "float32", "bfloat16", "float16")
 _FOLLOWS = frozenset(("elementwise", "reduction", "copy", "rows", "exchange", "metadata"))
 """Kinds that can do with any format."""
 _FOLLOWS_IN_LOSS = frozenset(("rows", "metadata"))
+_OWN_LOSSES = frozenset(("_CrossEntropy", "_BinaryCrossEntropy"))
 _GRADIENT = "/gradient"
 """Ends the name of the record in which a parameter gets its gradient."""
 CAST = "aten._to_copy"
@@ -143,6 +144,9 @@ class _Retyped:
             return recorded
         if record.name in self.formats:
             return self.formats[record.name]
+        if self._is_own_loss(record):
+            logits = [self._now(x).dtype for x in record.inputs if x.shape == record.outputs[0].shape]
+            return logits[0] if record.phase == "backward" and logits else recorded
         if record.phase == "backward" and record.name in self._chosen:
             return self._chosen[record.name]
         follows = _FOLLOWS_IN_LOSS if record.phase == "loss" else _FOLLOWS
@@ -164,7 +168,11 @@ class _Retyped:
 
     def _converts(self, record: OperatorRecord) -> bool:
         """Whether it reads any format on its own."""
-        return record.op == "aten.copy_"
+        return record.op == "aten.copy_" or self._is_own_loss(record)
+
+    def _is_own_loss(self, record: OperatorRecord) -> bool:
+        """Losses of ours on GPUs: of logits in any format, to which gradients return in theirs."""
+        return record.op.partition(".")[0] in _OWN_LOSSES
 
     def _now(self, x: TensorRecord) -> TensorRecord:
         """What is read in place of ``x``, in the format that it has now."""

@@ -185,3 +185,36 @@ def test_names_and_formats_that_are_not_known_are_refused():
         with_formats(_diamond(), {"addd": "float16"})
     with pytest.raises(ValueError, match="'int8' is no format that can be asked for; choose float64, float32"):
         with_formats(_diamond(), {"a": "int8"})
+
+
+def test_a_loss_of_ours_reads_logits_as_they_are_and_gives_gradients_in_their_format():
+    """As its kernel on a GPU does; losses of torch's, in float32, have casts in front of them and behind."""
+    shapes = {"logits": (20, 5), "loss": (20,), "grad": (20,), "back": (20, 5)}
+    numbers = {name: number for number, name in enumerate(shapes)}
+
+    def record(name: str, op: str, kind: str, phase: str, reads: tuple[str, ...], makes: str | None) -> OperatorRecord:
+        x = {n: TensorRecord(storage=numbers[n], shape=shape, dtype="float32") for n, shape in shapes.items()}
+        made = () if makes is None else (x[makes],)
+        return OperatorRecord(name=name, op=op, kind=kind, phase=phase, inputs=tuple(x[n] for n in reads), outputs=made)
+
+    def step(loss: str) -> StepTrace:
+        operators = (
+            record("fc/linear", "aten.mm", "product", "forward", (), "logits"),
+            record("loss", loss, "loss", "loss", ("logits",), "loss"),
+            record("loss", "aten.ones_like", "elementwise", "backward", ("loss",), "grad"),
+            record("loss", f"{loss}.backward", "loss", "backward", ("grad", "logits"), "back"),
+            record("fc/linear", "aten.mm", "product", "backward", ("back",), None),
+        )
+        storages = tuple(
+            Storage(
+                values=shape[0] * (shape[1] if len(shape) > 1 else 1), dtype="float32", category="activation", made_by=i
+            )
+            for i, shape in enumerate(shapes.values())
+        )
+        return sample_trace().model_copy(update={"operators": operators, "storages": storages})
+
+    ours = with_formats(step("_CrossEntropy"), {"fc/linear": "bfloat16"})
+    assert [s.dtype for s in ours.storages] == ["bfloat16", "float32", "float32", "bfloat16"]
+    assert not _casts(ours) and len(ours.operators) == 5
+    torchs = with_formats(step("aten.cross_entropy_loss"), {"fc/linear": "bfloat16"})
+    assert len(_casts(torchs)) >= 2
