@@ -254,7 +254,7 @@ class _Watch:
         """Return when ``preparation`` has ended; raise what it raised, or WorkerFailed when a worker is lost before."""
         while preparation.is_alive():
             self._events.read(_POLL_SECONDS)
-            if self._lost():
+            if _lost(*self._codes_and_done()):
                 raise self._failure()
         if preparation.error is not None:
             raise preparation.error
@@ -265,10 +265,9 @@ class _Watch:
         stall, next_sample, all_done = StallWatch(self._timeout, now), now, None
         while True:
             self._events.read(_POLL_SECONDS)
-            if self._lost():
+            codes, done = self._codes_and_done()
+            if _lost(codes, done):
                 raise self._failure()
-            codes = [worker.poll() for worker in self._workers]
-            done = self._done()
             now = time.monotonic()
             all_done = all_done or (now if all(done) else None)
             if all(code is not None for code in codes) or (all_done is not None and now > all_done + _EXIT_SECONDS):
@@ -279,13 +278,10 @@ class _Watch:
                 if stall.is_stalled([self._sample(rank, done[rank]) for rank in range(len(done))], now):
                     raise self._stall(stall.is_busy)
 
-    def _done(self) -> list[bool]:
-        return [is_done(self._job_folder, rank) for rank in range(len(self._workers))]
-
-    def _lost(self) -> bool:
-        # whatever its code: sys.exit(0) in the middle of the work is a failure too
-        codes = [worker.poll() for worker in self._workers]  # before asking who is done, or one that just exits is lost
-        return any(code is not None and not done for code, done in zip(codes, self._done(), strict=True))
+    def _codes_and_done(self) -> tuple[list[int | None], list[bool]]:
+        """One look at all workers: exit codes, and then who is done, or one that just finished would seem lost."""
+        codes = [worker.poll() for worker in self._workers]
+        return codes, [is_done(self._job_folder, rank) for rank in range(len(self._workers))]
 
     def _sample(self, rank: int, finished: bool) -> Sample:
         stamp, state = pulse.read(self._stamps[rank]), process_state(self._workers[rank].pid)
@@ -349,6 +345,11 @@ class _Watch:
             )
             for rank, worker in enumerate(self._workers)
         ]
+
+
+def _lost(codes: Sequence[int | None], done: Sequence[bool]) -> bool:
+    """Whether a worker has ended before its work; whatever its code, sys.exit(0) in the middle is a failure too."""
+    return any(code is not None and not finished for code, finished in zip(codes, done, strict=True))
 
 
 def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:

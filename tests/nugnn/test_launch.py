@@ -19,8 +19,9 @@ import dgl
 import pytest
 
 from busy import BUSY_SECONDS
-from nugnn.job import private_job_folder, read_job, write_job
-from nugnn.launch import WorkerFailed, _EventReader, grants_huge_pages, launch, num_cores, worker_environment
+from nugnn.comm import pulse
+from nugnn.job import private_job_folder, pulse_path, read_job, write_job
+from nugnn.launch import WorkerFailed, _EventReader, _Watch, grants_huge_pages, launch, num_cores, worker_environment
 from nugnn.worker_process import classify
 
 HERE = Path(__file__).resolve().parent
@@ -131,6 +132,35 @@ def test_leaving_with_code_0_before_the_work_is_done_is_a_failure() -> None:
     with pytest.raises(WorkerFailed, match="worker 1 of 2 died: exit code 0 before its work was done") as caught:
         run("leave_early", 2)
     assert caught.value.exit_code == 3
+
+
+class EndsWhenLookedAt:
+    """A process that runs at the first look, and has ended in failure at the next."""
+
+    pid = 2**22 + 1  # above the largest that a system gives
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def poll(self) -> int | None:
+        self._looks += 1
+        return None if self._looks == 1 else 1
+
+
+def test_workers_that_all_fail_between_two_looks_have_not_finished(tmp_path: Path) -> None:
+    """A run whose workers find the same fault at once had no failed worker at one look, and none left at the next."""
+    (tmp_path / "logs").mkdir()
+    stamps = [pulse.create(pulse_path(tmp_path, rank)) for rank in range(2)]
+    workers: Any = [EndsWhenLookedAt() for _ in stamps]
+    read_end, write_end = os.pipe()
+    events = _EventReader(read_end, None)
+    try:
+        with pytest.raises(WorkerFailed, match="exit code 1"):
+            _Watch(workers, stamps, tmp_path, tmp_path / "logs", 10.0, events).until_done()
+    finally:
+        events.close()
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_launch_04_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
