@@ -18,6 +18,18 @@ _NAME = "gloo_tcp_loop"
 _TASKS = Path("/proc/self/task")
 
 
+def reading_threads() -> list[int]:
+    """Numbers of the threads of this process in which gloo reads connections; empty where they cannot be told."""
+    if not _TASKS.is_dir():
+        return []
+    found = []
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or a sandbox does not let us
+            if (task / "comm").read_text().strip() == _NAME:
+                found.append(int(task.name))
+    return found
+
+
 def let_gloo_wait_its_turn() -> int:
     """Threads of this process in which gloo reads connections push nobody aside from now on.
 
@@ -26,14 +38,11 @@ def let_gloo_wait_its_turn() -> int:
     Returns:
         How many there are.
     """
-    if not hasattr(os, "SCHED_BATCH") or not _TASKS.is_dir():
+    if not hasattr(os, "SCHED_BATCH"):
         return 0
-    found = 0
-    for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError):  # it has ended, or a sandbox does not let us
-            if (task / "comm").read_text().strip() == _NAME:
-                thread = int(task.name)
-                if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # else somebody has chosen
-                    os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-                found += 1
-    return found
+    threads = reading_threads()
+    for thread in threads:
+        with contextlib.suppress(OSError):  # as above
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # else somebody has chosen
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+    return len(threads)
