@@ -1,12 +1,14 @@
 """Training steps of two ranks over links of limited rate: predicted from measured parts, and trained; needs root, tc.
 
-    python benchmarks/replay_links.py                              # 8 and 4 configurations; 4 minutes of two idle cores
+    python benchmarks/replay_links.py                          # 8, 8 and 4 configurations; 8 minutes of two idle cores
     python benchmarks/replay_links.py --rows rows/replay_links.jsonl
-    python benchmarks/replay_links.py --samples 1 --graphs 0 --rates 1 --rounds 3
+    python benchmarks/replay_links.py --samples 1 --mixed 0 --graphs 0 --rates 1 --rounds 3
 
 Each rank is a process in a network namespace of its own; what it sends passes a token bucket (`link_lab`). Models,
 widths, batches and parts are drawn by a seed before anything is measured (`replay_cases`); a batch is split unevenly,
-and so are the nodes of a graph. All configurations are reported, failures too.
+and so are the nodes of a graph. In ``mixed`` ones each linear layer and convolution computes in float32 or bfloat16
+(`replay_mixed`): operators are timed in steps that are all in one format and in the other, and casts by themselves. All
+configurations are reported, failures too.
 
 **Predicted** (`nugnn.planning.replay`) from three things that know nothing of the step: its trace; its operators,
 timed inside steps of one rank whose peer is not there, at other sizes, by both ranks at the same time, as they share
@@ -39,6 +41,7 @@ import torch
 from harness import Recorder, brief
 from link_lab import why_not
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, drawn, graph_setting, sample_setting
+from replay_mixed import Drawn, configurations, settings_of
 from torch import Tensor
 
 from nugnn import seam
@@ -49,12 +52,14 @@ from nugnn.measured_step import Place
 from nugnn.partition.shard import Shard
 from nugnn.planning.links import Links
 from nugnn.planning.links import Place as PlaceOfRank
+from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measure_links import as_links, measure_exchanges, measure_sums
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.replay import replay
 from nugnn.planning.step_program import passes_of
+from nugnn.planning.timed_operators import TimedOperator
 from nugnn.planning.times_of_steps import times_of
 from nugnn.random_data import random_part, random_samples
 from nugnn.sample_family import SampleFamily
@@ -75,24 +80,29 @@ _STEPS_IN_A_ROUND = 2
 _LINK_TURNS = 3
 """So that what happens beside one measurement is in none of the medians."""
 _STEPS_REPLAYED = 3
+_SECONDS_OF_CASTS, _MOST_VALUES_CAST = 1.0, 1 << 22
+_DRAWN_BY = ("samples", "mixed", "graphs", "rounds", "scale", "seed")
+"""Options that ranks get, too."""
 
 
 # -- configurations ----------------------------------------------------------------------------------------------------
 
 
-def cases_of(samples: int, graphs: int, seed: int, scale: float) -> list[Case]:
+def cases_of(samples: int, graphs: int, seed: int, scale: float, mixed: int = 0) -> list[Case | Drawn]:
     """What is drawn; each test of a case is what one of the ranks has.
 
     Args:
         samples: Configurations of samples.
         graphs: Of graphs.
-        seed: Of both.
+        seed: Of all.
         scale: Factor on batches and graphs.
+        mixed: Configurations of samples whose operators have formats of their own.
     """
     batch = {kind: max(4, int(n * scale)) for kind, n in _BATCH.items()}
     sizes = Sizes(int(12_000 * scale), int(120_000 * scale), _NUM_RANKS, _NUM_RANKS, is_random=True, batch=batch)
     of_samples = drawn(samples, seed, ["samples"], ["fp32"], sizes)
-    return of_samples + drawn(graphs, seed, ["graph"], ["fp32"], sizes)
+    of_formats = configurations(mixed, seed, _NUM_RANKS, 1.0, "cpu", batch)
+    return [*of_samples, *of_formats, *drawn(graphs, seed, ["graph"], ["fp32"], sizes)]
 
 
 def agreed(tests: Sequence[PartSizes]) -> tuple[PartSizes, PartSizes]:
@@ -139,27 +149,41 @@ class Pair:
     """A case on two ranks.
 
     Args:
-        setting: For operators.
+        setting: Of what is trained.
         sizes: Of each rank.
+        timed: In whose steps operators are timed.
     """
 
     setting: Setting
     sizes: tuple[PartSizes, PartSizes]
+    timed: tuple[Setting, ...]
 
     @classmethod
-    def of(cls, case: Case) -> Pair:
+    def of(cls, case: Case | Drawn) -> Pair:
+        if isinstance(case, Drawn):
+            step = settings_of(case, "cpu", _NUM_RANKS)
+            return cls(step.mixed, (step.mixed.tests[0], step.mixed.tests[1]), (step.single, step.half))
         if case.family == "graph":
             setting = graph_setting(case, "cpu", _NUM_RANKS, None)
-            return cls(setting, agreed(setting.tests))
+            return cls(setting, agreed(setting.tests), (setting,))
         setting = sample_setting(case, "cpu", _NUM_RANKS)
-        return cls(setting, (setting.tests[0], setting.tests[1]))
+        return cls(setting, (setting.tests[0], setting.tests[1]), (setting,))
 
-    def places(self) -> list[Place]:
-        """Where operators are timed, warm. A batch of one is no place: batch norm needs more."""
-        found = [Place(self.setting.trainer(each), each) for each in self.setting.ladder if each.batch != 1]
-        for place in found:
+    def places(self) -> list[list[Place]]:
+        """Where operators are timed, by setting, warm. A batch of one is no place: batch norm needs more."""
+        found = [
+            [Place(setting.trainer(each), each) for each in setting.ladder if each.batch != 1] for setting in self.timed
+        ]
+        for place in itertools.chain(*found):
             place.warm_up()
         return found
+
+    def table(self, places: Sequence[Sequence[Place]]) -> MeasuredTimes:
+        """Of the operators that were timed there."""
+        laps = [[(place.sizes, place.laps) for place in each] for each in places]
+        device = places[0][0].device
+        tables = [times_of(setting.trace, each, device) for setting, each in zip(self.timed, laps, strict=True)]
+        return tables[0].joined(tables[1:])
 
     def trainer(self, ranks: Ranks) -> Trainer:
         """Of this rank; a collective call."""
@@ -182,12 +206,18 @@ def worker(arguments: argparse.Namespace) -> None:
     ranks: Ranks = lab_ranks.joined(arguments.rank, arguments.num_ranks)
     rates = [None, *arguments.rates]
     links = measured_links(ranks, rates, arguments.link_seconds)
-    cases = cases_of(arguments.samples, arguments.graphs, arguments.seed, arguments.scale)
+    cases = drawn_cases(arguments)
+    casts = measure_casts(ranks.device, seconds=_SECONDS_OF_CASTS, most_values=_MOST_VALUES_CAST)
     for number, case in enumerate(cases):
-        for row in rows_of(case, ranks, rates, links, arguments.rounds):
+        for row in rows_of(case, ranks, rates, links, casts, arguments.rounds):
             if ranks.rank == 0:
                 lab_ranks.report(arguments.rows, {"number": number, **row})
     lab_ranks.leave()
+
+
+def drawn_cases(arguments: argparse.Namespace) -> list[Case | Drawn]:
+    """Those that were asked for."""
+    return cases_of(arguments.samples, arguments.graphs, arguments.seed, arguments.scale, arguments.mixed)
 
 
 def measured_links(ranks: Ranks, rates: Sequence[float | None], seconds: float) -> list[Links]:
@@ -224,7 +254,12 @@ def median_link(found: Sequence[LinkProfile]) -> LinkProfile:
 
 
 def rows_of(
-    case: Case, ranks: Ranks, rates: Sequence[float | None], links: Sequence[Links], rounds: int
+    case: Case | Drawn,
+    ranks: Ranks,
+    rates: Sequence[float | None],
+    links: Sequence[Links],
+    casts: Sequence[TimedOperator],
+    rounds: int,
 ) -> Iterator[dict[str, Any]]:
     """A row for each rate; a collective call. What cannot be made on one rank is an error on all."""
     lab_ranks.limit_rate(None)
@@ -241,6 +276,8 @@ def rows_of(
         return
     said["sizes"] = [dataclasses.asdict(each) for each in pair.sizes]
     table, runs = measured(pair, places, ranks, rates, rounds)
+    if isinstance(case, Drawn):
+        table = table.with_operators([*table.operators, *casts])
     lab_ranks.limit_rate(None)
     texts = gather_texts(ranks, json.dumps({"table": table.to_json(), "runs": [run.seconds for run in runs]}))
     same = all(run.is_agreed for run in runs)
@@ -254,8 +291,10 @@ def rows_of(
         yield row
 
 
-def about(case: Case) -> dict[str, Any]:
+def about(case: Case | Drawn) -> dict[str, Any]:
     """Columns of a row that are known before anything is measured."""
+    if isinstance(case, Drawn):
+        return {"case": case.name, "family": "mixed", "precision": "mixed", "formats": case.formats}
     return {"case": case.name, "family": case.family, "precision": case.precision}
 
 
@@ -273,7 +312,7 @@ class Run:
 
 
 def measured(
-    pair: Pair, places: Sequence[Place], ranks: Ranks, rates: Sequence[float | None], rounds: int
+    pair: Pair, places: Sequence[Sequence[Place]], ranks: Ranks, rates: Sequence[float | None], rounds: int
 ) -> tuple[MeasuredTimes, list[Run]]:
     """Operators of this rank, and steps of both at each rate, in turns; a collective call."""
     trainer = pair.trainer(ranks)
@@ -283,7 +322,7 @@ def measured(
     runs = [Run() for _ in rates]
     for _ in range(rounds):
         lab_ranks.limit_rate(None)
-        for place in places:
+        for place in itertools.chain(*places):
             _meet(ranks)
             place.time_whole()
             _meet(ranks)
@@ -295,8 +334,7 @@ def measured(
             losses = [timed(step, ranks, run) for _ in range(_STEPS_IN_A_ROUND)]
             known = [torch.tensor(losses), *trainer.model.parameters()]
             run.is_agreed &= equal_everywhere(known, ranks) and all(map(math.isfinite, losses))
-    found = [(place.sizes, place.laps) for place in places]
-    return times_of(pair.setting.trace, found, places[0].device), runs
+    return pair.table(places), runs
 
 
 def stepped(trainer: Trainer) -> Callable[[], Tensor | float]:
@@ -389,7 +427,7 @@ HEADING = f"{'configuration':33}{'Gb/s':>5}{'model':>7}{'ms':>7}{'p20-p80':>9}{'
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Errors by family and rate, of rows that have a time, and how many have none."""
     found = []
-    for family in ("samples", "graph"):
+    for family in ("samples", "mixed", "graph"):
         own = [row for row in rows if row["family"] == family]
         rates = list(dict.fromkeys(row["rate"] for row in own))
         for rate in rates:
@@ -421,6 +459,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=8, help="configurations of samples")
+    parser.add_argument("--mixed", type=int, default=8, help="of samples, operators in formats of their own")
     parser.add_argument("--graphs", type=int, default=4, help="configurations of graphs")
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
     parser.add_argument("--rounds", type=int, default=11, help="of two steps at each rate, and two at each other size")
@@ -459,7 +498,7 @@ def main(given: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # as the ranks, for the rows
     begin, recorder = time.perf_counter(), Recorder(arguments.rows, torch.device("cpu"), line)
     options = ["--rates", *map(str, arguments.rates), f"--link-seconds={arguments.link_seconds}"]
-    options += [f"--{name}={getattr(arguments, name)}" for name in ("samples", "graphs", "rounds", "scale", "seed")]
+    options += [f"--{name}={getattr(arguments, name)}" for name in _DRAWN_BY]
     print(HEADING, flush=True)
     same = {"kind": "step of two ranks", "seed": arguments.seed, "scale": arguments.scale}
     failed = ""
@@ -467,7 +506,7 @@ def main(given: list[str] | None = None) -> int:
         lab_ranks.run(_NUM_RANKS, __file__, options, lambda row: recorder.add(same | row))
     except RuntimeError as error:
         failed = str(error)
-    cases = cases_of(arguments.samples, arguments.graphs, arguments.seed, arguments.scale)
+    cases = drawn_cases(arguments)
     for row in missing(cases, [None, *arguments.rates], recorder.rows):
         recorder.add(same | row | {"error": failed.strip().splitlines()[-1][:160] if failed else "not reported"})
     print("", *summary(recorder.rows), f"{time.perf_counter() - begin:.0f} s", sep="\n", flush=True)

@@ -22,7 +22,7 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,11 @@ class Drawn:
         return f"{self.case.name.rpartition(' ')[0]} {len(self.formats)}/{self.num_operators} in bf16"
 
 
-def configurations(count: int, seed: int, tests: int, scale: float, device: str) -> list[Drawn]:
+def configurations(
+    count: int, seed: int, tests: int, scale: float, device: str, batch: Mapping[str, int] = _BATCH
+) -> list[Drawn]:
     """The first ``count`` of those that follow from the seed; ``scale`` of their batches changes nothing else."""
-    sizes = Sizes(0, 0, 1, tests, False, {kind: int(n * scale) for kind, n in _BATCH.items()})
+    sizes = Sizes(0, 0, 1, tests, False, {kind: int(n * scale) for kind, n in batch.items()})
     draw = random.Random(seed)
     found: list[Drawn] = []
     for case in drawn(_DRAWS * count, seed, ["samples"], ["fp32"], sizes):
@@ -99,7 +101,7 @@ def _at_most(width: int, value: int | tuple[int, int]) -> int | tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
+class MixedStep:
     """A step in one format and in the other, as it trains mixed and is predicted with the rule, and without it."""
 
     single: Setting
@@ -108,9 +110,14 @@ class _Step:
     without: StepTrace
 
 
-def _settings(drawn_one: Drawn, device: str) -> _Step:
-    plain = sample_setting(drawn_one.case, device)
-    how: dict[str, Any] = {"num_classes": NUM_CLASSES, "device": device, "precision": "fp32"}
+def settings_of(drawn_one: Drawn, device: str, ranks: int = 1) -> MixedStep:
+    """Where the trainers of a configuration come from.
+
+    Raises:
+        ValueError: The mixed step makes other casts than are predicted with the rule.
+    """
+    plain = sample_setting(drawn_one.case, device, ranks)
+    how: dict[str, Any] = {"num_classes": NUM_CLASSES, "device": device, "precision": "fp32", "ranks": ranks}
 
     def with_trainer(formats: dict[str, str], trace: StepTrace | None) -> Setting:
         model = Mixed(plain.model, formats)
@@ -127,7 +134,7 @@ def _settings(drawn_one: Drawn, device: str) -> _Step:
         if ran != said:
             raise ValueError(f"the step makes other casts than predicted: {ran - said}, and not {said - ran}")
     without = with_formats(plain.trace, without_the_rule(plain.trace, drawn_one.formats))
-    return _Step(single, half, mixed, without)
+    return MixedStep(single, half, mixed, without)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +156,7 @@ class _Found:
     are_captured: Sequence[bool]
 
 
-def _measured(step: _Step, rounds: int, now: Now, device: torch.device) -> _Found:
+def _measured(step: MixedStep, rounds: int, now: Now, device: torch.device) -> _Found:
     both = (step.single, step.half)
     if step.mixed.trace.device == "cuda":
         return _measured_on_gpu(step, rounds, now, device)
@@ -162,7 +169,7 @@ def _measured(step: _Step, rounds: int, now: Now, device: torch.device) -> _Foun
     return _Found(tables[0].joined(tables[1:]), None, ladders, seconds, [False] * len(places))
 
 
-def _measured_on_gpu(step: _Step, rounds: int, now: Now, device: torch.device) -> _Found:
+def _measured_on_gpu(step: MixedStep, rounds: int, now: Now, device: torch.device) -> _Found:
     both = (step.single, step.half)
     ladders, inside = [], []
     for setting in both:
@@ -191,7 +198,7 @@ def _measured_on_gpu(step: _Step, rounds: int, now: Now, device: torch.device) -
 def run(drawn_one: Drawn, casts: Sequence[TimedOperator], options: argparse.Namespace, out: Recorder) -> None:
     """Measure and predict one configuration."""
     now = time.thread_time if options.clock == "thread" else time.perf_counter
-    step = _settings(drawn_one, options.device)
+    step = settings_of(drawn_one, options.device)
     found = _measured(step, options.rounds, now, torch.device(options.device, 0))
     table = found.table.with_operators([*found.table.operators, *casts])
     for place, taken, is_captured in zip(step.mixed.tests, found.seconds, found.are_captured, strict=True):

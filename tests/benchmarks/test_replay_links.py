@@ -38,6 +38,12 @@ def test_configurations_follow_from_the_seed_alone() -> None:
     cases = replay_links.cases_of(8, 4, 3, 1.0)
     assert cases == replay_links.cases_of(8, 4, 3, 1.0) != replay_links.cases_of(8, 4, 4, 1.0)
     assert [case.family for case in cases] == ["samples"] * 8 + ["graph"] * 4
+    with_formats = replay_links.cases_of(8, 4, 3, 1.0, 2)
+    assert [*with_formats[:8], *with_formats[10:]] == cases and with_formats[8:10] == replay_links.cases_of(
+        0, 0, 3, 1.0, 2
+    )
+    assert [replay_links.about(case)["family"] for case in with_formats[7:11]] == ["samples", "mixed", "mixed", "graph"]
+    assert all(len(case.case.tests) == 2 for case in with_formats[8:10])
     assert all(len(case.tests) == 2 and case.tests[0] != case.tests[1] for case in cases)  # one for each rank, uneven
 
 
@@ -45,8 +51,8 @@ def test_operators_are_timed_where_batch_norm_has_rows() -> None:
     (case,) = replay_links.cases_of(1, 0, 4, 0.05)
     assert case.kind == "mlp"  # whose hidden layers are normed over the batch
     pair = replay_links.Pair.of(case)
-    pair.setting.ladder = [PartSizes(batch=batch) for batch in (1, 2, 4, 8)]
-    assert [place.sizes.batch for place in pair.places()] == [2, 4, 8]
+    pair.timed[0].ladder = [PartSizes(batch=batch) for batch in (1, 2, 4, 8)]
+    assert [[place.sizes.batch for place in each] for each in pair.places()] == [[2, 4, 8]]
 
 
 def _runs(step: list[list[float]], halo: float, sync: float) -> list[dict[str, list[float]]]:
@@ -86,15 +92,15 @@ def test_what_a_rank_that_failed_has_not_reported_is_known() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_run_predicts_steps_of_both_families(
+def test_a_tiny_run_predicts_steps_of_all_families(
     lab_here: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = tmp_path / "rows.jsonl"
-    arguments = "--samples 1 --graphs 1 --rates 0.3 --rounds 2 --scale 0.1 --link-seconds 0.3 --seed 1"
+    arguments = "--samples 1 --mixed 1 --graphs 1 --rates 0.3 --rounds 2 --scale 0.1 --link-seconds 0.3 --seed 1"
     assert replay_links.main([*arguments.split(), f"--rows={found}"]) == 0
     rows = [json.loads(line) for line in found.read_text().splitlines()]
     assert [(row["family"], row["rate"]) for row in rows] == [
-        ("samples", None), ("samples", 0.3), ("graph", None), ("graph", 0.3),
+        ("samples", None), ("samples", 0.3), ("mixed", None), ("mixed", 0.3), ("graph", None), ("graph", 0.3),
     ]  # fmt: skip
     for row in rows:
         assert "error" not in row and row["steps"] == 4

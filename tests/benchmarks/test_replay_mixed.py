@@ -34,20 +34,24 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _setting(kind: str, **options: Any) -> Setting:
-    return sample_setting(Case("samples", kind, MODELS[kind] | options, "fp32", BATCH, ((1.0, 1.0),)), "cpu")
+def _setting(kind: str, ranks: int = 1, **options: Any) -> Setting:
+    return sample_setting(Case("samples", kind, MODELS[kind] | options, "fp32", BATCH, ((1.0, 1.0),)), "cpu", ranks)
 
 
-def _recorded(setting: Setting, formats: dict[str, str]) -> StepTrace:
-    return trace_sample_step(Mixed(setting.model, formats), setting.sample, num_classes=NUM_CLASSES)
+def _recorded(setting: Setting, formats: dict[str, str], ranks: int = 1) -> StepTrace:
+    return trace_sample_step(Mixed(setting.model, formats), setting.sample, num_classes=NUM_CLASSES, ranks=ranks)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_step_that_runs_is_the_one_that_is_predicted(kind: str) -> None:
-    setting = _setting(kind)
+@pytest.mark.parametrize(
+    ("kind", "ranks", "options"),
+    [*((kind, 1, {}) for kind in MODELS), ("mlp", 2, {"norm": "batch"}), ("cnn", 2, {}), ("transformer", 2, {})],
+)
+def test_the_step_that_runs_is_the_one_that_is_predicted(kind: str, ranks: int, options: dict[str, Any]) -> None:
+    """On two ranks the statistics of batch norm are both ranks', and all that makes them is in their format."""
+    setting = _setting(kind, ranks, **options)
     for seed in range(3):
         formats = mixed_steps.drawn_formats(setting.model, random.Random(seed))
-        ran, said = _recorded(setting, formats).at(BATCH), with_formats(setting.trace, formats).at(BATCH)
+        ran, said = _recorded(setting, formats, ranks).at(BATCH), with_formats(setting.trace, formats).at(BATCH)
         assert casts_of(ran) == casts_of(said)
         assert {each[:3] for each in casts_of(ran)} >= {
             ("forward", "float32", "bfloat16"), ("backward", "bfloat16", "float32"),
@@ -142,7 +146,7 @@ def test_on_a_gpu_steps_that_cannot_be_recorded_run_as_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (one,) = replay_mixed.configurations(1, 1, 1, 0.1, "cpu")
-    step = replay_mixed._settings(one, "cpu")
+    step = replay_mixed.settings_of(one, "cpu")
     told = step.mixed.trace.model_copy(update={"device": "cuda"})
     step = dataclasses.replace(step, mixed=dataclasses.replace(step.mixed, trace=told))
     nothing = Allocator(lambda: 0, lambda: 0, lambda: None)
