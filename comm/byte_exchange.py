@@ -4,7 +4,7 @@ gloo's own exchanges post what they send before what they receive. A rank that c
 fills the connection with its data; that it is ready itself stands behind them, so the other direction begins when this
 one has ended: half the rate of a link between two ranks. Here every rank says that it is ready before it sends.
 
-gloo forgets a message whose memory is gone, and gives what a peer sends for it to whoever waits next. So an exchange
+gloo forgets a message that nobody holds, and gives what a peer sends for it to whoever waits next. So an exchange
 that nobody holds any more (late rows of a model that is no longer there) lives on until the next one in its group.
 """
 
@@ -30,10 +30,8 @@ class Work(Protocol):
         ...
 
 
-_Posted = tuple[list[Any], tuple[Tensor, Tensor]]
-"""What was posted, and the memory it reads and writes."""
-_left: WeakKeyDictionary[Any, list[_Posted]] = WeakKeyDictionary()
-"""Of each group, what nobody has waited for and nobody holds."""
+_left: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""Of each group, messages that nobody has waited for and nobody holds; they hold the memory they read or write."""
 
 
 @dataclass(eq=False)
@@ -42,22 +40,19 @@ class _Messages:
 
     Args:
         works: Its messages.
-        tensors: The memory they read and write.
-        left: Takes both where nobody waits for them.
+        left: Takes them where nobody waits for them.
     """
 
     works: list[Any]
-    tensors: tuple[Tensor, Tensor]
-    left: list[_Posted] = field(repr=False)
+    left: list[Any] = field(repr=False)
 
     def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-        self.works = []
+        while self.works:
+            self.works[0].wait()
+            del self.works[0]  # waited for again, it would never be done
 
     def __del__(self) -> None:
-        if self.works:
-            self.left.append((self.works, self.tensors))
+        self.left += self.works
 
 
 def begin_exchange(
@@ -74,14 +69,14 @@ def begin_exchange(
     """
     if not _posts_messages(group, sent):
         return group.alltoall_base(received, sent, list(received_sizes), list(sizes))  # type: ignore[no-any-return]
-    return _begin(group, received.split(list(received_sizes)), sent.split(list(sizes)), (received, sent))
+    return _begin(group, received.split(list(received_sizes)), sent.split(list(sizes)))
 
 
 def begin_gathering(group: Any, received: Tensor, row: Tensor) -> Work:
     """Begin to fill ``received (P * n,)`` with the ``row (n,)`` of every rank; a collective call, uint8 as above."""
     if not _posts_messages(group, row):
         return group._allgather_base(received, row)  # type: ignore[no-any-return]
-    return _begin(group, received.split(len(row)), [row] * group.size(), (received, row))
+    return _begin(group, received.split(len(row)), [row] * group.size())
 
 
 def _posts_messages(group: Any, x: Tensor) -> bool:
@@ -89,19 +84,18 @@ def _posts_messages(group: Any, x: Tensor) -> bool:
     return isinstance(group, dist.ProcessGroup) and x.device.type == "cpu"
 
 
-def _begin(group: Any, places: Sequence[Tensor], parts: Sequence[Tensor], tensors: tuple[Tensor, Tensor]) -> _Messages:
+def _begin(group: Any, places: Sequence[Tensor], parts: Sequence[Tensor]) -> _Messages:
     rank, size, left = group.rank(), group.size(), _left.setdefault(group, [])
     if hasattr(os, "sched_yield"):
         # Whoever sends holds a lock meanwhile. If its slice of time ends there, gloo's reading thread gets the core and
         # asks for that lock all through its own slice (`nugnn.comm.gloo_threads`): so begin with a whole one.
         os.sched_yield()
     while left:  # all ranks have posted these, so that they end
-        for work in left.pop()[0]:
-            work.wait()
+        left.pop().wait()
     senders = [(rank - step) % size for step in range(1, size)]
     works = [group.recv([places[peer]], peer, _TAG) for peer in senders if places[peer].numel()]
     receivers = [(rank + step) % size for step in range(1, size)]
     works += [group.send([parts[peer]], peer, _TAG) for peer in receivers if parts[peer].numel()]
     if parts[rank].numel():
         places[rank].copy_(parts[rank])
-    return _Messages(works, tensors, left)
+    return _Messages(works, left)

@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import selectors
 import socket
 import struct
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -32,11 +35,17 @@ _LONGEST_POLL = 2**31 - 1
 _CONNECT_SECONDS = 10.0
 _HELLO = struct.Struct("!qi")
 """What who connects says first: the number that the listening rank gave to its peers, and its own rank."""
+_HEAD = struct.Struct("=4si")
+"""What comes before values: of which type they are, as numpy has it, and how many bytes. Without it ranks that are out
+of step would add up parts of different sums, and nobody would notice."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DirectSums:
     """Connections to all other ranks.
+
+    A sum that was left in the middle, by an error or by Ctrl-C, is the last: what its peers send for it would be taken
+    for a part of the next one. Nor do two threads have sums at once, which would come in another order on each rank.
 
     Args:
         rank: This process.
@@ -47,47 +56,59 @@ class DirectSums:
     rank: int
     peers: Mapping[int, socket.socket]
     timeout_seconds: float
+    _between: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Free between sums."""
 
     def takes(self, x: Tensor) -> bool:
         """Whether sums of such tensors go this way: the same answer on every rank."""
-        return x.dtype in _TYPES and is_small(x.numel() * x.element_size(), len(self.peers) + 1)
+        is_dense = x.dtype in _TYPES and x.layout is torch.strided
+        return is_dense and is_small(x.numel() * x.element_size(), len(self.peers) + 1)
 
     def sum_(self, x: Tensor) -> None:
         """Add up ``x``, on the CPU and of a kind that `takes` takes, over all ranks, in place.
 
         Raises:
             ConnectionError: A peer has gone.
+            RuntimeError: A peer adds up values of another type or number; an earlier sum was left in the middle, or
+                another thread is in one.
             TimeoutError: A peer did not come in time.
         """
         with torch._C.DisableTorchFunction():
             values = x.detach().numpy()
         own = np.ascontiguousarray(values)
-        received = self._exchange(own.data.cast("B"))
-        parts = [
-            own if rank == self.rank else np.frombuffer(received[rank], own.dtype).reshape(own.shape)
+        if not self._between.acquire(blocking=False):
+            raise RuntimeError(
+                "a sum over all workers cannot begin: an earlier one was left in the middle by an error or by Ctrl-C, "
+                "or another thread is in one"
+            )
+        received = self._exchange(_HEAD.pack(own.dtype.str.encode(), own.nbytes), own.data.cast("B"))
+        self._between.release()
+        values[...] = _added(
+            own if rank == self.rank else np.ndarray(own.shape, own.dtype, received[rank], _HEAD.size)
             for rank in range(len(self.peers) + 1)
-        ]
-        total = parts[0] + parts[1]
-        for part in parts[2:]:
-            total += part
-        values[...] = total
+        )
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections, also where a process that was forked from this one has them still."""
         for connection in self.peers.values():
+            with suppress(OSError):  # the peer was faster
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def _exchange(self, own: memoryview) -> dict[int, bytearray]:
-        """Send ``own`` to every peer; as many bytes of each."""
+    def _exchange(self, head: bytes, values: memoryview) -> dict[int, bytearray]:
+        """Send ``head`` and ``values`` to every peer; as many bytes of each, which begin in the same way."""
+        own = memoryview(b"".join((head, values)))
         received = {peer: bytearray(len(own)) for peer in self.peers}
         unread = {peer: memoryview(buffer) for peer, buffer in received.items()}
-        unsent = {peer: own for peer in self.peers}
+        unsent = dict.fromkeys(self.peers, own)
         deadline = None
         while True:
             for peer, left in list(unsent.items()):
-                _keep(unsent, peer, _sent(self.peers[peer], left))
+                _keep(unsent, peer, _sent(self.peers[peer], left, peer))
             for peer, place in list(unread.items()):
                 _keep(unread, peer, place[_read(self.peers[peer], place, peer) :])
+                if len(unread.get(peer, b"")) <= len(values) and not received[peer].startswith(head):
+                    raise self._out_of_step(head, peer, received[peer])
             if not unread and not unsent:
                 return received
             now = time.monotonic()
@@ -100,6 +121,21 @@ class DirectSums:
                 late = ", ".join(str(peer) for peer in sorted(unread.keys() | unsent.keys()))
                 raise TimeoutError(f"a sum over all workers waited {self.timeout_seconds:g} s for worker {late}")
 
+    def _out_of_step(self, head: bytes, peer: int, received: bytearray) -> RuntimeError:
+        ours, theirs = (_in_words(*_HEAD.unpack_from(each)) for each in (head, received))
+        return RuntimeError(
+            f"workers are out of step: in a sum over all workers worker {self.rank} has {ours}, worker {peer} "
+            f"{theirs}. Every worker has to make the same calls in the same order"
+        )
+
+
+@np.errstate(all="ignore")  # infinities are not the business of a sum
+def _added(parts: Iterator[np.ndarray]) -> np.ndarray:
+    total = next(parts) + next(parts)
+    for part in parts:
+        total += part
+    return total
+
 
 def _keep(left: dict[int, memoryview], peer: int, rest: memoryview) -> None:
     if rest:
@@ -108,17 +144,24 @@ def _keep(left: dict[int, memoryview], peer: int, rest: memoryview) -> None:
         del left[peer]
 
 
+def _in_words(type_name: bytes, num_bytes: int) -> str:
+    dtype = np.dtype(type_name.rstrip(b"\0").decode())
+    return f"{num_bytes // dtype.itemsize} values of {dtype}"
+
+
 def is_small(num_bytes: float, num_ranks: int) -> bool:
     """Whether a sum of so many bytes is one of few values."""
     return 0 < num_bytes * (num_ranks - 1) <= MOST_BYTES
 
 
-def _sent(connection: socket.socket, left: memoryview) -> memoryview:
+def _sent(connection: socket.socket, left: memoryview, peer: int) -> memoryview:
     """What is still left once the connection has taken what it can."""
     try:
         return left[connection.send(left) :]
     except BlockingIOError:
         return left
+    except OSError as error:
+        raise _gone(peer) from error
 
 
 def _read(connection: socket.socket, place: memoryview, peer: int) -> int:
@@ -126,9 +169,15 @@ def _read(connection: socket.socket, place: memoryview, peer: int) -> int:
         count = connection.recv_into(place)
     except BlockingIOError:
         return 0
+    except OSError as error:
+        raise _gone(peer) from error
     if count == 0:
-        raise ConnectionError(f"connection closed by worker {peer} in the middle of a sum over all workers")
+        raise _gone(peer)
     return count
+
+
+def _gone(peer: int) -> ConnectionError:
+    return ConnectionError(f"connection closed by worker {peer} in the middle of a sum over all workers")
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -145,7 +194,7 @@ def connect_directly(rank: int, num_ranks: int, timeout_seconds: float) -> Direc
         problem = False
         try:
             listener.bind((_own_address(), 0))
-            listener.listen(num_ranks)
+            listener.listen(socket.SOMAXCONN)
         except OSError:
             problem = True
         address, port = listener.getsockname() if not problem else ("0.0.0.0", 0)
@@ -156,12 +205,12 @@ def connect_directly(rank: int, num_ranks: int, timeout_seconds: float) -> Direc
         try:
             if not problem and all(int(each[1]) for each in known):
                 _connect(rank, [tuple(each.tolist()) for each in known[:rank]], peers)
-                _accept(listener, number, set(range(rank + 1, num_ranks)), peers)
-        except (OSError, struct.error):
+        except OSError:
             problem = True
-    lacking = torch.tensor([float(problem or len(peers) < num_ranks - 1)])
-    dist.all_reduce(lacking)
-    if float(lacking):
+        if not (problem := _any_rank(problem or len(peers) < rank)):  # else nobody waits for who does not come
+            _accept(listener, number, set(range(rank + 1, num_ranks)), peers)
+            problem = _any_rank(len(peers) < num_ranks - 1)
+    if problem:
         for connection in peers.values():
             connection.close()
         return None
@@ -169,6 +218,12 @@ def connect_directly(rank: int, num_ranks: int, timeout_seconds: float) -> Direc
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
     return DirectSums(rank, dict(sorted(peers.items())), timeout_seconds)
+
+
+def _any_rank(problem: bool) -> bool:
+    number = torch.tensor([float(problem)])
+    dist.all_reduce(number)
+    return bool(number)
 
 
 def _connect(rank: int, known: list[tuple[int, ...]], peers: dict[int, socket.socket]) -> None:
@@ -180,19 +235,41 @@ def _connect(rank: int, known: list[tuple[int, ...]], peers: dict[int, socket.so
 
 
 def _accept(listener: socket.socket, number: int, missing: set[int], peers: dict[int, socket.socket]) -> None:
-    """From ranks after this one; who does not know the number is sent away."""
-    listener.settimeout(_CONNECT_SECONDS)
+    """From ranks after this one; who does not know the number is sent away, and nobody waits for who says nothing."""
     deadline = time.monotonic() + _CONNECT_SECONDS
-    while missing and time.monotonic() < deadline:
-        connection, _ = listener.accept()
-        connection.settimeout(_CONNECT_SECONDS)
-        said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-        given, peer = _HELLO.unpack(said) if len(said) == _HELLO.size else (None, -1)
-        if given == number and peer in missing:
-            peers[peer] = connection
-            missing.remove(peer)
-        else:
-            connection.close()
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        while missing and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                found = key.fileobj
+                assert isinstance(found, socket.socket)
+                if found is listener:
+                    with suppress(OSError):  # it has gone again
+                        connection, _ = listener.accept()
+                        connection.setblocking(False)
+                        waiting.register(connection, selectors.EVENT_READ)
+                    continue
+                waiting.unregister(found)
+                peer = _rank_of(found, number)
+                if peer in missing:
+                    peers[peer] = found
+                    missing.remove(peer)
+                else:
+                    found.close()
+        for key in waiting.get_map().values():
+            if isinstance(key.fileobj, socket.socket) and key.fileobj is not listener:
+                key.fileobj.close()
+
+
+def _rank_of(connection: socket.socket, number: int) -> int:
+    """Of whoever is at the other end; -1 for a stranger."""
+    try:
+        said = connection.recv(_HELLO.size)
+    except OSError:
+        return -1
+    given, rank = _HELLO.unpack(said) if len(said) == _HELLO.size else (None, -1)
+    return rank if given == number else -1
 
 
 def _own_address() -> str:

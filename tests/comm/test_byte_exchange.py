@@ -111,3 +111,44 @@ def test_an_exchange_that_is_forgotten_is_not_taken_for_the_next_one(ranks: Rank
     first, other = ranks.run(2, _dropped, timeout=60)
     assert first == [[20, 21, 20, 21]] * 2
     assert other == [[10, 11], [20, 21, 20, 21]] * 2
+
+
+def _broken_off(ranks: Ranks) -> tuple[list[str], str]:
+    """What is waited for by an exchange of which the second message fails, and by the next one."""
+    found: list[str] = []
+
+    class Message:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait(self) -> None:
+            found.append(self.name)
+            if self.name == "recv":
+                raise RuntimeError("lost a peer")
+
+    class Group(dist.ProcessGroup):
+        def __init__(self) -> None:
+            super().__init__(ranks.rank, ranks.world_size)
+            self.names = iter(["done", "recv", "send", "send"])
+
+        def recv(self, *_: Any) -> Any:
+            return Message(next(self.names))
+
+        send = recv
+
+    group, sizes = Group(), [2] * ranks.world_size
+    tensors = [torch.zeros(2 * ranks.world_size, dtype=torch.uint8) for _ in range(2)]
+    work = begin_exchange(group, *tensors, sizes, sizes)
+    with pytest.raises(RuntimeError, match="lost a peer"):
+        work.wait()
+    del work
+    gc.collect()
+    with pytest.raises(RuntimeError) as error:
+        begin_exchange(group, *tensors, sizes, sizes)
+    return found, str(error.value)
+
+
+def test_what_came_before_a_failure_is_not_waited_for_again(ranks: RankPool) -> None:
+    """Waited for again, it would take one more message of that peer, or the whole timeout."""
+    for found, said in ranks.run(3, _broken_off):
+        assert said == "lost a peer" and found.count("done") == 1

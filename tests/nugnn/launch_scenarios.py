@@ -64,6 +64,28 @@ def lose_rank_1(context: WorkerContext, job: dict) -> None:
         dist.all_to_all_single(received, torch.ones(3 * 65536))
 
 
+def sum_few_values(context: WorkerContext, job: dict) -> None:
+    """Endless sums that go from rank to rank, until rank 1 does something else in the middle."""
+    import torch
+
+    from nugnn.comm.groups import join_ranks
+
+    context.init_process_group()
+    ranks = join_ranks(context.timeout, context.pulse)
+    assert ranks.direct is not None
+    context.pulse.begin_step()
+    for step in range(10**6):
+        values = torch.ones(3)
+        if context.rank == 1 and step == 30:
+            if job["how"] == "kill":
+                threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+            if job["how"] == "hang":
+                time.sleep(600)
+            if job["how"] == "other values":
+                values = torch.ones(7)
+        ranks.sum_(values)
+
+
 def user_error_on_rank_1(context: WorkerContext, job: dict) -> None:
     import torch
     import torch.distributed as dist

@@ -344,6 +344,8 @@ def test_many_workers_still_fit_on_one_screen() -> None:
 def test_a_collective_of_the_users_own_counts_as_waiting() -> None:
     frame = "/lib/torch/distributed/distributed_c10d.py:2800 (all_reduce)"
     assert WorkerView(rank=0, frame=frame).waits_in == f"an exchange of its own ({frame})"
+    own = "/src/nugnn/comm/direct_sums.py:90 (_exchange)", "/src/comm/direct_sums.py:90 (_exchange)"
+    assert all(WorkerView(rank=0, frame=frame).waits_in == f"an exchange of its own ({frame})" for frame in own)
     assert WorkerView(rank=0, frame="/a/model.py:3 (forward)").waits_in is None
 
 

@@ -106,6 +106,20 @@ def test_comm_05_a_lost_worker_ends_all_and_is_named(how: str, words: str, reque
     )  # timeout, and the start of three interpreters with torch on busy cores
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("kill", "worker 1 of 3 died: ended by SIGKILL"),
+        ("hang", r"worker 1 of 3 hangs in .*\(sum_few_values\)[^$]*worker 0 waits in a sum over all workers"),
+        ("other values", "workers are out of step: .*worker 1.* 7 values of float32"),
+    ],
+)
+def test_who_leaves_a_sum_from_rank_to_rank_is_named(how: str, words: str) -> None:
+    with pytest.raises(WorkerFailed, match=words) as caught:
+        run("sum_few_values", 3, timeout=3.0, how=how)
+    assert caught.value.exit_code == 3
+
+
 def test_user_error_in_one_worker_is_the_one_message() -> None:
     with pytest.raises(WorkerFailed) as caught:
         run("user_error_on_rank_1", 2, timeout=60)

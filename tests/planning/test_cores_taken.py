@@ -28,3 +28,11 @@ def test_computing_loses_the_part_of_the_time_that_sums_take(
         lost = sum(part * max(min(at, end) - max(start, begin), 0.0) for begin, end, part in parts)
         assert took == pytest.approx(alone + lost, abs=1e-9)
         assert took >= alone - 1e-9
+
+
+def test_sums_beside_each_other_are_refused() -> None:
+    taken = CoresTaken()
+    taken.add(1.0, 5.0, 1.0)
+    with pytest.raises(AssertionError, match=r"begins at 2.0, within \(1.0, 5.0"):
+        taken.add(2.0, 3.0, 0.5)
+    taken.add(5.0, 6.0, 0.5)
