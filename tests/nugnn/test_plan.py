@@ -241,7 +241,7 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_that_contend_for_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited, "own_cores", lambda: (0, 1))
+    monkeypatch.setattr(limited, "own_nodes", lambda: ((0, 1),))
     how: dict[str, Any] = {"remeasures": False, "on_stage": lambda _: None, "on_note": lambda _: None}
     config = TrainConfig(dataset="digits", workers=2, device="cpu", shares="auto", limits="threads=2;threads=1")
     assert any("workers share cores" in note for note in plan_run.cluster_from_config(config, **how).notes)
