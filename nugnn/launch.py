@@ -29,7 +29,7 @@ from nugnn.failure import EXIT_USER, Place, WorkerView, failure_of, innermost_fr
 from nugnn.job import is_done, pulse_path, read_error
 from nugnn.process_state import HostMemory, ProcessState, host_memory, process_state
 from nugnn.stall import Sample, StallWatch
-from nugnn.worker_cores import WorkerCores, fair_threads, own_cores
+from nugnn.worker_cores import WorkerCores, fair_threads, own_cores, users_environment
 from nugnn.worker_process import STACK_SIGNAL
 
 _POLL_SECONDS = 0.05
@@ -147,7 +147,7 @@ def worker_environment(
     rank: int, num_workers: int, port: int, timeout: float, cores: WorkerCores | None = None
 ) -> dict[str, str]:
     """Environment of a worker: torchrun's variables, loopback for gloo, and its fair number of OpenMP threads."""
-    environment = dict(os.environ)
+    environment = users_environment(os.environ)
     environment |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

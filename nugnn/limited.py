@@ -25,6 +25,7 @@ from nugnn.worker_cores import (
     fair_threads,
     given_cores,
     own_nodes,
+    users_environment,
 )
 
 Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
@@ -97,12 +98,12 @@ def cores_on(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | N
     """
     if (limited := cores_of(limits)) is not None or any(device.type != "cpu" for device in devices):
         return limited
-    return equal_cores(len(devices), own_nodes(), os.environ)
+    return equal_cores(len(devices), own_nodes(), users_environment(os.environ))
 
 
 def threads_on(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | None) -> tuple[int, ...]:
     """Threads that each worker of this host will have, as `nugnn.launch` gives them; see `cores_on`."""
-    asked = asked_threads(os.environ)
+    asked = asked_threads(users_environment(os.environ))
     if (placed := cores_on(devices, limits)) is None:
         fair = fair_threads(len(devices), sum(map(len, own_nodes())))
         return fair if asked is None else (asked,) * len(devices)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _VARIABLE = "NUGNN_CORES"
+ASKED_THREADS = "NUGNN_ASKED_THREADS"
+"""The user's ``OMP_NUM_THREADS``, empty where there was none, in a process that has changed its own."""
 _OF_OPENMP = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """By which a user says where threads belong."""
 _SYSTEM = Path("/sys/devices/system/cpu")
@@ -32,7 +34,7 @@ class WorkerCores:
         """Variables of the worker's process; ``given`` is the user's ``OMP_NUM_THREADS``."""
         threads = str(self.threads) if self.is_limited or given is None else given
         pinned = {} if self.cores is None else {_VARIABLE: ",".join(map(str, self.cores))}
-        return {"OMP_NUM_THREADS": threads} | pinned
+        return {"OMP_NUM_THREADS": threads, ASKED_THREADS: given or ""} | pinned
 
 
 def own_cores() -> tuple[int, ...]:
@@ -66,12 +68,27 @@ def fair_threads(workers: int, num_cores: int) -> tuple[int, ...]:
 
     With even shares the others are waited for, and take as long as they would if that rest lay idle: nobody is slower
     for it. Shares by a plan (`nugnn.planning.limited_profile.shared`) and re-balancing, which is on unless a user says
-    otherwise, give the first ones more, so that two workers on 5 cores come to the speed of 5 and not of 4.
+    otherwise and is for graphs, give the first ones more, so that two workers on 5 cores come to the speed of 5 and not
+    of 4.
 
     >>> fair_threads(2, 5), fair_threads(3, 2)
     ((3, 2), (1, 1, 1))
     """
     return tuple(max(1, len(range(worker, num_cores, workers))) for worker in range(workers))
+
+
+def users_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` as it was before a process was given threads and cores.
+
+    >>> users_environment({"NUGNN_CORES": "2,3", "OMP_NUM_THREADS": "2", "NUGNN_ASKED_THREADS": "", "HOME": "/root"})
+    {'HOME': '/root'}
+    """
+    found = {name: value for name, value in environment.items() if name not in (_VARIABLE, ASKED_THREADS)}
+    if ASKED_THREADS in environment:
+        found["OMP_NUM_THREADS"] = environment[ASKED_THREADS]
+        if not environment[ASKED_THREADS]:
+            del found["OMP_NUM_THREADS"]
+    return found
 
 
 def asked_threads(environment: Mapping[str, str]) -> int | None:
@@ -181,12 +198,17 @@ def stay_on(cores: Sequence[int]) -> None:
 
 
 def given_cores() -> tuple[int, ...] | None:
-    """Those that this process was tied to as a worker; None where it was not."""
+    """Those that this process has as a worker; None where it has none of its own."""
     given = os.environ.get(_VARIABLE)
     return None if given is None else tuple(int(number) for number in given.split(","))
 
 
+def give_up_cores() -> None:
+    """Have no cores that are this process's own; to be called before it was tied to any."""
+    os.environ.pop(_VARIABLE, None)
+
+
 def stay_on_given_cores() -> None:
-    """What the launching process asked for through the environment, if it did."""
+    """What the environment asks for, if it does."""
     if (cores := given_cores()) is not None:
         stay_on(cores)

@@ -16,7 +16,7 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import DeviceLimits, cli
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
-from nugnn.fit_joined import fit_joined
+from nugnn.fit_joined import _stay_apart, fit_joined
 from nugnn.job import private_job_folder, write_job
 from nugnn.launch import WorkerFailed, launch, worker_environment
 from nugnn.limited import (
@@ -327,6 +327,29 @@ def test_processes_that_torchrun_started_keep_their_limits_too(ranks: Any) -> No
     assert reports[0]["limits"]["threads"] == 1 and reports[1]["limits"]["asked"] == "none"
     cores = list(own_cores())
     assert reports[0]["limits"].get("cores") == (cores[:1] if len(cores) > 1 else None)
+
+
+def _tied(ranks: Ranks, cores: list[str], kind: str, is_limited: bool) -> list[int]:
+    before = os.sched_getaffinity(0), dict(os.environ)
+    os.environ["NUGNN_CORES"] = cores[ranks.rank]
+    try:
+        _stay_apart(ranks, [0, 1], torch.device(kind), is_limited=is_limited)
+        assert ("NUGNN_CORES" in os.environ) == (os.sched_getaffinity(0) == {int(cores[ranks.rank])})
+        return sorted(os.sched_getaffinity(0))
+    finally:
+        os.sched_setaffinity(0, before[0])
+        os.environ.clear()
+        os.environ.update(before[1])
+
+
+@pytest.mark.skipif(len(own_cores()) < 2, reason="two processes on a core of their own each")
+def test_processes_that_torchrun_started_share_no_core_or_choose_freely(ranks: Any) -> None:
+    first, second, *_ = cores = own_cores()
+    own = [str(first), str(second)]
+    assert ranks.run(2, _tied, own, "cpu", False) == [[first], [second]]
+    assert ranks.run(2, _tied, own, "cuda", False) == [list(cores)] * 2
+    assert ranks.run(2, _tied, own, "cuda", True) == [[first], [second]]
+    assert ranks.run(2, _tied, [str(first)] * 2, "cpu", False) == [list(cores)] * 2  # of two torchruns
 
 
 def test_it_is_said_what_holds_in_another_way() -> None:
