@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from nugnn.datasets.registry import cache_folder
 from nugnn.datasets.whole_file import write_whole
@@ -117,7 +118,8 @@ def cluster_here(
         ValueError: The profile lacks a device, or a worker is to have more threads than there are cores.
     """
     profiles = [_profile_in(machine, device) for device in devices]
-    cluster = cluster_of_machine(machine, profiles, limits, threads_on(devices, limits))
+    threads, has_nccl = threads_on(devices, limits), dist.is_nccl_available()
+    cluster = cluster_of_machine(machine, profiles, limits, threads, has_nccl=has_nccl)
     return replace(cluster, notes=(*cluster.notes, *said_of_cores(limits)))
 
 

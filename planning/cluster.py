@@ -188,6 +188,8 @@ def cluster_of_machine(
     chosen: Sequence[DeviceProfile],
     limits: Sequence[DeviceLimits] | None = None,
     threads: Sequence[int] | None = None,
+    *,
+    has_nccl: bool = True,
 ) -> Cluster:
     """The workers of one host, each on a device of its profile; a device that is chosen more than once is shared.
 
@@ -196,6 +198,7 @@ def cluster_of_machine(
         chosen: The device of each worker, whole.
         limits: What each may use of it.
         threads: Of each worker, which count for those that share a CPU; when None, as `shared` divides them.
+        has_nccl: Whether torch has NCCL there; GPUs exchange through the host's memory where it has not.
     """
     each = [DeviceLimits()] * len(chosen) if limits is None else list(limits)
     profiles = _after_limits(chosen, each, threads)
@@ -203,13 +206,14 @@ def cluster_of_machine(
         ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
         for profile, limit in zip(profiles, each, strict=True)
     )
-    is_nccl = uses_nccl(devices)
+    is_nccl = has_nccl and uses_nccl(devices)
     return Cluster(
         devices=devices,
         links=linked(
             devices,
             lambda a, b: link_inside(devices[a].profile, devices[b].profile, machine.links, is_nccl=is_nccl),
             {0: machine.links},
+            is_nccl=is_nccl,
         ),
     )
 
@@ -272,7 +276,8 @@ class _Builder:
             return rates_of(fields or self._fields.links.inside, LATENCY_INSIDE)
 
         measured = dict(enumerate(self._links_of.values()))
-        return Cluster(devices=tuple(devices), links=linked(devices, link, measured), notes=tuple(self._notes))
+        links = linked(devices, link, measured, is_nccl=is_nccl)
+        return Cluster(devices=tuple(devices), links=links, notes=tuple(self._notes))
 
     def _own_host(self, devices: Sequence[ClusterDevice], name: str) -> str:
         named = list(self._links_of)

@@ -98,6 +98,8 @@ def linked(
     devices: Sequence[Placed],
     link: Callable[[int, int], Way],
     measured: Mapping[int, Sequence[LinkProfile]],
+    *,
+    is_nccl: bool,
 ) -> Links:
     """Links of all pairs; hosts are numbered as they come.
 
@@ -105,6 +107,7 @@ def linked(
         devices: In the order of ranks.
         link: Between two of them, by number; asked once for each pair of alike devices.
         measured: Links that were measured, by the number of a host.
+        is_nccl: Whether GPUs exchange directly.
     """
     count = len(devices)
     rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
@@ -127,7 +130,6 @@ def linked(
             if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
                 for host in (hosts[a], hosts[b]):
                     cards[host] = max(cards.get(host, 0.0), rate)
-    is_nccl = uses_nccl(devices)
     staging = None
     if not is_nccl:
         staging = np.array(

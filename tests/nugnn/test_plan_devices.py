@@ -29,6 +29,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "2"})
     names = {"device_name": 0, "device_uuid": 1}
     for name, column in names.items():
@@ -102,6 +103,8 @@ def test_sheets_are_enough_where_nothing_need_be_measured(monkeypatch: pytest.Mo
     cluster = cluster_here([CUDA[2], CUDA[0]], [DeviceLimits(), DeviceLimits(sms=66)], machine)
     assert cluster.profiles[0].name == "Tesla T4" and cluster.profiles[1].multiprocessors == 66
     assert cluster.links.is_nccl
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert not cluster_here([CUDA[2], CUDA[0]], None, machine).links.is_nccl
 
 
 def test_profiles_are_kept_by_devices_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
