@@ -16,7 +16,7 @@ from typing import Any
 from link_lab import INTERFACE, Lab, address, rate_command
 
 from nugnn.launch import grants_huge_pages
-from nugnn.worker_cores import equal_cores, own_cores, stay_on_given_cores
+from nugnn.worker_cores import equal_cores, own_nodes, stay_on_given_cores
 
 _PORT = 29_571
 
@@ -40,7 +40,7 @@ def run(num_ranks: int, script: str, options: Sequence[str], on_line: Callable[[
         path.touch()
         logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
         one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-        cores = equal_cores(num_ranks, own_cores(), one_thread)
+        cores = equal_cores(num_ranks, own_nodes(), one_thread)
         for rank, log in enumerate(logs):
             command = [sys.executable, script, f"--rank={rank}", f"--num-ranks={num_ranks}", f"--rows={path}", *options]
             huge = {"THP_MEM_ALLOC_ENABLE": "1"} if grants_huge_pages() else {}  # as workers of `nugnn.fit` have it

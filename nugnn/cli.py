@@ -38,6 +38,7 @@ from nugnn.member import member_from
 from nugnn.options import ConfigError
 from nugnn.progress import RunProgress
 from nugnn.sample_config import RunConfig, SampleConfig, config_kind
+from nugnn.torchrun_cores import take_cores
 
 _WIDTH = 80
 _OPTIONS = {entry.name: entry for kind in (SampleConfig, TrainConfig) for entry in fields(kind)}
@@ -120,6 +121,7 @@ def _train(**given: Any) -> None:
         as_json = given.pop("as_json")
         member = member_from(os.environ)
         if member is not None:  # torchrun started several of this process
+            take_cores()  # before torch is loaded, which asks how many threads it has
             from nugnn.torchrun import train_as_member
 
             train_as_member(

@@ -24,7 +24,7 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import OF_ONE_FAMILY, Task, task_of
 from nugnn.train_rank import train_rank
-from nugnn.worker_cores import stay_on_given_cores
+from nugnn.worker_cores import give_up_cores, given_cores, stay_on_given_cores, users_environment
 
 if TYPE_CHECKING:
     from nugnn.plan_request import PlanRequest
@@ -91,6 +91,8 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         _plan_together(task, ranks, lambda: use_plan(task, request, *how, times_operators=False))
         if ranks.rank != 0:
             expect_plan(task, request)
+    is_limited = limited is not None and any(limited[rank].threads is not None for rank in here)
+    _stay_apart(ranks, here, device, is_limited=is_limited)  # not before: a plan is made for all cores of the host
     if ranks.rank == 0 and checkpointing["on_note"] is not None:
         for text in task.said:
             checkpointing["on_note"](text)
@@ -156,10 +158,27 @@ def _limit_here(
     of_host = [limits[rank] for rank in here]
     check_on_devices(of_host, devices)
     if (placed := cores_of(of_host)) is not None:
-        own = placed[here.index(ranks.rank)]
-        os.environ |= own.environment(os.environ.get("OMP_NUM_THREADS"))  # for what is not loaded yet, DGL above all
-        stay_on_given_cores()
+        own, asked = placed[here.index(ranks.rank)], users_environment(os.environ).get("OMP_NUM_THREADS")
+        give_up_cores()
+        os.environ |= own.environment(asked)  # for what is not loaded yet
+        if not own.is_limited and asked is None:
+            torch.set_num_threads(own.threads)
     return apply_limits(limits[ranks.rank], device)
+
+
+def _stay_apart(ranks: Ranks, here: Sequence[int], device: torch.device, *, is_limited: bool) -> None:
+    """Tie this process to the cores that its environment gives it, unless processes of its host would share some.
+
+    They would where several torchruns have each divided all cores. Without limits only processes that compute on the
+    CPU, as all of their host do, have cores of their own. A collective call.
+    """
+    texts = gather_texts(ranks, json.dumps([device.type, given_cores()]))
+    kinds, cores = zip(*(json.loads(texts[rank]) for rank in here), strict=True)
+    held = [core for own in cores for core in own or ()]
+    if all(cores) and len(set(held)) == len(held) and (is_limited or set(kinds) == {"cpu"}):
+        stay_on_given_cores()
+    else:
+        give_up_cores()
 
 
 def _checkpoints(task: Task, ranks: Ranks, given: dict[str, Any]) -> CheckpointPlan | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.activations import make_activations
-from nugnn.comm.halo_mode import checked_halo_mode
+from nugnn.comm.halo_mode import HaloMode, checked_halo_mode
 from nugnn.comm.halo_stale import arrived
 from nugnn.comm.overlap import Overlap
 from nugnn.embedding import NodeEmbedding
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from nugnn.trainer import Trainer
 
 Rows = dict[str, Tensor]
+
+
+def why_halo_is_not_recorded(halo_wire: str, halo_mode: HaloMode) -> str | None:
+    """What of halo rows keeps a step over several ranks from being a CUDA graph; None where nothing does."""
+    if halo_wire != "fp32":
+        return "halo rows travel compressed (halo_wire)"
+    if not halo_mode.is_exact:
+        return f"the host has a part in which halo rows a step reads (halo_mode {halo_mode})"
+    return None
 
 
 class GraphFamily:
@@ -123,11 +132,8 @@ class GraphFamily:
 
     @property
     def why_not_recorded(self) -> str | None:
-        if self.ranks.is_split and self._halo_wire != "fp32":
-            return "halo rows travel compressed (halo_wire)"
-        if self.ranks.is_split and not self._halo_mode.is_exact:
-            return f"the host has a part in which halo rows a step reads (halo_mode {self._halo_mode})"
-        return self._activations.why_not_recorded
+        of_halo = why_halo_is_not_recorded(self._halo_wire, self._halo_mode) if self.ranks.is_split else None
+        return of_halo or self._activations.why_not_recorded
 
     @property
     def row_ids(self) -> Tensor:

@@ -29,7 +29,7 @@ from nugnn.failure import EXIT_USER, Place, WorkerView, failure_of, innermost_fr
 from nugnn.job import is_done, pulse_path, read_error
 from nugnn.process_state import HostMemory, ProcessState, host_memory, process_state
 from nugnn.stall import Sample, StallWatch
-from nugnn.worker_cores import WorkerCores, own_cores
+from nugnn.worker_cores import WorkerCores, fair_threads, own_cores, users_environment
 from nugnn.worker_process import STACK_SIGNAL
 
 _POLL_SECONDS = 0.05
@@ -93,8 +93,8 @@ def launch(
             runs in a thread of its own, so that a worker that dies meanwhile ends the run.
         resume_hint: The command that goes on with this run, for the message when a worker was lost; None when there is
             nothing to go on from.
-        cores: Threads and cores of each worker; when None all have the same number of threads, and no cores of their
-            own.
+        cores: Threads and cores of each worker; when None they divide the cores that there are into numbers of
+            threads, and have none of their own.
 
     Raises:
         WorkerFailed: A worker reported an error, died, or did not finish in time.
@@ -147,7 +147,7 @@ def worker_environment(
     rank: int, num_workers: int, port: int, timeout: float, cores: WorkerCores | None = None
 ) -> dict[str, str]:
     """Environment of a worker: torchrun's variables, loopback for gloo, and its fair number of OpenMP threads."""
-    environment = dict(os.environ)
+    environment = users_environment(os.environ)
     environment |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -164,7 +164,7 @@ def worker_environment(
     if cores is not None:
         environment |= cores.environment(environment.get("OMP_NUM_THREADS"))
     # With more threads than cores DGL's kernels become a hundred times slower.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_workers)))
+    environment.setdefault("OMP_NUM_THREADS", str(fair_threads(num_workers, num_cores())[rank]))
     if grants_huge_pages():
         # torch asks for huge pages for its large tensors, which are zeroed and found in fewer steps: an epoch on a CPU
         # takes a third less time

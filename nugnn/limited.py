@@ -17,7 +17,16 @@ from nugnn.planning import device_facts
 from nugnn.planning.in_words import in_bytes
 from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
 from nugnn.process_state import host_memory
-from nugnn.worker_cores import WorkerCores, divide_cores, equal_cores, given_cores, own_cores
+from nugnn.worker_cores import (
+    WorkerCores,
+    asked_threads,
+    divide_cores,
+    equal_cores,
+    fair_threads,
+    given_cores,
+    own_nodes,
+    users_environment,
+)
 
 Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
 """As a user gives them: ``"sms=132;sms=32"``, or one for each worker."""
@@ -70,14 +79,14 @@ def check_on_devices(limits: Sequence[DeviceLimits], devices: Sequence[torch.dev
             raise ValueError(
                 f"limits: memory_fraction of the workers on {device} adds up to {sum(fractions):g}; there is 1 of it"
             )
-    divide_cores([each.threads for each in limits], own_cores())
+    divide_cores([each.threads for each in limits], own_nodes())
 
 
 def cores_of(limits: Sequence[DeviceLimits] | None) -> tuple[WorkerCores, ...] | None:
     """Threads and cores of the workers of this host; None where none is limited in them."""
     if limits is None or all(each.threads is None for each in limits):
         return None
-    return divide_cores([each.threads for each in limits], own_cores())
+    return divide_cores([each.threads for each in limits], own_nodes())
 
 
 def cores_on(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | None) -> tuple[WorkerCores, ...] | None:
@@ -89,7 +98,16 @@ def cores_on(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | N
     """
     if (limited := cores_of(limits)) is not None or any(device.type != "cpu" for device in devices):
         return limited
-    return equal_cores(len(devices), own_cores(), os.environ)
+    return equal_cores(len(devices), own_nodes(), users_environment(os.environ))
+
+
+def threads_on(devices: Sequence[torch.device], limits: Sequence[DeviceLimits] | None) -> tuple[int, ...]:
+    """Threads that each worker of this host will have, as `nugnn.launch` gives them; see `cores_on`."""
+    asked = asked_threads(users_environment(os.environ))
+    if (placed := cores_on(devices, limits)) is None:
+        fair = fair_threads(len(devices), sum(map(len, own_nodes())))
+        return fair if asked is None else (asked,) * len(devices)
+    return tuple(each.threads if each.is_limited or asked is None else asked for each in placed)
 
 
 def apply_limits(limits: DeviceLimits, device: torch.device) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from nugnn.datasets.registry import cache_folder
 from nugnn.datasets.whole_file import write_whole
-from nugnn.limited import said_of_cores
+from nugnn.limited import said_of_cores, threads_on
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, cluster_of_machine
 from nugnn.planning.datasheet import SheetError, cpu_sheet, sheet_of
@@ -116,7 +117,9 @@ def cluster_here(
     Raises:
         ValueError: The profile lacks a device, or a worker is to have more threads than there are cores.
     """
-    cluster = cluster_of_machine(machine, [_profile_in(machine, device) for device in devices], limits)
+    profiles = [_profile_in(machine, device) for device in devices]
+    threads, has_nccl = threads_on(devices, limits), dist.is_nccl_available()
+    cluster = cluster_of_machine(machine, profiles, limits, threads, has_nccl=has_nccl)
     return replace(cluster, notes=(*cluster.notes, *said_of_cores(limits)))
 
 
@@ -126,7 +129,7 @@ def are_devices_alike(devices: Sequence[torch.device], limits: Sequence[DeviceLi
         return False
     kinds = {device.type for device in devices}
     if kinds == {"cpu"}:
-        return True
+        return len(set(threads_on(devices, limits))) == 1
     if len(kinds) > 1:
         return False
     uses = [devices.count(device) for device in devices]

@@ -93,7 +93,7 @@ def _how(config: RunConfig) -> tuple[SharesBy, Sequence[float] | None]:
 
 
 def subject_by_counts(
-    config: TrainConfig, counts: GraphStatistics, kinds: Sequence[DeviceKind], workers: int
+    config: TrainConfig, counts: GraphStatistics, kinds: Sequence[DeviceKind], workers: int, *, is_nccl: bool = True
 ) -> PlanSubject:
     """What is planned of a graph of which only counts are known.
 
@@ -102,6 +102,7 @@ def subject_by_counts(
         counts: Of the graph.
         kinds: Of devices in use.
         workers: How many.
+        is_nccl: As for `nugnn.plan_subject.graph_subject`.
     """
     features = torch.empty(1, counts.features, device="meta")
     torch.manual_seed(config.seed)
@@ -109,12 +110,14 @@ def subject_by_counts(
     known = {field.name for field in fields(FitOptions)}
     options = FitOptions(**{name: value for name, value in fit_arguments(config).items() if name in known})
     how: dict[str, Any] = {"features": counts.features, "multilabel": False, "kinds": kinds, "workers": workers}
+    how["is_nccl"] = is_nccl
     return graph_subject(model, options, counts.facts(config.self_loops), **how)
 
 
 def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, on_stage: Say) -> Planned:
     on_stage("tracing a step")
-    subject = subject_by_counts(config, counts, cluster.device_kinds, len(cluster.devices))
+    workers, is_nccl = len(cluster.devices), cluster.links.is_nccl
+    subject = subject_by_counts(config, counts, cluster.device_kinds, workers, is_nccl=is_nccl)
     on_stage("weighing shares")
     shares_by, shares = _how(config)
     cluster, times = _measured(config, subject, cluster, on_stage)
@@ -173,6 +176,7 @@ def _of_samples(
         batch=config.batch_size,
         kinds=cluster.device_kinds,
         workers=len(cluster.devices),
+        is_nccl=cluster.links.is_nccl,
     )
     on_stage("weighing shares")
     shares_by, shares = _how(config)

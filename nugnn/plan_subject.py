@@ -13,7 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from nugnn.activations import Offloaded
+from nugnn.comm.halo_mode import HaloMode
 from nugnn.fit_options import FitOptions
+from nugnn.graph_family import why_halo_is_not_recorded
 from nugnn.known_models import is_known
 from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import WithNodeEmbedding
@@ -22,9 +25,12 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plain
 from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.trace import StepTrace, TraceError
+from nugnn.sample_family import why_batch_is_not_recorded
 from nugnn.sample_options import SampleOptions
+from nugnn.step_graphs import StepFacts, has_triton
 from nugnn.trace_worker import traced_elsewhere
 from nugnn.traced_step import trace_graph_step, trace_sample_step
+from nugnn.train_options import TrainOptions
 
 Tracing = Callable[[], StepTrace]
 
@@ -47,7 +53,7 @@ class PlanSubject:
         settings: Of the run, as far as seconds depend on them.
         precision: As ``--precision``.
         overlap: As ``--overlap``.
-        is_captured: Whether steps of GPUs run as CUDA graphs.
+        is_captured: Whether steps of GPUs run as CUDA graphs, as `nugnn.step_graphs.StepFacts` says of training.
         steps_per_epoch: 1 for a graph.
         row_bytes: Of a halo row, about.
         notes: What had to be said.
@@ -77,6 +83,7 @@ def graph_subject(
     multilabel: bool,
     kinds: Sequence[DeviceKind],
     workers: int,
+    is_nccl: bool = True,
 ) -> PlanSubject:
     """A model on a graph.
 
@@ -88,6 +95,7 @@ def graph_subject(
         multilabel: Whether a label is a row of zeros and ones.
         kinds: Of devices in use.
         workers: How many.
+        is_nccl: Whether GPUs of several workers exchange directly, as where each has one of its own.
 
     Raises:
         TraceError: The model's step cannot be foreseen: says why.
@@ -119,7 +127,9 @@ def graph_subject(
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
 
-    is_captured = options.cuda_graphs == "on"
+    of_halo = why_halo_is_not_recorded(options.halo_wire, HaloMode.parse(options.halo_mode)) if workers > 1 else None
+    offloads = Offloaded.why_not_recorded if options.activations == "offload" else None
+    is_captured = _is_captured(model, options, workers, of_halo or offloads, is_nccl=is_nccl)
     measure = functools.partial(measure_graph_step, maker, precision=options.precision, captured=is_captured, **how)
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     settings: dict[str, Plain] = {
@@ -154,6 +164,7 @@ def sample_subject(
     batch: int,
     kinds: Sequence[DeviceKind],
     workers: int,
+    is_nccl: bool = True,
 ) -> PlanSubject:
     """A model on batches of samples.
 
@@ -165,6 +176,7 @@ def sample_subject(
         batch: Samples of all workers together.
         kinds: Of devices in use.
         workers: How many.
+        is_nccl: Whether GPUs of several workers exchange directly, as where each has one of its own.
 
     Raises:
         TraceError: The model's step cannot be foreseen: says why.
@@ -189,11 +201,8 @@ def sample_subject(
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
-    is_users = options.loss is not None or options.regularizer is not None
-    captures = options.cuda_graphs == "on" or (options.cuda_graphs == "auto" and not is_users and is_known(model))
-    compresses = workers > 1 and options.grad_sync != "fp32"
-    is_captured = captures and options.micro_batches == 1 and options.precision != "fp16" and not compresses
-
+    of_batch = why_batch_is_not_recorded(options.micro_batches)
+    is_captured = _is_captured(model, options, workers, of_batch, is_nccl=is_nccl)
     trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
 
     def measure(trace: StepTrace, sizes: Sequence[PartSizes], **more: Any) -> MeasuredTimes:
@@ -218,6 +227,23 @@ def sample_subject(
         steps_per_epoch=max(1, steps),
         notes=tuple(notes),
     )
+
+
+def _is_captured(
+    model: nn.Module, options: TrainOptions, workers: int, why_not_family: str | None, *, is_nccl: bool
+) -> bool:
+    """Whether training records its steps on GPUs; a GPU that is described is taken to be on a host with Triton."""
+    return StepFacts(
+        choice=options.cuda_graphs,
+        is_known=options.loss is None and options.regularizer is None and is_known(model),
+        is_on_gpu=True,
+        is_split=workers > 1,
+        carries_cuda=is_nccl,
+        compresses=options.grad_sync != "fp32",
+        precision=options.precision,
+        why_not_family=why_not_family,
+        has_triton=not torch.cuda.is_available() or has_triton(),
+    ).is_recorded
 
 
 def model_facts(model: nn.Module) -> dict[str, Plain]:

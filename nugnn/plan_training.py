@@ -134,7 +134,14 @@ class TrainingPlan:
         assert self.cluster is not None
         try:
             subject = sample_subject(
-                model, options, facts, sample, batch=batch, kinds=self.cluster.device_kinds, workers=len(self.devices)
+                model,
+                options,
+                facts,
+                sample,
+                batch=batch,
+                kinds=self.cluster.device_kinds,
+                workers=len(self.devices),
+                is_nccl=self.cluster.links.is_nccl,
             )
         except Exception as error:  # whatever a model says to random data
             self._not_foreseen(error)
@@ -321,6 +328,7 @@ def subject_of_graph(
         multilabel=data.is_multilabel,
         kinds=cluster.device_kinds,
         workers=len(cluster.devices),
+        is_nccl=cluster.links.is_nccl,
     )
 
 

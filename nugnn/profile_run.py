@@ -27,6 +27,7 @@ from nugnn.planning.measure_links import Exchange, as_links
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.process_state import host_memory
 from nugnn.profile_worker import LINKS, device_file
+from nugnn.worker_cores import asked_threads, users_environment
 
 _CPU = torch.device("cpu")
 _STALL_SECONDS = 120.0
@@ -165,8 +166,7 @@ def _gpus(device: str) -> list[torch.device]:
 
 def threads_of_cpu() -> int:
     """As torch would count them in a process of its own."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else num_cores()
+    return asked_threads(users_environment(os.environ)) or num_cores()
 
 
 def _read(path: Path) -> dict[str, Any]:

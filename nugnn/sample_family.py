@@ -36,6 +36,11 @@ class _Part:
     ids: Tensor
 
 
+def why_batch_is_not_recorded(micro_batches: int) -> str | None:
+    """What of a batch keeps a step from being a CUDA graph; None where nothing does."""
+    return "the batch runs in micro_batches" if micro_batches > 1 else None
+
+
 class SampleFamily:
     """A model on map-style data sets of ``(x, label)``; see `nugnn.family.Family`.
 
@@ -131,7 +136,7 @@ class SampleFamily:
 
     @property
     def why_not_recorded(self) -> str | None:
-        return "the batch runs in micro_batches" if self._micro_batches > 1 else None
+        return why_batch_is_not_recorded(self._micro_batches)
 
     @property
     def row_ids(self) -> Tensor:

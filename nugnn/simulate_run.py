@@ -51,7 +51,8 @@ def simulate(
         on_stage(f"planning for {count} devices")
         cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
         if (is_split := count > 1) not in subjects:
-            subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2))
+            is_nccl = cluster.links.is_nccl
+            subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2), is_nccl=is_nccl)
         try:
             planned = plan_by_counts(subjects[is_split], cluster, halo=graph.halo)
         except DoesNotFitError as error:

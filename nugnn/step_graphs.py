@@ -22,6 +22,7 @@ from nugnn.family import Family, Work
 from nugnn.kernels.green_context import new_stream
 from nugnn.known_models import HOOKS, is_known
 from nugnn.planning.device_facts import memory_bytes
+from nugnn.precision.storage import Storage
 
 OnLoss = Callable[[Tensor], Any]
 Passes = Callable[[Sequence[Work], OnLoss | None], tuple[Tensor, Any]]
@@ -49,13 +50,63 @@ class CaptureError(ValueError):
     """A step cannot be recorded."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepFacts:
+    """What decides whether steps are recorded: of a run that is there, or of one that is planned.
+
+    Args:
+        choice: The user's.
+        is_known: Whether all that runs in a step is code of `nugnn`, of torch's layers and of torchvision's ResNets and
+            VGGs; a loss or regularizer of the user's is none.
+        is_on_gpu: Whether this worker computes on a GPU.
+        is_split: Whether there are several workers.
+        carries_cuda: Whether sums over workers go from GPU to GPU (NCCL).
+        compresses: Whether gradients are compressed on their way between workers.
+        precision: Of the run.
+        why_not_family: What the family has against it, see `nugnn.family.Family.why_not_recorded`.
+        has_triton: Whether the GPU's kernels can be compiled.
+    """
+
+    choice: CudaGraphs
+    is_known: bool
+    is_on_gpu: bool
+    is_split: bool
+    carries_cuda: bool
+    compresses: bool
+    precision: str
+    why_not_family: str | None
+    has_triton: bool
+
+    @property
+    def why_not(self) -> str | None:
+        """What keeps a step from being recorded; None where nothing does."""
+        if not self.is_on_gpu:
+            return "this worker does not compute on a GPU"
+        if self.is_split and not self.carries_cuda:
+            return "sums over workers go through the host's memory here, which cannot be recorded"
+        if self.is_split and self.compresses:
+            return "gradients travel compressed (grad_sync), which the host takes part in"
+        if Storage(self.precision).needs_loss_scale:
+            return f"under {self.precision} whether a step counts depends on its gradients"
+        if not self.has_triton:
+            return "Triton is not installed"
+        return self.why_not_family
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps are recorded: under ``auto`` only where all that runs in them is known."""
+        return (self.choice == "on" or (self.choice == "auto" and self.is_known)) and self.why_not is None
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def records_steps(
     choice: CudaGraphs, family: Family, *, has_regularizer: bool = False, compresses: bool = False
 ) -> bool:
-    """Whether the steps of ``family`` are recorded.
-
-    Under ``auto`` they are only where all that runs in them is code of `nugnn`, of torch's layers and of torchvision's
-    ResNets and VGGs.
+    """Whether the steps of ``family`` are recorded: see `StepFacts.is_recorded`.
 
     Args:
         choice: The user's.
@@ -68,12 +119,21 @@ def records_steps(
     """
     if choice not in CUDA_GRAPHS:
         raise ValueError(f"cuda_graphs is {choice!r}, must be auto, on or off")
-    if choice == "off" or (choice == "auto" and (has_regularizer or family.has_own_loss or not is_known(family.model))):
-        return False
-    why_not = _why_not(family, compresses)
-    if choice == "on" and why_not is not None:
-        raise ValueError(f"cuda_graphs is on, but {why_not}; leave it at auto or off")
-    return why_not is None
+    ranks = family.ranks
+    facts = StepFacts(
+        choice=choice,
+        is_known=not (has_regularizer or family.has_own_loss) and is_known(family.model),
+        is_on_gpu=ranks.device.type == "cuda",
+        is_split=ranks.is_split,
+        carries_cuda=ranks.carries_cuda,
+        compresses=compresses,
+        precision=family.storage.precision,
+        why_not_family=family.why_not_recorded,
+        has_triton=has_triton(),
+    )
+    if choice == "on" and facts.why_not is not None:
+        raise ValueError(f"cuda_graphs is on, but {facts.why_not}; leave it at auto or off")
+    return facts.is_recorded
 
 
 def _mode_of(module: nn.Module) -> tuple[Any, ...]:
@@ -81,21 +141,6 @@ def _mode_of(module: nn.Module) -> tuple[Any, ...]:
     numbers = (getattr(module, name, None) for name in ("p", "momentum"))
     plain = (number if isinstance(number, (int, float)) else None for number in numbers)
     return (module.training, *plain, *(len(getattr(module, hooks)) for hooks in HOOKS))
-
-
-def _why_not(family: Family, compresses: bool) -> str | None:
-    ranks = family.ranks
-    if ranks.device.type != "cuda":
-        return "this worker does not compute on a GPU"
-    if ranks.is_split and not ranks.carries_cuda:
-        return "sums over workers go through the host's memory here, which cannot be recorded"
-    if ranks.is_split and compresses:
-        return "gradients travel compressed (grad_sync), which the host takes part in"
-    if family.storage.needs_loss_scale:
-        return f"under {family.storage.precision} whether a step counts depends on its gradients"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    return family.why_not_recorded
 
 
 @dataclass(eq=False)

@@ -184,7 +184,12 @@ def cluster_on_paper(
 
 
 def cluster_of_machine(
-    machine: MachineProfile, chosen: Sequence[DeviceProfile], limits: Sequence[DeviceLimits] | None = None
+    machine: MachineProfile,
+    chosen: Sequence[DeviceProfile],
+    limits: Sequence[DeviceLimits] | None = None,
+    threads: Sequence[int] | None = None,
+    *,
+    has_nccl: bool = True,
 ) -> Cluster:
     """The workers of one host, each on a device of its profile; a device that is chosen more than once is shared.
 
@@ -192,20 +197,23 @@ def cluster_of_machine(
         machine: The profile.
         chosen: The device of each worker, whole.
         limits: What each may use of it.
+        threads: Of each worker, which count for those that share a CPU; when None, as `shared` divides them.
+        has_nccl: Whether torch has NCCL there; GPUs exchange through the host's memory where it has not.
     """
     each = [DeviceLimits()] * len(chosen) if limits is None else list(limits)
-    profiles = _after_limits(chosen, each)
+    profiles = _after_limits(chosen, each, threads)
     devices = tuple(
         ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
         for profile, limit in zip(profiles, each, strict=True)
     )
-    is_nccl = uses_nccl(devices)
+    is_nccl = has_nccl and uses_nccl(devices)
     return Cluster(
         devices=devices,
         links=linked(
             devices,
             lambda a, b: link_inside(devices[a].profile, devices[b].profile, machine.links, is_nccl=is_nccl),
             {0: machine.links},
+            is_nccl=is_nccl,
         ),
     )
 
@@ -268,7 +276,8 @@ class _Builder:
             return rates_of(fields or self._fields.links.inside, LATENCY_INSIDE)
 
         measured = dict(enumerate(self._links_of.values()))
-        return Cluster(devices=tuple(devices), links=linked(devices, link, measured), notes=tuple(self._notes))
+        links = linked(devices, link, measured, is_nccl=is_nccl)
+        return Cluster(devices=tuple(devices), links=links, notes=tuple(self._notes))
 
     def _own_host(self, devices: Sequence[ClusterDevice], name: str) -> str:
         named = list(self._links_of)
@@ -359,7 +368,9 @@ def _changed(profile: DeviceProfile, entry: DeviceFields) -> DeviceProfile:
     return changed.model_copy(update=scaled) if scaled else changed
 
 
-def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]) -> list[DeviceProfile]:
+def _after_limits(
+    whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits], threads: Sequence[int] | None = None
+) -> list[DeviceProfile]:
     """What each worker of a host has; workers on its CPU, or on the very same GPU, share it."""
     groups: dict[tuple[str, str | None], list[int]] = {}
     for worker, profile in enumerate(whole):
@@ -371,10 +382,11 @@ def _after_limits(whole: Sequence[DeviceProfile], limits: Sequence[DeviceLimits]
             found[workers[0]] = limited(whole[workers[0]], limits[workers[0]])
             continue
         together = [limits[worker] for worker in workers]
+        own_threads = None if threads is None else [threads[worker] for worker in workers]
         divided: dict[str, tuple[DeviceProfile, ...]] = {}  # by what the device is taken to do, which overrides change
         for place, worker in enumerate(workers):
             known = whole[worker].model_dump_json()
             if known not in divided:
-                divided[known] = shared(whole[worker], together)
+                divided[known] = shared(whole[worker], together, own_threads)
             found[worker] = divided[known][place]
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.datasheet import SheetError, sheet_of
-from nugnn.planning.links import CPU, LOOPBACK, Links, Sums
+from nugnn.planning.links import CPU, LOOPBACK, Links, Sums, core_seconds_of
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 30e-6
@@ -35,11 +35,13 @@ class Way(NamedTuple):
         bytes_per_second: One way, while the other way is as busy.
         latency_seconds: Of an exchange without bytes.
         sums: Over devices of the host, where they were measured.
+        burst_seconds: What it takes less after a rest of as long, where that was measured.
     """
 
     bytes_per_second: float
     latency_seconds: float
     sums: Sums | None = None
+    burst_seconds: float = 0.0
 
 
 def rates_of(fields: LinkFields | None, latency_seconds: float) -> Way:
@@ -60,7 +62,7 @@ def link_inside(one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkPr
     measured = [link for link in links if link.between == "devices" and link.via == via]
     exact = [link for link in measured if link.ends and set(link.ends) == {_end(one), _end(other)}]
     for link in exact or [link for link in measured if not link.ends]:
-        return Way(link.bytes_per_second, link.latency_seconds, Sums.of(link))
+        return Way(link.bytes_per_second, link.latency_seconds, Sums.of(link), link.burst_seconds or 0.0)
     if not is_nccl:
         return Way(LOOPBACK.bytes_per_second, LOOPBACK.latency_seconds)
     return Way(min(_reach(one), _reach(other)), LATENCY_INSIDE)
@@ -98,6 +100,8 @@ def linked(
     devices: Sequence[Placed],
     link: Callable[[int, int], Way],
     measured: Mapping[int, Sequence[LinkProfile]],
+    *,
+    is_nccl: bool,
 ) -> Links:
     """Links of all pairs; hosts are numbered as they come.
 
@@ -105,6 +109,7 @@ def linked(
         devices: In the order of ranks.
         link: Between two of them, by number; asked once for each pair of alike devices.
         measured: Links that were measured, by the number of a host.
+        is_nccl: Whether GPUs exchange directly.
     """
     count = len(devices)
     rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
@@ -113,13 +118,15 @@ def linked(
     cards: dict[int, float] = {}
     known: dict[tuple[Any, ...], Way] = {}
     sums_inside: dict[int, Sums] = {}
+    bursts: list[float] = []
     keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
     for a in range(count):
         for b in range(a):
             key = (keys[a], keys[b])
             if key not in known:
                 known[key] = link(a, b)
-            rate, latency, sums = known[key]
+            rate, latency, sums, burst = known[key]
+            bursts.append(burst)
             rates[a, b] = rates[b, a] = rate
             latencies[a, b] = latencies[b, a] = latency
             if sums is not None:
@@ -127,10 +134,10 @@ def linked(
             if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
                 for host in (hosts[a], hosts[b]):
                     cards[host] = max(cards.get(host, 0.0), rate)
-    is_nccl = uses_nccl(devices)
     staging = None
     if not is_nccl:
         staging = np.array(
             [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
         )
-    return Links(rates, latencies, hosts, cards, staging, is_nccl, sums_inside)
+    burst = min(bursts, default=0.0)
+    return Links(rates, latencies, hosts, cards, staging, is_nccl, sums_inside, burst, core_seconds_of(measured))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nugnn.planning import derates
+from nugnn.planning.apportioned import apportioned
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import DeviceProfile
 
@@ -51,15 +52,19 @@ def limited(profile: DeviceProfile, limits: DeviceLimits) -> DeviceProfile:
     return profile
 
 
-def shared(profile: DeviceProfile, limits: Sequence[DeviceLimits]) -> tuple[DeviceProfile, ...]:
+def shared(
+    profile: DeviceProfile, limits: Sequence[DeviceLimits], threads: Sequence[int] | None = None
+) -> tuple[DeviceProfile, ...]:
     """What each of several workers has of one device that all of them use at the same time.
 
-    Workers on a CPU that are not limited divide the threads that are left evenly, and all together have the bandwidth
-    of the threads in use. Workers that share a GPU have it in turns. Memory that no limit gives away is divided evenly.
+    Workers on a CPU that are not limited divide the threads that are left evenly, the first ones with one more where
+    there is a rest, and all together have the bandwidth of the threads in use. Workers that share a GPU have it in
+    turns. Memory that no limit gives away is divided evenly.
 
     Args:
         profile: Of the whole device.
         limits: Of each worker.
+        threads: That each worker on a CPU has, where that is known.
 
     Raises:
         ValueError: As `limited`; or the limits together are more than there is.
@@ -70,7 +75,7 @@ def shared(profile: DeviceProfile, limits: Sequence[DeviceLimits]) -> tuple[Devi
     if profile.kind == "cuda":
         each = [limited(profile, DeviceLimits(sms=limit.sms)) for limit in limits]
         return tuple(_part(one, 1 / len(limits), size) for one, size in zip(each, memory, strict=True))
-    threads = _threads_of_each(profile, limits)
+    threads = _threads_of_each(profile, limits) if threads is None else threads
     used = _fewer_threads(profile, min(sum(threads), profile.multiprocessors))
     return tuple(
         _part(used, count / sum(threads), size).model_copy(update={"multiprocessors": count})
@@ -124,8 +129,10 @@ def _threads_of_each(profile: DeviceProfile, limits: Sequence[DeviceLimits]) -> 
     asked = [limit.threads for limit in limits]
     others = sum(count is None for count in asked)
     left = profile.multiprocessors - sum(count for count in asked if count is not None)
-    usual = left // others if others and left >= others else max(1, profile.multiprocessors // len(limits))
-    return [usual if count is None else count for count in asked]
+    if left < others:
+        return [max(1, profile.multiprocessors // len(limits)) if count is None else count for count in asked]
+    usual = iter(apportioned(left, [1] * others) if others else ())
+    return [next(usual) if count is None else count for count in asked]
 
 
 def _memory_of_each(profile: DeviceProfile, limits: Sequence[DeviceLimits]) -> list[int]:

@@ -95,6 +95,8 @@ class Links:
             sums go at the rate and the latency of exchanges.
         burst_seconds: What an exchange takes less after a link has rested for as long: a rested link lets some bytes
             pass at once. `exchange_seconds` and its like are of links that had no rest; see `Rested`.
+        core_seconds_per_byte: That gloo's threads take from a rank's cores for each byte of a sum that it passes on, by
+            the host's number; hosts on which nobody has measured it are left out.
 
     Raises:
         ValueError: Sizes do not fit; a rate is not positive, or a latency negative.
@@ -108,6 +110,7 @@ class Links:
     is_nccl: bool = False
     sums_inside: Mapping[int, Sums] = field(default_factory=dict)
     burst_seconds: float = 0.0
+    core_seconds_per_byte: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = (len(self.hosts), len(self.hosts))
@@ -185,7 +188,8 @@ class Links:
         hosts = tuple(place.host for place in places)
         shared = {host: card.bytes_per_second for host, card in cards.items() if card is not None}
         staging = None if is_nccl else np.array([_staging(place, inside.get(place.host, ())) for place in places])
-        return cls(rates, latencies, hosts, shared, staging, is_nccl, sums_inside, min(bursts, default=0.0))
+        burst, cores = min(bursts, default=0.0), core_seconds_of(inside)
+        return cls(rates, latencies, hosts, shared, staging, is_nccl, sums_inside, burst, cores)
 
     def among(self, ranks: Sequence[int]) -> Links:
         """Between some of the ranks alone, in the order given, over the same transport."""
@@ -201,6 +205,7 @@ class Links:
             self.is_nccl,
             {host: sums for host, sums in self.sums_inside.items() if host in hosts},
             self.burst_seconds,
+            {host: seconds for host, seconds in self.core_seconds_per_byte.items() if host in hosts},
         )
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -274,10 +279,9 @@ class Links:
 
     def core_seconds(self, rank: int, num_bytes: float) -> float:
         """That the sum of ``num_bytes`` over a ring of gloo takes from the cores of ``rank`` while it travels."""
-        sums = self.sums_inside.get(self.hosts[rank])
-        if self.is_nccl or self.num_ranks == 1 or sums is None:
+        if self.is_nccl or self.num_ranks == 1:
             return 0.0
-        return (sums.core_seconds_per_byte or 0.0) * self._share_passed_on * num_bytes
+        return self.core_seconds_per_byte.get(self.hosts[rank], 0.0) * self._share_passed_on * num_bytes
 
     @property
     def _share_passed_on(self) -> float:
@@ -411,6 +415,19 @@ class RankLink:
             return 0.0
         staged = self.staging_seconds_per_byte * (sent_bytes + received_bytes)
         return self.latency_seconds + self.seconds_per_byte * max(sent_bytes, received_bytes) + staged
+
+
+def core_seconds_of(inside: Mapping[int, Sequence[LinkProfile]]) -> dict[int, float]:
+    """What gloo's threads take for a byte of a sum, by the number of a host: see `Links`.
+
+    It is the work of a host's processor, whichever way the byte goes; it was measured between workers of that host.
+
+    Args:
+        inside: Of each host by its number, the links that a `MachineProfile` has.
+    """
+    found = {host: [link.sum_core_seconds_per_byte for link in links] for host, links in inside.items()}
+    known = {host: [seconds for seconds in each if seconds is not None] for host, each in found.items()}
+    return {host: each[0] for host, each in known.items() if each}
 
 
 def _ratio(wanted: Floats, found: Floats) -> Floats:

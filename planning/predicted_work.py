@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.cores_taken import CoresTaken
-from nugnn.planning.links import Links, RankLink
+from nugnn.planning.links import Links, RankLink, Rested
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
@@ -224,6 +224,7 @@ class _Part:
         self._how_taken = work.links, rank, device.times, work.gradient_wire
         launched = program.launched(trace, is_captured=device.is_captured)
         launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
+        self._burst_seconds = work.links.burst_seconds
         self._walk = _Walk(program, launched, launch, blocks_host=work.links.blocks_host(rank))
         self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
@@ -231,8 +232,11 @@ class _Part:
         self._trace.check(sizes)
         symbols = sizes.symbols()
         wires = [wire.seconds(symbols) for wire in self._wires]
+        rested = None
+        if self._burst_seconds:
+            rested = _OwnRested(self._burst_seconds, [wire.passing_seconds(symbols) for wire in self._wires])
         taken = {i: taken_seconds(exchange.at(symbols), *self._how_taken) for i, exchange in self._aside}
-        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes), taken)
+        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes), taken, rested)
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
@@ -257,6 +261,13 @@ def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) ->
     if exchange.is_gradient and gradient_wire.name != "fp32":
         return links.coded_sum_seconds(gradient_wire.num_bytes(values))
     return links.collective_seconds(exchange.kind, number(exchange.row_bytes) * values)
+
+
+def collective_passing_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) -> float:
+    """Of what `collective_seconds` says, the part in which bytes are on their way; known of plain sums alone."""
+    if exchange.kind != "all_reduce" or (exchange.is_gradient and gradient_wire.name != "fp32"):
+        return 0.0
+    return links.passing_seconds(number(exchange.row_bytes) * number(exchange.sent))
 
 
 def taken_seconds(exchange: Exchange, links: Links, rank: int, times: OperatorTimes, gradient_wire: Wire) -> float:
@@ -291,6 +302,31 @@ class _OwnExchange:
             return collective_seconds(exchange, self._work.links, self._work.gradient_wire)
         row_bytes = number(exchange.row_bytes)
         return self._link.seconds(row_bytes * number(exchange.sent), row_bytes * number(exchange.received))
+
+    def passing_seconds(self, symbols: Mapping[str, int]) -> float:
+        """Of them, those in which bytes are on their way."""
+        exchange = self._exchange.at(symbols)
+        if exchange.is_halo:
+            seconds = self.seconds(symbols)
+            return seconds - self._link.latency_seconds if seconds else 0.0
+        return collective_passing_seconds(exchange, self._work.links, self._work.gradient_wire)
+
+
+class _OwnRested:
+    """What a link that has rested saves the exchanges of one device.
+
+    Args:
+        burst_seconds: See `Rested`.
+        passing: Seconds of each exchange in which bytes are on their way.
+    """
+
+    def __init__(self, burst_seconds: float, passing: Sequence[float]) -> None:
+        self._rested, self._passing = Rested(burst_seconds, 1), [np.array([seconds]) for seconds in passing]
+
+    def saved(self, exchange: int, begin: float) -> float:
+        """Of an exchange that begins then; in the order in which they begin."""
+        passing = self._passing[exchange]
+        return float((passing - self._rested.left(begin, passing))[0])
 
 
 class _Walk:
@@ -344,7 +380,12 @@ class _Walk:
         self._blocks_host, self._num_exchanges = blocks_host, len(program.exchanges)
 
     def seconds(
-        self, of_record: Floats, wires: Sequence[float], halo_share: float, taken: Mapping[int, float]
+        self,
+        of_record: Floats,
+        wires: Sequence[float],
+        halo_share: float,
+        taken: Mapping[int, float],
+        rested: _OwnRested | None,
     ) -> float:
         """Until both have done all.
 
@@ -353,6 +394,7 @@ class _Walk:
             wires: Seconds of each exchange.
             halo_share: Of the edges, those from halo rows.
             taken: What exchanges take from computing beside them; none where a host launches operators.
+            rested: What a rested link saves them; None where it saves nothing.
         """
         each = of_record[self._order]
         each[self._inner] *= 1.0 - halo_share
@@ -374,7 +416,8 @@ class _Walk:
                 host += self._of_host[which]
             elif do == Do.BEGIN:
                 begin = max(device, free)
-                free = ends[which] = begin + wires[which]
+                saved = 0.0 if rested is None else rested.saved(which, begin)
+                free = ends[which] = begin + wires[which] - saved
                 beside.add(begin, free, taken.get(which, 0.0))
             else:
                 device = max(device, ends[which])

@@ -19,7 +19,13 @@ from nugnn.planning.links import Links, Rested
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.predicted_work import PredictedWork, collective_seconds, halo_share_of, taken_seconds
+from nugnn.planning.predicted_work import (
+    PredictedWork,
+    collective_passing_seconds,
+    collective_seconds,
+    halo_share_of,
+    taken_seconds,
+)
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace
@@ -276,9 +282,8 @@ class _Exchanges:
         each = [program.exchanges[exchange] for program in self._programs]
         if not each[0].is_halo:
             most = max(each, key=lambda one: number(one.row_bytes) * number(one.sent))
-            whole, passing = collective_seconds(most, self._links, self._gradient_wire), 0.0
-            if most.kind == "all_reduce" and not (most.is_gradient and self._gradient_wire.name != "fp32"):
-                passing = self._links.passing_seconds(number(most.row_bytes) * number(most.sent))
+            whole = collective_seconds(most, self._links, self._gradient_wire)
+            passing = collective_passing_seconds(most, self._links, self._gradient_wire)
             return np.full(len(each), whole - passing), np.full(len(each), passing)
         per_byte, latency = self._of_rows(each)
         return latency, per_byte * max(number(one.row_bytes) for one in each)

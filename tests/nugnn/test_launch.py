@@ -64,7 +64,7 @@ def test_launch_01_two_runs_at_once_finish_and_listen_on_loopback_only() -> None
         results = list(pool.map(lambda _: run("sum_ranks", 2, timeout=60, events=200), range(2)))
     for events in results:
         assert events[0]["value"] == 3.0
-        assert events[0]["threads"] == max(1, num_cores() // 2)
+        assert events[0]["threads"] == -(-num_cores() // 2)
         # 0100007F is 127.0.0.1 as /proc/net/tcp writes it; rank 0 has the store's socket and gloo's.
         assert events[0]["listening_on"] and set(events[0]["listening_on"]) == {"0100007F"}
         assert [event["step"] for event in events[1:]] == list(range(200))
@@ -342,6 +342,11 @@ def test_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment["MASTER_ADDR"] == "127.0.0.1" and environment["RANK"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert worker_environment(0, 2, 1234, 5.0)["OMP_NUM_THREADS"] == "7"
+
+
+def test_workers_divide_all_cores_into_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nugnn.launch.num_cores", lambda: 5)
+    assert [worker_environment(rank, 3, 1234, 5.0)["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "2", "1"]
 
 
 def test_huge_pages_are_asked_for_where_they_are_granted_and_not_refused(

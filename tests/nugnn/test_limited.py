@@ -16,15 +16,24 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import DeviceLimits, cli
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
-from nugnn.fit_joined import fit_joined
+from nugnn.fit_joined import _stay_apart, fit_joined
 from nugnn.job import private_job_folder, write_job
 from nugnn.launch import WorkerFailed, launch, worker_environment
-from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, cores_on, said_of, said_of_cores
+from nugnn.limited import (
+    apply_limits,
+    check_on_devices,
+    checked_limits,
+    cores_of,
+    cores_on,
+    said_of,
+    said_of_cores,
+    threads_on,
+)
 from nugnn.options import ConfigError
 from nugnn.process_state import host_memory
 from nugnn.profile_run import limits_of_devices, profile_machine
 from nugnn.sample_config import SampleConfig
-from nugnn.worker_cores import divide_cores, equal_cores, own_cores
+from nugnn.worker_cores import divide_cores, equal_cores, fair_threads, own_cores, own_nodes
 
 HERE = Path(__file__).resolve().parent
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -107,12 +116,20 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], said: str
 # -- cores -------------------------------------------------------------------------------------------------------------
 
 
-@given(
-    threads=st.lists(st.none() | st.integers(1, 6), min_size=1, max_size=6),
-    cores=st.sets(st.integers(0, 50), min_size=6, max_size=20).map(sorted),
-)
-def test_cores_are_divided_without_overlap_or_not_at_all(threads: list[int | None], cores: list[int]) -> None:
-    divided = divide_cores(threads, cores)
+def nodes_of(*sizes: tuple[int, int]) -> st.SearchStrategy[list[list[int]]]:
+    """Numbers of cores in one or several nodes, as many in all as one of ``sizes`` allows."""
+    least, most = sizes[0]
+    cores = st.lists(st.integers(0, 50), min_size=least, max_size=most, unique=True)
+    return st.tuples(cores, st.integers(0, most)).map(lambda both: [p for p in _in_two(*both) if p])
+
+
+def _in_two(cores: list[int], first: int) -> tuple[list[int], list[int]]:
+    return sorted(cores[:first]), sorted(cores[first:])
+
+
+@given(threads=st.lists(st.none() | st.integers(1, 6), min_size=1, max_size=6), nodes=nodes_of((6, 20)))
+def test_cores_are_divided_without_overlap_or_not_at_all(threads: list[int | None], nodes: list[list[int]]) -> None:
+    divided, cores = divide_cores(threads, nodes), {core for node in nodes for core in node}
     asked = sum(count or 1 for count in threads)
     assert [each.is_limited for each in divided] == [count is not None for count in threads]
     assert all(each.threads == count for each, count in zip(divided, threads, strict=True) if count)
@@ -120,47 +137,94 @@ def test_cores_are_divided_without_overlap_or_not_at_all(threads: list[int | Non
         assert all(each.cores is None for each in divided)
         return
     held = [core for each in divided for core in each.cores or ()]
-    assert len(set(held)) == len(held) and set(held) <= set(cores)
+    assert len(set(held)) == len(held) and set(held) <= cores
     assert all(each.cores is not None and len(each.cores) == each.threads >= 1 for each in divided)
     others = [each.threads for each in divided if not each.is_limited]
     assert not others or (max(others) - min(others) <= 1 and len(held) == len(cores))
 
 
-@given(
-    workers=st.integers(1, 6),
-    cores=st.sets(st.integers(0, 50), min_size=1, max_size=20).map(sorted),
-    threads=st.none() | st.integers(1, 6),
-)
-def test_workers_alike_have_equal_cores_of_their_own_or_none(
-    workers: int, cores: list[int], threads: int | None
+@given(workers=st.integers(1, 6), nodes=nodes_of((1, 20)), threads=st.none() | st.integers(1, 6))
+def test_workers_alike_have_all_cores_among_them_or_none_of_their_own(
+    workers: int, nodes: list[list[int]], threads: int | None
 ) -> None:
     given_threads = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    found = equal_cores(workers, cores, given_threads)
+    cores = {core for node in nodes for core in node}
+    found = equal_cores(workers, nodes, given_threads)
     assert (found is None) == (workers == 1 or workers * (threads or 1) > len(cores))
-    assert equal_cores(workers, cores, given_threads | {"OMP_PLACES": "cores"}) is None
+    assert equal_cores(workers, nodes, given_threads | {"OMP_PLACES": "cores"}) is None
     if found is None:
         return
     held = [core for each in found for core in each.cores or ()]
-    assert len(set(held)) == len(held) and set(held) <= set(cores)
-    assert {len(each.cores or ()) for each in found} == {len(cores) // workers}
+    assert len(held) == len(cores) and set(held) == cores
+    counts = [len(each.cores or ()) for each in found]
+    assert counts == sorted(counts, reverse=True) and counts[0] - counts[-1] <= 1
     # they have the threads that they would have without cores of their own
-    fair = str(threads or len(cores) // workers)
-    assert all(each.environment(given_threads.get("OMP_NUM_THREADS"))["OMP_NUM_THREADS"] == fair for each in found)
+    expected = fair_threads(workers, len(cores)) if threads is None else (threads,) * workers
+    text = given_threads.get("OMP_NUM_THREADS")
+    assert tuple(int(each.environment(text)["OMP_NUM_THREADS"]) for each in found) == expected
+    # as many as there can be have all of theirs in one node
+    if all(len(node) % counts[0] == 0 for node in nodes) and counts[0] == counts[-1]:
+        assert all(any(set(each.cores or ()) <= set(node) for node in nodes) for each in found)
+
+
+def describe_cores(folder: Path, nodes: list[list[list[int]]]) -> Path:
+    """As the system does it: nodes of physical cores of threads."""
+    for number, node in enumerate(nodes):
+        for physical in node:
+            for core in physical:
+                (folder / f"cpu{core}" / "topology").mkdir(parents=True)
+                (folder / f"cpu{core}" / f"node{number}").mkdir()
+                text = ",".join(map(str, physical)) + "\n"
+                (folder / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(text)
+    return folder
+
+
+def test_workers_have_whole_physical_cores_of_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("nugnn.worker_cores.own_cores", lambda: tuple(range(12)))
+    # as most systems number them: first one thread of each physical core, nodes in turns
+    pairs = [[core, core + 6] for core in range(6)]
+    system = describe_cores(tmp_path, [pairs[0::2], pairs[1::2]])
+    nodes = own_nodes(system)
+    assert nodes == ((0, 6, 2, 8, 4, 10), (1, 7, 3, 9, 5, 11))
+    assert [each.cores for each in equal_cores(2, nodes, {}) or ()] == list(nodes)
+    by_six = [set(each.cores or ()) for each in equal_cores(6, nodes, {}) or ()]
+    assert sorted(map(sorted, by_six)) == pairs
+    limited = divide_cores([4, 4, None], nodes)
+    assert [each.cores for each in limited] == [(0, 6, 2, 8), (1, 7, 3, 9), (4, 10, 5, 11)]
+
+
+def test_cores_stay_in_their_order_where_the_system_does_not_describe_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("nugnn.worker_cores.own_cores", lambda: (3, 5, 8))
+    assert own_nodes(tmp_path / "nothing") == ((3, 5, 8),)
+    (tmp_path / "cpu5" / "topology").mkdir(parents=True)
+    (tmp_path / "cpu5" / "topology" / "thread_siblings_list").write_text("\n")
+    assert own_nodes(tmp_path) == ((3, 5, 8),)
+    (tmp_path / "cpu5" / "topology" / "thread_siblings_list").write_text("3-5\n")
+    assert own_nodes(tmp_path) == ((3, 5, 8),)
+    monkeypatch.setattr("nugnn.worker_cores.own_cores", lambda: (3, 4, 8))
+    describe_cores(tmp_path, [[[3, 8]], [[4]]])
+    assert own_nodes(tmp_path) == ((3, 8), (4,))
 
 
 def test_workers_on_cpus_alone_are_tied_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("nugnn.limited.own_cores", lambda: (3, 5, 8, 9))
+    monkeypatch.setattr("nugnn.limited.own_nodes", lambda: ((3, 5, 8, 9),))
     tied = cores_on([cpu, cpu], None)
     assert tied is not None and [each.cores for each in tied] == [(3, 5), (8, 9)]
     assert cores_on([cpu, cpu], (DeviceLimits(memory_fraction=0.5), DeviceLimits())) == tied
     assert cores_on([cpu, gpu], None) is cores_on([cpu], None) is None
     limits = (DeviceLimits(threads=1), DeviceLimits())
     assert cores_on([cpu, cpu], limits) == cores_of(limits) != tied
+    assert threads_on([cpu, cpu], None) == (2, 2) and threads_on([cpu, cpu], limits) == (1, 3)
+    assert threads_on([cpu, gpu, gpu], None) == (2, 1, 1) and threads_on([cpu], None) == (4,)
     monkeypatch.setenv("OMP_PROC_BIND", "false")
-    assert cores_on([cpu, cpu], None) is None
+    assert cores_on([cpu, cpu], None) is None and threads_on([cpu] * 3, None) == (2, 1, 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_on([cpu, cpu], None) == (3, 3) and threads_on([cpu, cpu], limits) == (1, 3)
 
 
 def test_joined_workers_run_on_their_cores_and_gloo_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +244,7 @@ def test_joined_workers_run_on_their_cores_and_gloo_waits_there(monkeypatch: pyt
 
 def test_threads_that_are_not_limited_stay_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    limited, free = divide_cores([2, None], range(8))
+    limited, free = divide_cores([2, None], [range(8)])
     assert worker_environment(0, 2, 1, 1.0, limited)["OMP_NUM_THREADS"] == "2"
     assert worker_environment(1, 2, 1, 1.0, free)["OMP_NUM_THREADS"] == "7"
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -263,6 +327,29 @@ def test_processes_that_torchrun_started_keep_their_limits_too(ranks: Any) -> No
     assert reports[0]["limits"]["threads"] == 1 and reports[1]["limits"]["asked"] == "none"
     cores = list(own_cores())
     assert reports[0]["limits"].get("cores") == (cores[:1] if len(cores) > 1 else None)
+
+
+def _tied(ranks: Ranks, cores: list[str], kind: str, is_limited: bool) -> list[int]:
+    before = os.sched_getaffinity(0), dict(os.environ)
+    os.environ["NUGNN_CORES"] = cores[ranks.rank]
+    try:
+        _stay_apart(ranks, [0, 1], torch.device(kind), is_limited=is_limited)
+        assert ("NUGNN_CORES" in os.environ) == (os.sched_getaffinity(0) == {int(cores[ranks.rank])})
+        return sorted(os.sched_getaffinity(0))
+    finally:
+        os.sched_setaffinity(0, before[0])
+        os.environ.clear()
+        os.environ.update(before[1])
+
+
+@pytest.mark.skipif(len(own_cores()) < 2, reason="two processes on a core of their own each")
+def test_processes_that_torchrun_started_share_no_core_or_choose_freely(ranks: Any) -> None:
+    first, second, *_ = cores = own_cores()
+    own = [str(first), str(second)]
+    assert ranks.run(2, _tied, own, "cpu", False) == [[first], [second]]
+    assert ranks.run(2, _tied, own, "cuda", False) == [list(cores)] * 2
+    assert ranks.run(2, _tied, own, "cuda", True) == [[first], [second]]
+    assert ranks.run(2, _tied, [str(first)] * 2, "cpu", False) == [list(cores)] * 2  # of two torchruns
 
 
 def test_it_is_said_what_holds_in_another_way() -> None:

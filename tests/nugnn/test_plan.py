@@ -7,7 +7,8 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,9 +28,10 @@ from nugnn.launch import WorkerFailed
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.plan_request import PlanRequest
-from nugnn.plan_subject import sample_subject
+from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import devices_table
 from nugnn.plan_training import TrainingPlan
+from nugnn.planned import step_model
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
@@ -44,11 +46,13 @@ from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.planning.work_model import PackedComputing, PackedWork
+from nugnn.precision.storage import Storage
 from nugnn.profile_run import Measured
 from nugnn.rebalance import PlannedBalance
 from nugnn.run import PARTS_FILE, run_from_config
 from nugnn.sample_options import SampleOptions
 from nugnn.shares import whole_shard
+from nugnn.step_graphs import records_steps
 
 CPU = DeviceProfile(
     name=processor_name(),
@@ -241,7 +245,7 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_that_contend_for_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited, "own_cores", lambda: (0, 1))
+    monkeypatch.setattr(limited, "own_nodes", lambda: ((0, 1),))
     how: dict[str, Any] = {"remeasures": False, "on_stage": lambda _: None, "on_note": lambda _: None}
     config = TrainConfig(dataset="digits", workers=2, device="cpu", shares="auto", limits="threads=2;threads=1")
     assert any("workers share cores" in note for note in plan_run.cluster_from_config(config, **how).notes)
@@ -463,6 +467,53 @@ def test_steps_of_samples_are_planned_as_graphs_where_they_are_trained_so(
     how: dict[str, Any] = {"batch": 16, "kinds": ["cuda"], "workers": 2}
     subject = sample_subject(MLP(20, 3, hidden=8), SampleOptions(**options), facts, [torch.zeros(20)], **how)
     assert subject.is_captured == is_captured
+    over_gloo = sample_subject(
+        MLP(20, 3, hidden=8), SampleOptions(**options), facts, [torch.zeros(20)], **how, is_nccl=False
+    )
+    assert not over_gloo.is_captured
+
+
+@pytest.mark.parametrize(
+    ("options", "is_captured"),
+    [
+        ({}, True),
+        ({"cuda_graphs": "auto"}, False),  # a graph's models are not among those that are known
+        ({"halo_wire": "int8"}, False),
+        ({"halo_mode": "stale"}, False),
+        ({"activations": "recompute"}, True),
+        ({"precision": "fp16"}, False),
+    ],
+)
+def test_steps_of_graphs_are_planned_as_graphs_where_training_does_not_refuse_it(
+    options: dict[str, Any], is_captured: bool
+) -> None:
+    facts = DataFacts(name="some", nodes=100, edges=400, train=50, features=8, classes=3)
+    model, chosen = GNN("gcn", 8, 3, hidden=4), FitOptions(**({"cuda_graphs": "on"} | options))
+    how: dict[str, Any] = {"features": 8, "multilabel": False, "kinds": ["cuda"]}
+    assert graph_subject(model, chosen, facts, **how, workers=2).is_captured == is_captured
+    assert not graph_subject(model, chosen, facts, **how, workers=2, is_nccl=False).is_captured
+    of_halo = "halo_wire" in options or "halo_mode" in options
+    assert graph_subject(model, chosen, facts, **how, workers=1, is_nccl=False).is_captured == (is_captured or of_halo)
+
+
+@pytest.mark.parametrize(("has_nccl", "uuids"), [(True, ["a", "b"]), (True, ["a", "a"]), (False, ["a", "b"])])
+def test_plans_and_training_agree_on_whether_steps_are_graphs(has_nccl: bool, uuids: list[str]) -> None:
+    """Two workers on GPUs; on one GPU, or without NCCL, their sums go through the host's memory."""
+    gpus = [sheet_of("A100-SXM4-40GB").as_profile().model_copy(update={"uuid": uuid}) for uuid in uuids]
+    here = cluster_of_machine(MachineProfile(devices=tuple(gpus)), gpus, has_nccl=has_nccl)
+    assert here.links.is_nccl == (has_nccl and len(set(uuids)) == 2)
+    facts, model = DataFacts(name="some", samples=64, input_shape=(20,), classes=3), MLP(20, 3, hidden=8)
+    how: dict[str, Any] = {"batch": 16, "kinds": ["cuda"], "workers": 2, "is_nccl": here.links.is_nccl}
+    subject = sample_subject(model, SampleOptions(), facts, [torch.zeros(20)], **how)
+    ranks = Ranks(0, 2, device=torch.device("cuda", 0), carries_cuda=here.links.is_nccl)
+    family = SimpleNamespace(
+        ranks=ranks, model=model, storage=Storage("fp32"), has_own_loss=False, why_not_recorded=None
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nugnn.step_graphs.has_triton", lambda: True)
+        assert records_steps("auto", cast(Any, family)) == subject.is_captured == here.links.is_nccl
+    predicted = step_model(subject, here)
+    assert [device.is_captured for device in predicted.devices] == [here.links.is_nccl] * 2
 
 
 def test_nodes_move_by_the_work_that_the_plan_was_made_with(tmp_path: Path) -> None:

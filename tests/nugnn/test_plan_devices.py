@@ -15,9 +15,9 @@ from nugnn.fit_plan import request_of
 from nugnn.machine_profiles import are_devices_alike, cluster_here, kept_profile, profile_of_this_machine
 from nugnn.plan_request import found_here
 from nugnn.planning import device_facts
-from nugnn.planning.datasheet import sheet_of
+from nugnn.planning.datasheet import cpu_sheet, sheet_of
 from nugnn.planning.limits import DeviceLimits
-from nugnn.planning.profiles import DeviceProfile
+from nugnn.planning.profiles import DeviceProfile, MachineProfile
 
 GPUS = [("NVIDIA H200", "GPU-a"), ("NVIDIA H200", "GPU-b"), ("Tesla T4", "GPU-c")]
 CUDA = [torch.device("cuda", number) for number in range(3)]
@@ -29,6 +29,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "2"})
     names = {"device_name": 0, "device_uuid": 1}
     for name, column in names.items():
@@ -66,13 +67,33 @@ def test_gpus_are_found_by_uuid_or_name_one_after_the_other() -> None:
         found_here(known(("A100", None)))
 
 
-def test_alike_is_what_cannot_be_told_apart() -> None:
+def test_alike_is_what_cannot_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("nugnn.limited.own_nodes", lambda: (tuple(range(6)),))
     assert are_devices_alike(CUDA[:2], None) and are_devices_alike([cpu] * 3, None)
     assert not are_devices_alike(CUDA[1:], None) and not are_devices_alike([CUDA[0], cpu], None)
     assert not are_devices_alike([CUDA[0], CUDA[0], CUDA[1]], None)  # two share one
     assert not are_devices_alike(CUDA[:2], [DeviceLimits(), DeviceLimits(sms=32)])
     assert are_devices_alike(CUDA[:2], [DeviceLimits(sms=32)] * 2)
+    assert not are_devices_alike([cpu] * 4, None)  # two of them have two cores, two have one
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert are_devices_alike([cpu] * 4, None)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, [3, 2]), ("2", [2, 2])])
+def test_workers_on_the_cpu_are_planned_with_the_threads_that_they_will_have(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, expected: list[int]
+) -> None:
+    monkeypatch.setattr("nugnn.limited.own_nodes", lambda: (tuple(range(5)),))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    cpu = torch.device("cpu")
+    cluster = cluster_here([cpu] * 2, None, MachineProfile(devices=(cpu_sheet().as_profile(5),)))
+    assert [profile.multiprocessors for profile in cluster.profiles] == expected
+    first, second = (profile.gather_bytes for profile in cluster.profiles)
+    assert first / second == pytest.approx(expected[0] / expected[1])
 
 
 def test_sheets_are_enough_where_nothing_need_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +103,8 @@ def test_sheets_are_enough_where_nothing_need_be_measured(monkeypatch: pytest.Mo
     cluster = cluster_here([CUDA[2], CUDA[0]], [DeviceLimits(), DeviceLimits(sms=66)], machine)
     assert cluster.profiles[0].name == "Tesla T4" and cluster.profiles[1].multiprocessors == 66
     assert cluster.links.is_nccl
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert not cluster_here([CUDA[2], CUDA[0]], None, machine).links.is_nccl
 
 
 def test_profiles_are_kept_by_devices_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from busy import BUSY_SECONDS
 from nugnn.config import TrainConfig
 from nugnn.member import member_from
 from nugnn.run import run_from_config
+from nugnn.torchrun_cores import _is_torchruns_own, variables
+from nugnn.worker_cores import asked_threads, equal_cores, fair_threads, own_cores, own_nodes, users_environment
 
 MODEL = """
     import os, signal, time
@@ -31,11 +33,19 @@ MODEL = """
 
         def forward(self, graph, x):
             self.steps += self.training
+            if self.training and self.steps == 1:
+                tell_place()
             is_victim = "TROUBLE" in os.environ and os.environ["RANK"] == os.environ.get("VICTIM", "1")
             if self.training and self.steps == 3 and is_victim:
                 open(os.environ["NOTE"], "w").write(str(time.time()))
                 trouble()
             return self.layers[0](graph, x)
+
+    def tell_place():
+        threads = os.listdir("/proc/self/task")
+        places = {tuple(sorted(os.sched_getaffinity(int(thread)))) for thread in threads}
+        with open(f"place-{os.environ['RANK']}", "w") as file:
+            print(torch.get_num_threads(), sorted(places), file=file)
 
     def trouble():
         kind = os.environ["TROUBLE"]
@@ -58,6 +68,7 @@ def train(tmp_path: Path, *arguments: str, **variables: str) -> tuple[int, str, 
     path = os.pathsep.join([str(Path(nugnn.__file__).parents[1]), *filter(None, sys.path)])
     environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
     environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NOTE": str(tmp_path / "note"), **variables}
+    environment = {name: value for name, value in environment.items() if value}
     starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     done = subprocess.run(
         [sys.executable, *starter, "nugnn", "train", "--dataset", "digits", "--out", "out2", *arguments],
@@ -145,6 +156,21 @@ def test_a_process_that_is_gone_is_named_with_how_to_go_on(victim: str, tmp_path
     assert re.search(r"\ngo on with: nugnn train --config \S+ --resume", errors)
 
 
+@pytest.mark.parametrize("asked", ["", "1", pytest.param("1000", marks=pytest.mark.slow)])
+def test_processes_on_cpus_have_threads_and_cores_as_workers_have(asked: str, tmp_path: Path) -> None:
+    """Where the user asks for no number of threads, torchrun's own 1 does not count."""
+    users = {"OMP_NUM_THREADS": asked} if asked else {}
+    options = ("--epochs", "1", "--model", f"{tmp_path / 'model.py'}:Model", "--device", "cpu")
+    code, _, errors, _ = train(tmp_path, *options, OMP_NUM_THREADS=asked)
+    assert code == 0, errors
+    placed = equal_cores(2, own_nodes(), users)
+    threads, everywhere = fair_threads(2, len(own_cores())), own_cores()
+    for rank in range(2):
+        cores = everywhere if placed is None else tuple(sorted(placed[rank].cores or ()))
+        said = (tmp_path / f"place-{rank}").read_text().strip()
+        assert said == f"{asked or threads[rank]} {[cores]}"
+
+
 def test_wrong_settings_are_said_once(tmp_path: Path) -> None:
     code, _, errors, _ = train(tmp_path, "--workers", "5")
     assert code == 1 and errors.count("nugnn: error:") == 1
@@ -175,6 +201,31 @@ def test_members_are_told_from_processes_that_were_started_alone() -> None:
         member_from({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"})
     with pytest.raises(ValueError, match="have to be numbers"):
         member_from({**TORCHRUN, "MASTER_PORT": "x"})
+
+
+@pytest.mark.parametrize("asked", [None, "2", "4"])
+def test_threads_and_cores_come_before_torch_is_loaded(asked: str | None) -> None:
+    nodes = [(0, 1, 2, 3, 4)]
+    for rank, (own, cores) in enumerate((("3", "0,1,2"), ("2", "3,4"))):
+        environment = TORCHRUN | {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": asked or "1"}
+        added = variables(environment, nodes, is_asked=asked is not None)
+        assert added["OMP_NUM_THREADS"] == (asked or own)
+        assert added.get("NUGNN_CORES") == (None if asked == "4" else cores)
+        users = users_environment(environment | added)
+        assert users.get("OMP_NUM_THREADS") == asked and asked_threads(users) == (asked and int(asked))
+        assert "NUGNN_CORES" not in users
+    assert variables(TORCHRUN, nodes, is_asked=False) == {}
+
+
+def test_one_thread_is_torchruns_own_where_it_was_started_without_a_number(tmp_path: Path) -> None:
+    environment, parents = {"TORCHELASTIC_RUN_ID": "a", "OMP_NUM_THREADS": "1"}, tmp_path / "environ"
+    parents.write_bytes(b"HOME=/root\0NOT_OMP_NUM_THREADS=3\0")
+    assert _is_torchruns_own(environment, parents)
+    assert not _is_torchruns_own(environment | {"OMP_NUM_THREADS": "2"}, parents)
+    assert not _is_torchruns_own({"OMP_NUM_THREADS": "1"}, parents)
+    parents.write_bytes(b"HOME=/root\0OMP_NUM_THREADS=1\0")
+    assert not _is_torchruns_own(environment, parents)
+    assert not _is_torchruns_own(environment, tmp_path / "unreadable")
 
 
 @pytest.mark.slow

@@ -243,6 +243,27 @@ def test_workers_of_a_cpu_exchange_and_add_up_as_it_was_measured() -> None:
     assert links.all_reduce_seconds(8e6) == pytest.approx(2 * 2e-4 + 8e6 / 4e8)
 
 
+def test_a_described_cluster_has_what_was_measured_of_its_cores_and_of_rested_links(tmp_path: Path) -> None:
+    gloo = LinkProfile(
+        between="devices", via="gloo", bytes_per_second=4e8, latency_seconds=2e-4, burst_seconds=3e-3,
+        sum_bytes_per_second=8e8, sum_latency_seconds=1e-4, sum_core_seconds_per_byte=6e-10,
+    )  # fmt: skip
+    (tmp_path / "cpu.json").write_text(MachineProfile(devices=(CPU,), links=(gloo,)).to_json())
+    (tmp_path / "bare.json").write_text(MachineProfile(devices=(CPU,)).to_json())
+    alone = "    - {device: cpu.json, count: 2}\n"
+    links = cluster(tmp_path, ONE_HOST + alone).links
+    assert links.burst_seconds == 3e-3 and links.core_seconds(0, 1e6) == pytest.approx(6e-4)
+    # the same processor works for bytes, however fast a file says that they go; rests were not measured at that rate
+    links = cluster(tmp_path, ONE_HOST + alone + "links:\n  inside: {gbit_per_second: 1}\n").links
+    assert links.burst_seconds == 0.0 and links.core_seconds(0, 1e6) == pytest.approx(6e-4)
+    second = "  - {name: other, devices: [{device: bare.json}]}\n"
+    links = cluster(
+        tmp_path, ONE_HOST + "    - {device: cpu.json}\n" + second + "links:\n  between: {gbit_per_second: 1}\n"
+    ).links
+    assert links.burst_seconds == 0.0  # nobody has measured a way between hosts
+    assert (links.core_seconds(0, 1e6), links.core_seconds(1, 1e6)) == (pytest.approx(6e-4), 0.0)
+
+
 def test_examples_of_the_page_are_clusters(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
     examples = [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]

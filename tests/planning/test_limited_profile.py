@@ -105,6 +105,13 @@ def test_threads_decide_who_has_how_much_of_a_cpu() -> None:
     assert one.gemm_flops["fp32"] + three.gemm_flops["fp32"] == pytest.approx(CPU.gemm_flops["fp32"])
     halves = shared(CPU, [DeviceLimits()] * 2)
     assert halves[0] == halves[1] and halves[0].multiprocessors == 8
+    # as the launcher divides them: the first ones have one more
+    assert [each.multiprocessors for each in shared(CPU, [DeviceLimits()] * 3)] == [6, 5, 5]
+    with_limit = [DeviceLimits(), DeviceLimits(threads=1), DeviceLimits()]
+    assert [each.multiprocessors for each in shared(CPU, with_limit)] == [8, 1, 7]
+    first, second = shared(CPU, [DeviceLimits()] * 2, [3, 2])
+    assert (first.multiprocessors, second.multiprocessors) == (3, 2)
+    assert 2 * first.gather_bytes == pytest.approx(3 * second.gather_bytes)
 
 
 def test_memory_that_is_not_given_away_is_divided() -> None:

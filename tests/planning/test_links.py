@@ -144,6 +144,10 @@ def test_cores_work_for_the_bytes_that_a_rank_passes_on():
     both = Links.of_places([Place(0), Place(0), Place(1)], {0: [gloo]}, NETWORK)
     assert both.core_seconds(0, 3e6) == pytest.approx(5e-10 * 4e6)
     assert both.core_seconds(2, 3e6) == 0.0  # nobody has measured it there
+    # a host's only rank adds up with ranks of others, in the same threads
+    far = Links.of_places([Place(0), Place(1)], {0: [gloo]}, NETWORK)
+    assert (far.core_seconds(0, 3e6), far.core_seconds(1, 3e6)) == (pytest.approx(5e-10 * 3e6), 0.0)
+    assert both.among([2, 0]).core_seconds(1, 3e6) == pytest.approx(5e-10 * 3e6)
     assert Links.alone().core_seconds(0, 1e6) == 0.0
     with pytest.raises(ValueError, match="sum_core_seconds_per_byte is known with sum_latency_seconds alone"):
         LinkProfile(

@@ -87,6 +87,20 @@ def test_rested_links_save_what_bytes_take_and_no_more(how):
     assert bursts[-1] == pytest.approx(makespan(quick))
 
 
+@pytest.mark.parametrize("burst", [1e-4, 1e-3, 1e-2, 1e3])
+@pytest.mark.parametrize("name", ["gcn", "gat", "samples"])
+def test_a_part_is_predicted_with_what_its_rested_link_saves(name, burst):
+    links = dataclasses.replace(Links.equal(3, 1e8, 1e-4), burst_seconds=burst)
+    trace, part = (sample_trace(), PartSizes(batch=64)) if name == "samples" else (graph_trace(name), PART)
+    for overlap in ("none", "both"):
+        work = PredictedWork([DeviceWork(trace, CPU)] * 3, links, overlap=overlap)
+        free = PredictedWork([DeviceWork(trace, CPU)] * 3, Links.equal(3, 1e8, 1e-4), overlap=overlap)
+        timeline = replay([trace.at(part)] * 3, [CPU] * 3, links, overlap=overlap)
+        assert work.seconds(0, part) == pytest.approx(timeline.makespan, rel=1e-9)
+        assert work.seconds(0, part) < free.seconds(0, part)
+        assert work.computing().seconds(0, part) == free.computing().seconds(0, part)
+
+
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_nobody_ends_before_what_he_and_others_have_to_do(how):
     timeline = _unequal("gcn", 4, **how)
@@ -175,8 +189,8 @@ def test_sums_of_gradients_that_travel_beside_backward_never_cost_more():
 
 def _on_cores(core_seconds: float | None, rate: float = 1e8, *, is_nccl: bool = False) -> Links:
     """Of two ranks, whose sums take so many seconds of a core for each byte passed on."""
-    sums = {0: Sums(rate, 1e-5, None, core_seconds)}
-    return dataclasses.replace(Links.equal(2, rate, 1e-5, is_nccl=is_nccl), sums_inside=sums)
+    how = {"sums_inside": {0: Sums(rate, 1e-5)}, "core_seconds_per_byte": {0: core_seconds or 0.0}}
+    return dataclasses.replace(Links.equal(2, rate, 1e-5, is_nccl=is_nccl), **how)
 
 
 def test_sums_beside_backward_take_from_it_what_their_bytes_take_of_the_cores():
