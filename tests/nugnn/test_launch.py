@@ -134,10 +134,14 @@ def test_leaving_with_code_0_before_the_work_is_done_is_a_failure() -> None:
     assert caught.value.exit_code == 3
 
 
+NO_PROCESS = 2**22 + 1
+"""Above the largest that a system gives."""
+
+
 class EndsWhenLookedAt:
     """A process that runs at the first look, and has ended in failure at the next."""
 
-    pid = 2**22 + 1  # above the largest that a system gives
+    pid = NO_PROCESS
 
     def __init__(self) -> None:
         self._looks = 0
@@ -147,20 +151,45 @@ class EndsWhenLookedAt:
         return None if self._looks == 1 else 1
 
 
-def test_workers_that_all_fail_between_two_looks_have_not_finished(tmp_path: Path) -> None:
-    """A run whose workers find the same fault at once had no failed worker at one look, and none left at the next."""
-    (tmp_path / "logs").mkdir()
-    stamps = [pulse.create(pulse_path(tmp_path, rank)) for rank in range(2)]
-    workers: Any = [EndsWhenLookedAt() for _ in stamps]
+def watched(workers: Any, folder: Path, timeout: float) -> None:
+    """What `launch` does once it has started the workers."""
+    (folder / "logs").mkdir()
+    stamps = [pulse.create(pulse_path(folder, rank)) for rank in range(len(workers))]
     read_end, write_end = os.pipe()
     events = _EventReader(read_end, None)
     try:
-        with pytest.raises(WorkerFailed, match="exit code 1"):
-            _Watch(workers, stamps, tmp_path, tmp_path / "logs", 10.0, events).until_done()
+        _Watch(workers, stamps, folder, folder / "logs", timeout, events).until_done()
     finally:
         events.close()
         os.close(read_end)
         os.close(write_end)
+
+
+def test_workers_that_all_fail_between_two_looks_have_not_finished(tmp_path: Path) -> None:
+    """A run whose workers find the same fault at once had no failed worker at one look, and none left at the next."""
+    with pytest.raises(WorkerFailed, match="exit code 1"):
+        watched([EndsWhenLookedAt(), EndsWhenLookedAt()], tmp_path, 10.0)
+
+
+class AnswersLate:
+    """A process that hangs, and gets no core to say where for a second."""
+
+    pid = NO_PROCESS
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def poll(self) -> int | None:
+        return None
+
+    def send_signal(self, number: int) -> None:
+        stack = 'Current thread 0x1 (most recent call first):\n  File "/a/model.py", line 7 in forward\n'
+        threading.Timer(1.0, self._log.write_text, [stack]).start()
+
+
+def test_a_worker_on_busy_cores_has_time_to_say_where_it_hangs(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match=r"^worker 0 of 1 hangs in /a/model.py:7 \(forward\): no progress for"):
+        watched([AnswersLate(tmp_path / "logs" / "worker-0.log")], tmp_path, 0.2)
 
 
 def test_launch_04_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
