@@ -10,8 +10,9 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def assert_gone(pids: list[int], within: float = 10.0) -> None:
 
 def test_launch_01_two_runs_at_once_finish_and_listen_on_loopback_only() -> None:
     """And events arrive whole and in order although they exceed the pipe (64 KiB)."""
-    with socket.create_server(("127.0.0.1", 29500)) if _free(29500) else nullcontext(), ThreadPoolExecutor(2) as pool:
+    with _somebody_at(29500), ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda _: run("sum_ranks", 2, timeout=60, events=200), range(2)))
     for events in results:
         assert events[0]["value"] == 3.0
@@ -70,9 +71,13 @@ def test_launch_01_two_runs_at_once_finish_and_listen_on_loopback_only() -> None
         assert [event["step"] for event in events[1:]] == list(range(200))
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+@contextmanager
+def _somebody_at(port: int) -> Iterator[None]:
+    """The port is taken: here, or by another process."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
 
 
 def test_launch_01_busy_port_is_named() -> None:
@@ -327,10 +332,14 @@ with private_job_folder() as folder:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_ending_the_launcher_ends_the_workers(number: signal.Signals, code: int) -> None:
+def test_ending_the_launcher_ends_the_workers(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a place of its own: whatever starts a run in another process of the tests would remove what is left there
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     launcher = subprocess.Popen(
         [sys.executable, "-c", _LAUNCHER],
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
