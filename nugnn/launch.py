@@ -310,6 +310,7 @@ class _Watch:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < deadline and any(worker.poll() is None for worker in self._workers):
             self._events.read(_POLL_SECONDS)
+        self._events.read(0)  # what rank 0 said before it ended
         memory = (self._memory_before, host_memory())
         return WorkerFailed(*failure_of(self._views(), self._place, memory))
 
@@ -326,6 +327,7 @@ class _Watch:
             frames = [innermost_frame(self._logged_since(rank, size)) for rank, size in enumerate(before)]
             is_known = [bool(frame) or not self._answers(rank) for rank, frame in enumerate(frames)]
             if all(is_known) or time.monotonic() > deadline:
+                self._events.read(0)
                 return WorkerFailed(*stall_of(self._views(is_busy, frames), self._place, self._timeout))
 
     def _answers(self, rank: int) -> bool:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -156,12 +156,14 @@ class EndsWhenLookedAt:
         return None if self._looks == 1 else 1
 
 
-def watched(workers: Any, folder: Path, timeout: float) -> None:
-    """What `launch` does once it has started the workers."""
+def watched(workers: Any, folder: Path, timeout: float, on_event: Callable[[Any], None] | None = None) -> None:
+    """What `launch` does once it has started the workers; the first may have a pipe for its events."""
     (folder / "logs").mkdir()
     stamps = [pulse.create(pulse_path(folder, rank)) for rank in range(len(workers))]
     read_end, write_end = os.pipe()
-    events = _EventReader(read_end, None)
+    os.set_blocking(read_end, False)
+    workers[0].events_fd = write_end
+    events = _EventReader(read_end, on_event)
     try:
         _Watch(workers, stamps, folder, folder / "logs", timeout, events).until_done()
     finally:
@@ -174,6 +176,28 @@ def test_workers_that_all_fail_between_two_looks_have_not_finished(tmp_path: Pat
     """A run whose workers find the same fault at once had no failed worker at one look, and none left at the next."""
     with pytest.raises(WorkerFailed, match="exit code 1"):
         watched([EndsWhenLookedAt(), EndsWhenLookedAt()], tmp_path, 10.0)
+
+
+class SpeaksAndEnds:
+    """A process that sends an event and ends, all between two looks at it."""
+
+    pid, events_fd = NO_PROCESS, -1
+
+    def __init__(self) -> None:
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        if not self._has_ended:
+            os.write(self.events_fd, b'{"kind": "epoch", "number": 1}\n')
+        self._has_ended = True
+        return 1
+
+
+def test_what_a_worker_said_last_is_heard_though_it_ended_at_once(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    with pytest.raises(WorkerFailed, match="exit code 1"):
+        watched([SpeaksAndEnds()], tmp_path, 10.0, heard.append)
+    assert heard == [{"kind": "epoch", "number": 1}]
 
 
 class AnswersLate:
