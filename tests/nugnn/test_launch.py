@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +21,11 @@ import dgl
 import pytest
 
 from busy import BUSY_SECONDS
+from exactness import make_graph
 from nugnn.comm import pulse
 from nugnn.job import private_job_folder, pulse_path, read_job, write_job
 from nugnn.launch import WorkerFailed, _EventReader, _Watch, grants_huge_pages, launch, num_cores, worker_environment
+from nugnn.shares import shards_on_disk
 from nugnn.worker_process import classify
 
 HERE = Path(__file__).resolve().parent
@@ -422,6 +425,29 @@ def test_job_folder_is_private_and_a_public_one_is_refused(tmp_path: Path) -> No
         with pytest.raises(PermissionError, match="not private"):
             read_job(folder)
     assert not folder.exists()
+
+
+def test_a_job_folder_goes_though_something_is_written_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends early does not wait for the thread that prepares it."""
+    found, remove = list[Path](), shutil.rmtree
+
+    def busy(folder: Path, ignore_errors: bool) -> None:
+        remove(folder, ignore_errors=ignore_errors)
+        if not found:
+            folder.mkdir()
+            (folder / "tensor-0").touch()
+        found.append(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    with private_job_folder() as folder:
+        pass
+    assert set(found) == {folder} and not folder.exists()
+
+
+def test_shards_are_not_written_where_the_run_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        shards_on_disk(make_graph(), [1.0, 1.0], "metis", "none", None, tmp_path / "gone" / "shards")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_own_folders_whose_process_has_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
