@@ -45,6 +45,8 @@ class Pulse:
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
         self._memory = bytearray(SIZE) if memory is None else memory
         self._beats = 0
+        self._waits_in: list[bytes] = []
+        """Waits that are not over; the last to begin is stamped."""
 
     @classmethod
     def open(cls, path: Path) -> Pulse:
@@ -64,15 +66,24 @@ class Pulse:
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
-        """Around an exchange in which this rank waits for others."""
+        """Around an exchange in which this rank waits for others; around several, which have names of their own."""
         text = name.encode()[: SIZE - _TEXT_AT - _TEXT.size]
-        self._memory[_TEXT_AT + _TEXT.size : _TEXT_AT + _TEXT.size + len(text)] = text
-        _TEXT.pack_into(self._memory, _TEXT_AT, len(text))
+        self._waits_in.append(text)
+        self._stamp()
         try:
             yield
         finally:
-            _TEXT.pack_into(self._memory, _TEXT_AT, 0)
+            self._waits_in.remove(text)
+            self._stamp()
             self.beat()
+
+    def _stamp(self) -> None:
+        memory, start = self._memory, _TEXT_AT + _TEXT.size
+        _TEXT.pack_into(memory, _TEXT_AT, 0)  # nothing, rather than a mixture
+        if self._waits_in:
+            text = self._waits_in[-1]
+            memory[start : start + len(text)] = text
+            _TEXT.pack_into(memory, _TEXT_AT, len(text))
 
 
 class ProgressHandler:

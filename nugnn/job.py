@@ -28,6 +28,8 @@ _POLL_SECONDS = 0.02
 _PREFIX = "nugnn-job-"
 _LOCK = "launcher.lock"
 _NOTE_BYTES = 16384
+_REMOVALS = 10
+"""A thread that still prepares a run which has ended may put a file into the folder while it is removed."""
 _MAPPED_BYTES = 1 << 20
 """From this size on a tensor is a file of its own."""
 
@@ -69,7 +71,10 @@ def private_job_folder() -> Iterator[Path]:
         draft.replace(folder / _LOCK)  # whoever finds the lock finds it held
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(_REMOVALS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                break
         lock.close()
 
 

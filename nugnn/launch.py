@@ -36,7 +36,9 @@ _POLL_SECONDS = 0.05
 _SAMPLE_SECONDS = 0.5
 """Between two looks at how far the workers have come."""
 _STACK_SECONDS = 0.3
-"""A worker that hangs gets this long to write down where it is."""
+"""A worker that hangs gets this long to write down where it is, and as long again while one has not."""
+_LAST_STACK_SECONDS = 5.0
+"""But no longer than this in all: on busy cores it takes its time, one that waits for a disk never does."""
 _COLLECTIVE_SECONDS = 7 * 24 * 3600.0
 """How long a worker waits for its peers by itself: this process sees which one keeps the others waiting."""
 _SETTLE_SECONDS = 2.0
@@ -308,6 +310,7 @@ class _Watch:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < deadline and any(worker.poll() is None for worker in self._workers):
             self._events.read(_POLL_SECONDS)
+        self._events.read(0)  # what rank 0 said before it ended
         memory = (self._memory_before, host_memory())
         return WorkerFailed(*failure_of(self._views(), self._place, memory))
 
@@ -318,9 +321,20 @@ class _Watch:
             if worker.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     worker.send_signal(STACK_SIGNAL)
-        time.sleep(_STACK_SECONDS)
-        frames = [innermost_frame(self._logged_since(rank, size)) for rank, size in enumerate(before)]
-        return WorkerFailed(*stall_of(self._views(is_busy, frames), self._place, self._timeout))
+        deadline = time.monotonic() + _LAST_STACK_SECONDS
+        while True:
+            time.sleep(_STACK_SECONDS)
+            frames = [innermost_frame(self._logged_since(rank, size)) for rank, size in enumerate(before)]
+            is_known = [bool(frame) or not self._answers(rank) for rank, frame in enumerate(frames)]
+            if all(is_known) or time.monotonic() > deadline:
+                self._events.read(0)
+                return WorkerFailed(*stall_of(self._views(is_busy, frames), self._place, self._timeout))
+
+    def _answers(self, rank: int) -> bool:
+        """Whether worker ``rank`` can be expected to write down where it is."""
+        state = self._states[rank]
+        is_stopped = state is not None and state.is_stopped
+        return self._workers[rank].poll() is None and not is_stopped and not is_done(self._job_folder, rank)
 
     def _logged_since(self, rank: int, size: int) -> str:
         try:

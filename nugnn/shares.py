@@ -114,7 +114,7 @@ def shards_on_disk(
         partitioner: What makes parts.
         order: Of the rows inside a part.
         cache_folder: Where to look and keep.
-        own_folder: Where they go without a cache.
+        own_folder: Where they go without a cache, in a folder that exists.
         given: ``(N,)`` the part of each node, in place of a partitioner.
     """
     method = method_for_shares(partitioner)
@@ -122,6 +122,7 @@ def shards_on_disk(
     if cache_folder is None:
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, **how)
         shards = iter_shards(data, assignment, order=cast(OrderChoice, order))
+        own_folder.mkdir(exist_ok=True)  # not its parents: the run may have ended meanwhile and taken its folder away
         return own_folder, write_shards(own_folder, shards, key="private", versions={}, notes=assignment.notes).notes
     made = cached_shards(cache_folder, data, shares, order=cast(OrderChoice, order), **how)
     return made, tuple(load_meta(made).notes)

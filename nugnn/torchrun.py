@@ -41,8 +41,9 @@ _SILENT_START_SECONDS = 3600.0
 """Before its first step a process of another host may be silent for so long: METIS lets no thread run."""
 _SHOWN_SECONDS = 3.0
 """Rank 0 gets this long to show a note before the process that left it does."""
-_PEER_SECONDS = 3.0
-"""A process that lost a peer waits this long for the peer's own word."""
+_PEER_SECONDS = _SILENT_SECONDS + 2 * _TICK_SECONDS
+"""A process that lost a peer waits this long for the peer's own word, and until one that left none counts as silent:
+what it published last may have been read a tick after its end."""
 _BYE_SECONDS = 10.0
 _TERMINATED_SECONDS = 4.0
 """torchrun ends everyone as soon as one process is gone; the others take this long to find out and say which."""
@@ -112,6 +113,8 @@ class _Watch(threading.Thread):
         self._is_done = True
         deadline = time.monotonic() + _BYE_SECONDS
         while time.monotonic() < deadline and not all(card is not None and card.is_done for card in self._cards):
+            if not self.is_alive():
+                break  # the store went with rank 0, which had seen that all are done
             time.sleep(_TICK_SECONDS / 5)
         if self._member.hosts_store:  # the others may not have read that all are done
             time.sleep(2 * _TICK_SECONDS)
@@ -284,27 +287,31 @@ class _Watch(threading.Thread):
 
     def _act_on(self, note: _Note) -> None:
         """Show the note where it is this process's task, end who does not end by itself, and go."""
-        for rank in note.end:
-            card = self._cards[rank]
-            if card is not None and rank != self._member.rank and card.space == process_space():
-                with contextlib.suppress(OSError):
-                    os.kill(card.pid, signal.SIGKILL)
+        own_space = process_space()
+        end = [
+            card.pid
+            for rank in note.end
+            if rank != self._member.rank and (card := self._cards[rank]) is not None and card.space == own_space
+        ]
         try:
             if self._member.rank == 0:
                 _show(note, self.how_to_go_on())
                 self._store.set("shown", "1")
                 if self._member.hosts_store:
                     time.sleep(2 * _TICK_SECONDS)  # for the others to read the note
-            elif note.rank == self._member.rank:
+            elif end or note.rank == self._member.rank:  # who shows the note may be one of those that are ended
                 deadline = time.monotonic() + _SHOWN_SECONDS
                 while time.monotonic() < deadline and not self._store.check(["shown"]):
                     time.sleep(_TICK_SECONDS / 5)
-                if not self._store.check(["shown"]):
+                if note.rank == self._member.rank and not self._store.check(["shown"]):
                     _show(note, self.how_to_go_on())
         except Exception:
             if note.rank == self._member.rank:
                 _show(note, self.how_to_go_on())
         finally:
+            for pid in end:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()

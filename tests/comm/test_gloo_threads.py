@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the syst
 
 
 def _policies() -> dict[int, tuple[str, int]]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(t.name): ((t / "comm").read_text().strip(), os.sched_getscheduler(int(t.name))) for t in tasks}
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            thread = int(task.name)
+            found[thread] = (task / "comm").read_text().strip(), os.sched_getscheduler(thread)
+    return found
 
 
 def _waiting(ranks: Ranks) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:

@@ -22,6 +22,30 @@ def test_what_is_stamped_is_read(tmp_path: Path) -> None:
     assert read(seen) == Stamp(3, True, None)
 
 
+def test_a_wait_goes_on_when_one_inside_it_is_over() -> None:
+    """Otherwise who waits there counts as who hangs."""
+    memory = bytearray(SIZE)
+    pulse = Pulse(memory)
+    with pulse.waiting("measuring what rows that travel take"):
+        with pulse.waiting("a sum"):
+            assert read(memory).waits_in == "a sum"
+        assert read(memory).waits_in == "measuring what rows that travel take"
+    assert read(memory).waits_in is None
+
+
+def test_waits_of_two_threads_end_in_any_order() -> None:
+    """As of the thread that sums gradients, and of the one that waits for it."""
+    memory = bytearray(SIZE)
+    pulse = Pulse(memory)
+    aside, here = pulse.waiting("a sum of codes"), pulse.waiting("gradients of all workers")
+    aside.__enter__()
+    here.__enter__()
+    aside.__exit__(None, None, None)
+    assert read(memory).waits_in == "gradients of all workers"
+    here.__exit__(None, None, None)
+    assert read(memory).waits_in is None
+
+
 def test_a_wait_that_fails_is_over_too() -> None:
     memory = bytearray(SIZE)
     pulse = Pulse(memory)

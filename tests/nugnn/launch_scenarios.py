@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ def sum_ranks(context: WorkerContext, job: dict) -> None:
     x = torch.tensor([context.rank + 1.0])
     dist.all_reduce(x)
     listening = subprocess.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True, check=False)
-    own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
+    own = {link for fd in os.listdir("/proc/self/fd") if (link := _link(f"/proc/self/fd/{fd}"))}
     wide = []
     for line in listening.stdout.splitlines():
         columns = line.split()
@@ -42,8 +43,11 @@ def sum_ranks(context: WorkerContext, job: dict) -> None:
     dist.destroy_process_group()
 
 
-def _exists(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}") and os.path.exists(f"/proc/self/fd/{fd}")
+def _link(path: str) -> str:
+    """Where it leads; nowhere when it has gone meanwhile."""
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
 
 
 def lose_rank_1(context: WorkerContext, job: dict) -> None:
@@ -256,7 +260,10 @@ def keep_limits(context: WorkerContext, job: dict) -> None:
     cpu = torch.device("cpu")
     if context.rank == 0:
         holds = apply_limits(DeviceLimits(threads=1), cpu)
-        places = {tuple(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")}
+        places = set()
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):  # it may have ended
+                places.add(tuple(os.sched_getaffinity(int(thread))))
         context.emit(kind="limits", holds=holds, places=sorted(places), variable=os.environ["OMP_NUM_THREADS"])
         context.init_process_group()
         return
@@ -281,9 +288,9 @@ def place_threads(context: WorkerContext, job: dict) -> None:
     if context.rank == 0:
         threads = []
         for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/comm") as file:
-                name = file.read().strip()
-            threads.append([name, sorted(os.sched_getaffinity(int(thread))), os.sched_getscheduler(int(thread))])
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # it may have ended
+                where = sorted(os.sched_getaffinity(int(thread)))
+                threads.append([file.read().strip(), where, os.sched_getscheduler(int(thread))])
         context.emit(kind="threads", threads=threads)
     assert ranks.direct is not None
     own = torch.arange(4.0) + ranks.rank

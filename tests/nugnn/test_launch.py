@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,8 +11,9 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ import dgl
 import pytest
 
 from busy import BUSY_SECONDS
+from exactness import make_graph
 from nugnn.comm import pulse
 from nugnn.job import private_job_folder, pulse_path, read_job, write_job
 from nugnn.launch import WorkerFailed, _EventReader, _Watch, grants_huge_pages, launch, num_cores, worker_environment
+from nugnn.shares import shards_on_disk
 from nugnn.worker_process import classify
 
 HERE = Path(__file__).resolve().parent
@@ -60,7 +64,7 @@ def assert_gone(pids: list[int], within: float = 10.0) -> None:
 
 def test_launch_01_two_runs_at_once_finish_and_listen_on_loopback_only() -> None:
     """And events arrive whole and in order although they exceed the pipe (64 KiB)."""
-    with socket.create_server(("127.0.0.1", 29500)) if _free(29500) else nullcontext(), ThreadPoolExecutor(2) as pool:
+    with _somebody_at(29500), ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda _: run("sum_ranks", 2, timeout=60, events=200), range(2)))
     for events in results:
         assert events[0]["value"] == 3.0
@@ -70,9 +74,13 @@ def test_launch_01_two_runs_at_once_finish_and_listen_on_loopback_only() -> None
         assert [event["step"] for event in events[1:]] == list(range(200))
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+@contextmanager
+def _somebody_at(port: int) -> Iterator[None]:
+    """The port is taken: here, or by another process."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
 
 
 def test_launch_01_busy_port_is_named() -> None:
@@ -148,10 +156,14 @@ def test_leaving_with_code_0_before_the_work_is_done_is_a_failure() -> None:
     assert caught.value.exit_code == 3
 
 
+NO_PROCESS = 2**22 + 1
+"""Above the largest that a system gives."""
+
+
 class EndsWhenLookedAt:
     """A process that runs at the first look, and has ended in failure at the next."""
 
-    pid = 2**22 + 1  # above the largest that a system gives
+    pid = NO_PROCESS
 
     def __init__(self) -> None:
         self._looks = 0
@@ -161,20 +173,69 @@ class EndsWhenLookedAt:
         return None if self._looks == 1 else 1
 
 
-def test_workers_that_all_fail_between_two_looks_have_not_finished(tmp_path: Path) -> None:
-    """A run whose workers find the same fault at once had no failed worker at one look, and none left at the next."""
-    (tmp_path / "logs").mkdir()
-    stamps = [pulse.create(pulse_path(tmp_path, rank)) for rank in range(2)]
-    workers: Any = [EndsWhenLookedAt() for _ in stamps]
+def watched(workers: Any, folder: Path, timeout: float, on_event: Callable[[Any], None] | None = None) -> None:
+    """What `launch` does once it has started the workers; the first may have a pipe for its events."""
+    (folder / "logs").mkdir()
+    stamps = [pulse.create(pulse_path(folder, rank)) for rank in range(len(workers))]
     read_end, write_end = os.pipe()
-    events = _EventReader(read_end, None)
+    os.set_blocking(read_end, False)
+    workers[0].events_fd = write_end
+    events = _EventReader(read_end, on_event)
     try:
-        with pytest.raises(WorkerFailed, match="exit code 1"):
-            _Watch(workers, stamps, tmp_path, tmp_path / "logs", 10.0, events).until_done()
+        _Watch(workers, stamps, folder, folder / "logs", timeout, events).until_done()
     finally:
         events.close()
         os.close(read_end)
         os.close(write_end)
+
+
+def test_workers_that_all_fail_between_two_looks_have_not_finished(tmp_path: Path) -> None:
+    """A run whose workers find the same fault at once had no failed worker at one look, and none left at the next."""
+    with pytest.raises(WorkerFailed, match="exit code 1"):
+        watched([EndsWhenLookedAt(), EndsWhenLookedAt()], tmp_path, 10.0)
+
+
+class SpeaksAndEnds:
+    """A process that sends an event and ends, all between two looks at it."""
+
+    pid, events_fd = NO_PROCESS, -1
+
+    def __init__(self) -> None:
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        if not self._has_ended:
+            os.write(self.events_fd, b'{"kind": "epoch", "number": 1}\n')
+        self._has_ended = True
+        return 1
+
+
+def test_what_a_worker_said_last_is_heard_though_it_ended_at_once(tmp_path: Path) -> None:
+    heard: list[Any] = []
+    with pytest.raises(WorkerFailed, match="exit code 1"):
+        watched([SpeaksAndEnds()], tmp_path, 10.0, heard.append)
+    assert heard == [{"kind": "epoch", "number": 1}]
+
+
+class AnswersLate:
+    """A process that hangs, and gets no core to say where for a second."""
+
+    pid = NO_PROCESS
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def poll(self) -> int | None:
+        return None
+
+    def send_signal(self, number: int) -> None:
+        stack = 'Current thread 0x1 (most recent call first):\n  File "/a/model.py", line 7 in forward\n'
+        threading.Timer(1.0, self._log.write_text, [stack]).start()
+
+
+def test_a_worker_on_busy_cores_has_time_to_say_where_it_hangs(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match=r"^worker 0 of 1 hangs in /a/model.py:7 \(forward\): no progress for"):
+        watched([AnswersLate(tmp_path / "logs" / "worker-0.log")], tmp_path, 0.2)
 
 
 def test_launch_04_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
@@ -312,10 +373,14 @@ with private_job_folder() as folder:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_ending_the_launcher_ends_the_workers(number: signal.Signals, code: int) -> None:
+def test_ending_the_launcher_ends_the_workers(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a place of its own: whatever starts a run in another process of the tests would remove what is left there
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     launcher = subprocess.Popen(
         [sys.executable, "-c", _LAUNCHER],
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -379,6 +444,29 @@ def test_job_folder_is_private_and_a_public_one_is_refused(tmp_path: Path) -> No
         with pytest.raises(PermissionError, match="not private"):
             read_job(folder)
     assert not folder.exists()
+
+
+def test_a_job_folder_goes_though_something_is_written_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends early does not wait for the thread that prepares it."""
+    found, remove = list[Path](), shutil.rmtree
+
+    def busy(folder: Path, ignore_errors: bool) -> None:
+        remove(folder, ignore_errors=ignore_errors)
+        if not found:
+            folder.mkdir()
+            (folder / "tensor-0").touch()
+        found.append(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    with private_job_folder() as folder:
+        pass
+    assert set(found) == {folder} and not folder.exists()
+
+
+def test_shards_are_not_written_where_the_run_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        shards_on_disk(make_graph(), [1.0, 1.0], "metis", "none", None, tmp_path / "gone" / "shards")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_own_folders_whose_process_has_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

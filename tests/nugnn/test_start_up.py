@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -23,11 +24,14 @@ def start_up() -> ModuleType:
 
 
 def test_imports_are_timed_without_the_interpreter(start_up: ModuleType) -> None:
-    assert 0.1 <= start_up.seconds_of_import("time.sleep(0.1)", "time.sleep(1)") < 1
+    begin = time.perf_counter()
+    seconds = start_up.seconds_of_import("time.sleep(0.1)", "time.sleep(1)")
+    assert 0.1 <= seconds <= time.perf_counter() - begin - 1
 
 
 def test_the_first_epoch_is_seen(start_up: ModuleType) -> None:
-    assert 0 < start_up.seconds_to_first_epoch() < 120
+    begin = time.perf_counter()
+    assert 0 < start_up.seconds_to_first_epoch() < time.perf_counter() - begin
 
 
 def test_a_run_that_fails_is_no_measurement(start_up: ModuleType) -> None:

@@ -8,15 +8,21 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 import nugnn
 from busy import BUSY_SECONDS
+from nugnn import torchrun
+from nugnn.comm.pulse import SIZE
 from nugnn.config import TrainConfig
-from nugnn.member import member_from
+from nugnn.member import Member, member_from, process_space
 from nugnn.run import run_from_config
 from nugnn.torchrun_cores import _is_torchruns_own, variables
 from nugnn.worker_cores import asked_threads, equal_cores, fair_threads, own_cores, own_nodes, users_environment
@@ -176,6 +182,104 @@ def test_wrong_settings_are_said_once(tmp_path: Path) -> None:
     assert code == 1 and errors.count("nugnn: error:") == 1
     assert "--workers 5: torchrun started 2; leave --workers out" in errors
 
+
+# -- a watch alone -----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Left(Exception):  # noqa: N818 - stands for the end of the process
+    """The process would have ended."""
+
+
+def watch_of(rank: int, world_size: int, store: dist.Store) -> torchrun._Watch:
+    """A watch that is not started, of a process that torchrun started on this host."""
+    member = Member(rank=rank, world_size=world_size, is_one_host=True, address="", port=0, hosts_store=False)
+    return torchrun._Watch(member, store, bytearray(SIZE), 3.0)
+
+
+def card_of(pid: int, space: str) -> torchrun._Card:
+    return torchrun._Card(
+        tick=1, host="node-b", space=space, pid=pid, beats=0, is_stepping=True, is_done=False, waits_in=None, frame=""
+    )
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.1, 0.3, torchrun._TICK_SECONDS])
+def test_a_peer_that_has_gone_is_named_whenever_its_last_card_was_read(
+    after_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It publishes as it goes, and this process reads that up to a tick later."""
+    clock, notes = Clock(), list[torchrun._Note]()
+    monkeypatch.setattr(torchrun, "time", clock)
+    watch = watch_of(1, 3, dist.HashStore())
+    monkeypatch.setattr(watch, "leave", notes.append)
+    watch._cards[2], watch._seen_at[2] = card_of(7, "of another host"), clock.now + after_seconds
+    watch._seen_at[0] = watch._seen_at[1] = clock.now + 60  # they live
+    watch.fail(ConnectionError("Connection closed by peer"))
+    assert [note.text for note in notes] == ["worker 2 of 3 on node-b died or cannot be reached any more"]
+
+
+@pytest.mark.parametrize("shows_after_seconds", [0.0, 0.5])
+def test_a_process_that_hangs_is_not_ended_before_it_has_shown_why(
+    shows_after_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 found out that it hangs itself: nobody else shows its note."""
+    store, killed = dist.HashStore(), list[tuple[int, bool]]()
+    monkeypatch.setattr(
+        torchrun,
+        "os",
+        SimpleNamespace(
+            **{**vars(os), "kill": lambda pid, _: killed.append((pid, store.check(["shown"]))), "_exit": leave}
+        ),
+    )
+    watch = watch_of(1, 2, store)
+    watch._cards[0] = card_of(7, process_space())
+    note = torchrun._Note(rank=0, exit_code=3, text="worker 0 of 2 hangs", end=(0,))
+    store.set("note", json.dumps(asdict(note)))
+    shows = threading.Timer(shows_after_seconds, store.set, ["shown", "1"])
+    shows.start()
+    with pytest.raises(Left):
+        watch.leave(torchrun._Note(rank=1, exit_code=3, text="the same", end=(0,)))
+    shows.join()
+    assert killed == [(7, True)]
+
+
+def leave(code: int) -> None:
+    raise Left(code)
+
+
+def test_who_has_finished_does_not_wait_for_a_store_that_went_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(torchrun, "time", clock)
+    monkeypatch.setattr(torchrun.signal, "set_wakeup_fd", lambda fd: None)
+    monkeypatch.setattr(torchrun.signal, "signal", lambda *_: None)
+    watch, begin = watch_of(1, 2, Gone()), clock.now
+    watch._is_done = True  # so the thread ends at once
+    watch.start()
+    watch.join(60)
+    watch.finish()
+    assert clock.now - begin < torchrun._BYE_SECONDS
+
+
+class Gone(dist.Store):
+    """The store of a process that has ended."""
+
+    def set(self, key: str, value: str) -> None:
+        raise ConnectionError("Connection reset by peer")
+
+
+# -- who this process is -----------------------------------------------------------------------------------------------
 
 TORCHRUN = {
     "RANK": "1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,6 +46,7 @@ class Server(ThreadingHTTPServer):
         self.answers = list(answers)
         self.requests: list[tuple[str, str | None, str | None]] = []
         self.lock = threading.Lock()
+        self.closing = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a client may leave when it has seen enough
@@ -66,6 +66,7 @@ def serve(*answers: Answer) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.closing.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -102,12 +103,14 @@ def cut(content: bytes, after: int, etag: str | None = '"v1"', declared: bool = 
     return answer
 
 
-def stall(content: bytes, after: int, seconds: float = 5.0, etag: str = '"v1"') -> Answer:
+def stall(content: bytes, after: int, etag: str = '"v1"') -> Answer:
+    """The head of the whole file, ``after`` of its bytes, and then nothing for as long as the server is there."""
+
     def answer(handler: Handler) -> None:
         handler.head(200, len(content), ETag=etag)
         handler.wfile.write(content[:after])
         handler.wfile.flush()
-        time.sleep(seconds)
+        handler.server.closing.wait()
         handler.hang_up()
 
     return answer

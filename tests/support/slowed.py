@@ -25,7 +25,7 @@ _CHECK_SECONDS = 0.2
 
 
 def slow_down(pid: int, factor: float) -> subprocess.Popen[bytes]:
-    """Start to slow process ``pid`` down; ends with it, with the process that asked, or by SIGTERM.
+    """Slow process ``pid`` down from now on; ends with it, with the process that asked, or by SIGTERM.
 
     Args:
         pid: Of a process of this user; all its threads are slowed.
@@ -33,7 +33,12 @@ def slow_down(pid: int, factor: float) -> subprocess.Popen[bytes]:
     """
     if not factor > 1:
         raise ValueError(f"factor is {factor}, must be above 1")
-    return subprocess.Popen([sys.executable, "-S", "-E", __file__, str(pid), repr(factor)], stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-S", "-E", __file__, str(pid), repr(factor)]
+    slower = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert slower.stdout is not None
+    with slower.stdout:
+        slower.stdout.readline()  # on busy cores it takes its time to start
+    return slower
 
 
 @contextlib.contextmanager
@@ -52,22 +57,26 @@ def slowed(pid: int, factor: float) -> Iterator[None]:
 def main(pid: int, factor: float) -> None:
     """What the other process does."""
     parent, next_check = os.getppid(), 0.0
-    late = 0.0
+    late = 0.0  # how much longer it stood still than it had to
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("begins", flush=True)
+    begin = time.monotonic()
     try:
         while True:
-            begin = time.monotonic()
             if begin > next_check:
                 next_check = begin + _CHECK_SECONDS
                 if not _is_alive(pid) or os.getppid() != parent:
                     return
             time.sleep(PERIOD_SECONDS / factor)
-            ran = time.monotonic() - begin
-            os.kill(pid, signal.SIGSTOP)
-            begin, pause = time.monotonic(), max(0.0, (factor - 1) * ran - late)
-            time.sleep(pause)
-            os.kill(pid, signal.SIGCONT)
-            late += time.monotonic() - begin - (factor - 1) * ran
+            stop = time.monotonic()
+            late -= (factor - 1) * (stop - begin)
+            begin = stop
+            if late < 0:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(-late)
+                os.kill(pid, signal.SIGCONT)
+                begin = time.monotonic()
+                late += begin - stop
     except ProcessLookupError:
         return
     finally:
