@@ -253,15 +253,20 @@ class Links:
             seconds = seconds + self.staging_seconds_per_byte * (sent.sum(0) + sent.sum(1))
         return np.asarray(seconds, np.float64)
 
-    def all_reduce_seconds(self, num_bytes: float) -> float:
+    def all_reduce_seconds(self, num_bytes: float, *, is_aside: bool = False) -> float:
         """Until the sum over ranks of ``num_bytes`` is everywhere, from when all have begun.
 
         In a ring in the order of ranks every rank passes ``2 (P - 1)`` pieces of a P-th each on. gloo does so one
         message after the other; NCCL's latency grows with the depth of a tree.
+
+        Args:
+            num_bytes: Of each rank.
+            is_aside: Whether ranks do something else meanwhile: then the sum is the process group's, however few its
+                values.
         """
         if self.num_ranks == 1:
             return 0.0
-        if (few := self._few_seconds(num_bytes)) is not None:
+        if not is_aside and (few := self._few_seconds(num_bytes)) is not None:
             return few + (self.num_ranks - 1) * num_bytes / self._ring[0]
         slowest, latency = self._ring
         pieces = 2 * (self.num_ranks - 1)
@@ -270,11 +275,12 @@ class Links:
         copied = 0.0 if staging is None else 2 * num_bytes * float(staging.max())
         return steps * latency + pieces * num_bytes / self.num_ranks / slowest + copied
 
-    def passing_seconds(self, num_bytes: float) -> float:
+    def passing_seconds(self, num_bytes: float, *, is_aside: bool = False) -> float:
         """Of what `all_reduce_seconds` says, the part in which bytes are on their way: proportional to them."""
         if self.num_ranks == 1:
             return 0.0
-        copies = self.num_ranks - 1 if self._few_seconds(num_bytes) is not None else self._share_passed_on
+        is_direct = not is_aside and self._few_seconds(num_bytes) is not None
+        copies = self.num_ranks - 1 if is_direct else self._share_passed_on
         return copies * num_bytes / self._ring[0]
 
     def core_seconds(self, rank: int, num_bytes: float) -> float:
@@ -311,18 +317,20 @@ class Links:
                 rates[leaving] = np.minimum(rates[leaving], rate / max(int(leaving.sum()), 1))
         return float(rates.min()), float(latencies.max())
 
-    def collective_seconds(self, kind: str, num_bytes: float) -> float:
+    def collective_seconds(self, kind: str, num_bytes: float, *, is_aside: bool = False) -> float:
         """Of a collective by its name: ``all_reduce``; ``gather`` of so many bytes of each; ``broadcast``.
+
+        ``is_aside``: see `all_reduce_seconds`.
 
         Raises:
             ValueError: There is no such.
         """
         if kind == "all_reduce":
-            return self.all_reduce_seconds(num_bytes)
+            return self.all_reduce_seconds(num_bytes, is_aside=is_aside)
         if kind == "gather":
             return float(self.exchange_seconds(np.full((self.num_ranks, self.num_ranks), num_bytes)).max())
         if kind == "broadcast":
-            return self.all_reduce_seconds(num_bytes) / 2
+            return self.all_reduce_seconds(num_bytes, is_aside=True) / 2  # the process group's, too
         raise ValueError(f"no seconds are known of a collective {kind!r}")
 
     def coded_sum_seconds(self, coded_bytes: float) -> float:

@@ -260,14 +260,15 @@ def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) ->
     values = number(exchange.sent)
     if exchange.is_gradient and gradient_wire.name != "fp32":
         return links.coded_sum_seconds(gradient_wire.num_bytes(values))
-    return links.collective_seconds(exchange.kind, number(exchange.row_bytes) * values)
+    num_bytes = number(exchange.row_bytes) * values
+    return links.collective_seconds(exchange.kind, num_bytes, is_aside=exchange.is_aside)
 
 
 def collective_passing_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) -> float:
     """Of what `collective_seconds` says, the part in which bytes are on their way; known of plain sums alone."""
     if exchange.kind != "all_reduce" or (exchange.is_gradient and gradient_wire.name != "fp32"):
         return 0.0
-    return links.passing_seconds(number(exchange.row_bytes) * number(exchange.sent))
+    return links.passing_seconds(number(exchange.row_bytes) * number(exchange.sent), is_aside=exchange.is_aside)
 
 
 def taken_seconds(exchange: Exchange, links: Links, rank: int, times: OperatorTimes, gradient_wire: Wire) -> float:

@@ -135,6 +135,17 @@ def test_sums_of_few_values_go_directly_inside_a_host_alone():
     assert both.all_reduce_seconds(1e4) > 4e-3  # four messages of the ring
 
 
+def test_sums_beside_computation_and_broadcasts_are_the_process_groups():
+    direct = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-3, "few_seconds": 1e-4}
+    gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-3, **direct)
+    three = Links.of_places([Place(0)] * 3, {0: [gloo]})
+    ring = pytest.approx(4 * (1e-3 + 1e4 / 3 / 4e9))
+    assert three.all_reduce_seconds(1e4, is_aside=True) == ring
+    assert three.collective_seconds("all_reduce", 1e4, is_aside=True) == ring
+    assert 2 * three.collective_seconds("broadcast", 1e4) == ring
+    assert three.passing_seconds(1e4, is_aside=True) == pytest.approx(4 * 1e4 / 3 / 4e9)
+
+
 def test_cores_work_for_the_bytes_that_a_rank_passes_on():
     known = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-5, "sum_core_seconds_per_byte": 5e-10}
     gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-4, **known)

@@ -16,7 +16,7 @@ from nugnn.comm.compression.wire import Wire
 from nugnn.networks import MLP
 from nugnn.planning.links import Links, Sums
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.predicted_work import DeviceWork, PredictedWork
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork, collective_seconds
 from nugnn.planning.replay import replay, replay_parts
 from nugnn.planning.step_program import Do, make_program, passes_of
 from nugnn.planning.timeline import Timeline, picture
@@ -185,6 +185,15 @@ def test_sums_of_gradients_that_travel_beside_backward_never_cost_more():
     first = links.all_reduce_seconds(4 * buckets[0].sent)
     assert after.makespan - beside.makespan == pytest.approx(first, rel=1e-6)  # hidden behind the rest of backward
     assert beside.seconds(0)["sync"] < after.seconds(0)["sync"]
+
+
+def test_a_small_bucket_beside_backward_goes_through_the_ring():
+    links = Links.equal(2, 1e9, 1e-3)
+    links = dataclasses.replace(links, sums_inside={0: Sums(1e9, 1e-3, few_seconds=1e-6)})
+    bucket = next(exchange for exchange in make_program(sample_trace()).exchanges if exchange.is_aside)
+    small = dataclasses.replace(bucket, sent=100)
+    assert collective_seconds(small, links, Wire("fp32")) > 2e-3
+    assert collective_seconds(dataclasses.replace(small, is_aside=False), links, Wire("fp32")) < 1e-5
 
 
 def _on_cores(core_seconds: float | None, rate: float = 1e8, *, is_nccl: bool = False) -> Links:
