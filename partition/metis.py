@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,11 @@ _INT32_LIMIT = 2**31 - 1
 _MANY_ARCS = 500_000  # fewer are not worth numba's start
 _MIN_NODES_PER_PART = 4  # below in the mean, METIS often leaves parts empty and prints complaints
 _MIN_NODES = 2  # parts of fewer are not METIS': it complains of them, and any node will do
+_NO_NODES = (
+    b"***Cannot bisect a graph with 0 vertices!",
+    b"***You are trying to partition a graph into too many parts!",
+)
+"""What METIS prints where parts that it still has to divide have got no node; answers are checked for empty parts."""
 
 
 def index_dtype(num_nodes: int, num_edges: int) -> torch.dtype:
@@ -114,20 +121,55 @@ def call_metis(
 
 @contextlib.contextmanager
 def _native_stdout_to_stderr() -> Iterator[None]:
-    """METIS prints complaints with C's printf; standard output belongs to results, so they go to standard error."""
+    """METIS prints complaints with C's printf; standard output belongs to results, so they go to standard error.
+
+    All but that of parts without nodes: where a node weighs more than two parts together METIS cannot but leave them
+    empty, which is repaired afterwards.
+    """
     libc = ctypes.CDLL(None)
-    try:
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    except OSError:  # no standard output or error in this process: nothing to protect, or nowhere to send it
-        yield
-        return
-    try:
-        yield
-    finally:
-        libc.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+    with tempfile.TemporaryFile() as said:
+        try:
+            kept = os.dup(1)
+            os.dup2(said.fileno(), 1)
+        except OSError:  # no standard output in this process: nothing to protect
+            yield
+            return
+        try:
+            yield
+        finally:
+            libc.fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
+            said.seek(0)
+            lines = [line for line in said if line.strip() not in _NO_NODES]
+            with contextlib.suppress(OSError):  # no standard error in this process
+                if any(line.strip() for line in lines):
+                    os.write(2, b"".join(lines))
+
+
+def least_pair(shares: Sequence[float]) -> float:
+    """The smallest share of parts that METIS divides among them, halving the parts in their order again and again.
+
+    >>> least_pair((1, 2, 3, 4)), least_pair((1, 7, 2))
+    (3, 9)
+    """
+    if len(shares) < 2:
+        return math.inf
+    half = len(shares) // 2
+    return min(sum(shares), least_pair(shares[:half]), least_pair(shares[half:]))
+
+
+def starves_in_k_way(num_nodes: int, shares: Sequence[float]) -> bool:
+    """Whether k-way may leave two parts empty, and say so, because both together are smaller than what it moves.
+
+    It divides a graph of about 30 nodes for each part (more of large ones), by halving, before it looks at single
+    nodes. There a node weighs up to 1.5 times the mean, and two parts that together weigh little more may get none: in
+    188 of 387 cuts with such parts, by hand, where both had less than 2.75 times that weight, and in none of 393 above.
+    Recursive bisection looks at single nodes in each halving. Two parts of equal shares are never so small; of unequal
+    ones those that have less than a sixth of the mean together, or some hundred nodes.
+    """
+    most = 1.5 / max(num_nodes // (20 * max(1, int(math.log2(len(shares))))), 30 * len(shares))
+    return least_pair(shares) < 3 * most
 
 
 def check_index_width(num_nodes: int, num_edges: int) -> None:
@@ -147,7 +189,8 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
     """A checked assignment near ``balance``: METIS, repaired or retried if need be, else a split of a BFS order.
 
     Recursive bisection comes first for up to 8 parts: with unequal targets it met them best and cut least in our
-    measurements; k-way comes first above, where its time grows less with the number of parts.
+    measurements; k-way comes first above, where its time grows less with the number of parts. Parts so small that k-way
+    leaves them empty are for recursive bisection alone.
 
     Args:
         graph: At least one edge.
@@ -176,7 +219,10 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
     if len(large) < num_parts:
         shares = normalise_shares([balance.shares[rank] for rank in large])
     recursive_first = num_parts <= 8
-    for recursive, attempt_seed in ((recursive_first, seed), (not recursive_first, seed), (recursive_first, seed + 1)):
+    attempts = [(recursive_first, seed), (not recursive_first, seed), (recursive_first, seed + 1)]
+    if starves_in_k_way(num_nodes, shares):
+        attempts = [(True, seed), (True, seed + 1), (True, seed + 2)]
+    for recursive, attempt_seed in attempts:
         name = f"METIS {'recursive bisection' if recursive else 'k-way'} with seed {attempt_seed}"
         try:
             raw = call_metis(

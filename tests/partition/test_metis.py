@@ -142,12 +142,44 @@ def test_an_answer_off_target_is_repaired_near_its_cut(monkeypatch, stray):
 def test_native_complaints_stay_out_of_standard_output(capfd):
     libc = ctypes.CDLL(None)
     with metis._native_stdout_to_stderr():
-        libc.puts(b"***Cannot bisect a graph with 0 vertices!")
+        libc.puts(b"***Cannot bisect a graph with 0 vertices!")  # which empty parts say, too
+        libc.puts(b"Memory allocation failed for something")
     libc.puts(b"result")
     libc.fflush(None)
     output = capfd.readouterr()
     assert output.out == "result\n"
-    assert "Cannot bisect" in output.err
+    assert output.err == "Memory allocation failed for something\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_small_parts_beside_each_other_are_filled_without_a_complaint(monkeypatch, seed, capfd):
+    """k-way leaves both empty, and says so."""
+    native, calls = metis.call_metis, []
+
+    def recording(*args, **options):
+        calls.append(options["recursive"])
+        return native(*args, **options)
+
+    monkeypatch.setattr(metis, "call_metis", recording)
+    shares = [4, 4, *[145] * 7]
+    result = partition_nodes(1024, *grid(32), shares, seed=seed)
+    assert set(calls) == {True} and "".join(capfd.readouterr()) == ""
+    for count, target in zip(result.node_counts, shares, strict=True):
+        assert abs(count - target) <= max(0.02 * target, 1)
+    assert result.notes == () or "repaired" in result.notes[0]
+
+
+def test_a_node_that_outweighs_two_parts_makes_no_complaint(capfd):
+    weights = np.ones(900)
+    weights[465] = 3000.0  # two of twelve parts would be 650
+    result = partition_nodes(900, *grid(30), [1] * 12, node_weights=weights)
+    assert "".join(capfd.readouterr()) == "" and min(result.node_counts) > 0
+
+
+@given(num_nodes=st.integers(4, 10**9), num_parts=st.integers(2, 64), ratio=st.floats(1, 6))
+def test_parts_of_about_equal_shares_are_cut_as_they_were(num_nodes, num_parts, ratio):
+    if num_nodes >= 4 * num_parts:
+        assert not metis.starves_in_k_way(num_nodes, metis.normalise_shares([1, *[ratio] * (num_parts - 1)]))
 
 
 def test_tiny_graphs_do_without_metis(monkeypatch):
