@@ -91,6 +91,7 @@ class _Watch(threading.Thread):
         self.timeout = timeout
         self._main = threading.main_thread().ident
         self._ended = threading.Event()
+        self._acting = threading.Lock()
         self._cards: list[_Card | None] = [None] * member.world_size
         self._seen_at = [time.monotonic()] * member.world_size
         self._tick = 0
@@ -287,6 +288,7 @@ class _Watch(threading.Thread):
 
     def _act_on(self, note: _Note) -> None:
         """Show the note where it is this process's task, end who does not end by itself, and go."""
+        self._acting.acquire()  # for good: of two threads that have the note one shows it, and ends the other here
         own_space = process_space()
         end = [
             card.pid

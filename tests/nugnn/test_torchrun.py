@@ -259,6 +259,30 @@ def leave(code: int) -> None:
     raise Left(code)
 
 
+def test_a_note_is_shown_once_though_two_threads_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that fails, and the watch that reads the note before the process has ended."""
+    shown, has_shown, has_ended = list[str](), threading.Event(), threading.Event()
+
+    def show(note: torchrun._Note, how_to_go_on: str) -> None:
+        shown.append(note.text)
+        has_shown.set()
+        time.sleep(0.3)
+
+    def end(code: int) -> None:
+        has_ended.set()
+        threading.Event().wait()
+
+    monkeypatch.setattr(torchrun, "_show", show)
+    monkeypatch.setattr(torchrun, "os", SimpleNamespace(**{**vars(os), "_exit": end}))
+    watch, note = watch_of(0, 2, dist.HashStore()), torchrun._Note(rank=0, exit_code=2, text="row 7: class 12 of 10")
+    for act in (watch.leave, watch._act_on):
+        threading.Thread(target=act, args=(note,), daemon=True).start()
+        assert has_shown.wait(60)
+    assert has_ended.wait(60)
+    time.sleep(0.1)
+    assert shown == [note.text]
+
+
 def test_who_has_finished_does_not_wait_for_a_store_that_went_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(torchrun, "time", clock)
