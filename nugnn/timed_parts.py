@@ -8,14 +8,16 @@ difference is larger on a whole device than on a limited one: shares planned fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from nugnn.datasets.graph_data import GraphData
 from nugnn.measured_step import changes_of_kernel, ladder
 from nugnn.partition.assign import partition_nodes
+from nugnn.partition.metis import SymmetricGraph
 from nugnn.partition.pieces import piece_of
 from nugnn.partition.shard import Shard, iter_shards
 from nugnn.planning.part_sizes import PartSizes
@@ -79,22 +81,27 @@ def real_parts(
     traces: Sequence[StepTrace],
     seconds: Sequence[Callable[[PartSizes], float]],
     sizes: Sequence[PartSizes],
-) -> list[RealPart]:
+    *,
+    symmetric: SymmetricGraph | None = None,
+) -> Iterator[RealPart]:
     """Parts of a graph cut into clusters of about these sizes, with rows in the order that training gives them.
+
+    Each is made when it is asked for. A plan that follows has clusters of its own, and rows of trained parts an order
+    of their own: were they to start from these clusters, they would depend on whether times had been kept, and a
+    resumed run would not go on in the same bits.
 
     Args:
         graph: At hand.
         traces: Of each worker, as for `random_parts`.
         seconds: Likewise.
         sizes: Likewise.
+        symmetric: The graph as partitioners see it, for callers that have it.
     """
     least = _LEAST_SHARE * graph.num_nodes / len(sizes)
     shares = [max(size.inner, least) for size in sizes]
-    cut = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method="clusters", tolerance=0.1)
-    return [
-        real_part(shard, trace, of_part)
-        for shard, trace, of_part in zip(iter_shards(graph, cut, order="auto"), traces, seconds, strict=True)
-    ]
+    how: dict[str, Any] = {"method": "clusters", "tolerance": 0.1, "symmetric": symmetric}
+    cut = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, **how)
+    yield from map(real_part, iter_shards(graph, cut, order="auto"), traces, seconds)  # which holds one at a time
 
 
 def real_part(shard: Shard, trace: StepTrace, seconds: Callable[[PartSizes], float]) -> RealPart:

@@ -7,6 +7,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ from nugnn.graph_task import GraphTask
 from nugnn.launch import WorkerFailed
 from nugnn.models import GNN
 from nugnn.networks import MLP
+from nugnn.partition import assign, coarse, repeated_cuts
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import sample_subject
 from nugnn.plan_tables import devices_table
 from nugnn.plan_training import TrainingPlan
+from nugnn.planning import draft_cut, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
@@ -380,13 +383,29 @@ def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
     assert (tmp_path / "a" / "plan.json").read_text() == (tmp_path / "b" / "plan.json").read_text()
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, name: str, *modules: ModuleType) -> list[str]:
+    """A name for each call of a function that these modules have imported."""
+    real, calls = getattr(modules[0], name), list[str]()
+
+    def wrapper(*arguments: Any) -> Any:
+        calls.append(name)
+        return real(*arguments)
+
+    for module in modules:
+        monkeypatch.setattr(module, name, wrapper)
+    return calls
+
+
 @pytest.mark.usefixtures("forked_workers")
-def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> None:
+def test_operators_are_timed_on_devices_that_differ_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = counted(monkeypatch, "symmetric_graph", assign, own_times, draft_cut, partition_search)
+    clusters = counted(monkeypatch, "find_clusters", coarse, repeated_cuts)
     how: dict[str, Any] = {"shares": "auto", "device": "cpu", "limits": "none;memory_fraction=0.4"}
     config = settings(tmp_path, "a", **how)
     stages: list[str] = []
     result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
     assert "timing the model's operators on each device of this machine, 0.1 s, once" in stages
+    assert len(made) == len(clusters) == 1  # for the parts to time on; the plan cuts the same lists by METIS
     ways = list((tmp_path / "cache" / "operator-times").glob("ways-*.json"))
     assert len(ways) == 1 and read_ways(ways[0]).num_ranks == 2
     kept = sorted({*(tmp_path / "cache" / "operator-times").glob("*.json")} - {*ways})
