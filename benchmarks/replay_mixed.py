@@ -30,10 +30,11 @@ import torch
 from harness import Recorder, brief, free_memory, markdown, read_rows
 from inside_bytes import bytes_inside, table_of, with_bytes_inside
 from mixed_steps import Mixed, casts_of, drawn_formats, is_cast, names_of, without_the_rule
-from replay_accuracy import ladder_rows, laps_one_by_one, place_of, steps_one_by_one, time_in_turns
+from replay_accuracy import ladder_rows, laps_of_ladder, place_of, steps_one_by_one
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
 
 from nugnn.measured_memory import peak_of_step
+from nugnn.measured_step import time_in_turns
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.casts import with_formats
 from nugnn.planning.measure_casts import measure_casts
@@ -155,7 +156,7 @@ def _measured(step: _Step, rounds: int, now: Now, device: torch.device) -> _Foun
         return _measured_on_gpu(step, rounds, now, device)
     timed = [[place_of(setting, each, now) for each in setting.ladder] for setting in both]
     places = [place_of(step.mixed, each, now) for each in step.mixed.tests]
-    time_in_turns([*timed[0], *timed[1]], places, rounds)
+    time_in_turns([*timed[0], *timed[1]], places, rounds=(rounds, rounds))
     ladders = [[(place.sizes, place.laps) for place in each] for each in timed]
     tables = [times_of(setting.trace, each, device) for setting, each in zip(both, ladders, strict=True)]
     seconds = [place.laps.median_seconds for place in places]
@@ -166,7 +167,7 @@ def _measured_on_gpu(step: _Step, rounds: int, now: Now, device: torch.device) -
     both = (step.single, step.half)
     ladders, inside = [], []
     for setting in both:
-        ladder, bytes_of = laps_one_by_one(setting, rounds, now, lambda one: bytes_inside(one.trainer))
+        ladder, bytes_of = laps_of_ladder(setting, rounds, now, lambda one: bytes_inside(one.trainer))
         ladders.append(ladder)
         inside.append([(sizes, each) for (sizes, _), each in zip(ladder, bytes_of, strict=True)])
     try:

@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,10 @@ from nugnn.sample_family import SampleFamily
 from nugnn.traced_step import LonePart, graph_trainer, sample_trainer, sizes_of
 from nugnn.trainer import Trainer
 
-_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40
+T = TypeVar("T")
+_ROUNDS = (5, 40)
+"""Fewest and most."""
+_CAPTURED_ROUNDS = 5
 _STEPS_BEFORE = 3
 
 
@@ -54,16 +58,16 @@ def ladder(sizes: PartSizes, trace: StepTrace | None = None, *, steps: int = 4, 
         factor: Between two.
     """
     found = [sizes]
-    while len(found) < steps and (smaller := _scaled(sizes, factor ** -len(found))) is not None:
+    while len(found) < steps and (smaller := _of_use(sizes, factor ** -len(found))) is not None:
         found.append(smaller)
-    if (tiny := _scaled(sizes, factor ** -(2 * steps))) is not None:
+    if (tiny := _of_use(sizes, factor ** -(2 * steps))) is not None:
         found.append(tiny)  # which is all launches
     if sizes.inner and len(found) > 1:
         half = found[1]
         if (edges := half.edges // 2) >= max(half.inner, half.halo):
             found.append(dataclasses.replace(half, edges=edges))
     if trace is not None and sizes.edges:
-        below = (_scaled(sizes, share) for share in changes_of_kernel(trace, sizes))
+        below = (_of_use(sizes, share) for share in changes_of_kernel(trace, sizes))
         found += [each for each in below if each is not None and each.edges > min(f.edges for f in found)]
     return sorted(found, key=lambda each: (each.inner, each.edges, each.batch))
 
@@ -76,15 +80,20 @@ def changes_of_kernel(trace: StepTrace, sizes: PartSizes) -> set[float]:
     return {0.98 * FEWEST_BYTES / (row_bytes(record) * sizes.edges) for record in large if record.kind == "spmm"}
 
 
-def _scaled(sizes: PartSizes, share: float) -> PartSizes | None:
-    if sizes.batch:
-        batch = round(sizes.batch * share)
-        return PartSizes(batch=batch) if batch else None
-    inner, halo, edges = (round(n * share) for n in (sizes.inner, sizes.halo, sizes.edges))
-    train, sent = (max(round(n * share), min(n, 1)) for n in (sizes.train, sizes.sent))
-    if inner < 32 or edges < 256 or (sizes.halo and not halo):
+def scaled(sizes: PartSizes, share: float) -> PartSizes:
+    """All counts in proportion, so that there is such a part if there is one of ``sizes``; what there is stays 1."""
+    counts = {name: max(round(share * count), min(count, 1)) for name, count in dataclasses.asdict(sizes).items()}
+    counts["edges"] = max(counts["edges"], counts["inner"], counts["halo"])
+    counts["train"] = min(counts["train"], counts["inner"])
+    return PartSizes(**counts)
+
+
+def _of_use(sizes: PartSizes, share: float) -> PartSizes | None:
+    """`scaled`; None where next to nothing is left."""
+    found = scaled(sizes, share)
+    if any(count and not round(share * count) for count in (sizes.batch, sizes.halo)):
         return None
-    return PartSizes(inner=inner, halo=halo, edges=max(edges, inner, halo), train=min(train, inner), sent=sent)
+    return None if not sizes.batch and (found.inner < 32 or found.edges < 256) else found
 
 
 @dataclass(eq=False)
@@ -152,7 +161,7 @@ class Place:
         if not self.trainer.num_recorded:
             return None
         before = len(self._host)
-        for _ in range(_FEWEST_ROUNDS):
+        for _ in range(_CAPTURED_ROUNDS):
             self.time_whole()
         return statistics.median(self._host[before:])
 
@@ -206,16 +215,12 @@ def measure_graph_step(
     how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
     how |= {"device": device, "ranks": ranks, **options}
 
-    def sizes_at(part: PartSizes | Shard | LonePart) -> PartSizes:
-        return part if isinstance(part, PartSizes) else sizes_of(part)
+    def place(part: PartSizes | Shard | LonePart, cuda_graphs: str) -> Place:
+        sizes = part if isinstance(part, PartSizes) else sizes_of(part)
+        return Place(graph_trainer(model, part, **how, cuda_graphs=cuda_graphs), sizes, now)
 
-    def place(part: PartSizes | Shard | LonePart, cuda_graphs: str = "off") -> Place:
-        return Place(graph_trainer(model, part, **how, cuda_graphs=cuda_graphs), sizes_at(part), now)
-
-    smallest = min(parts, key=lambda part: (sizes_at(part).inner, sizes_at(part).edges))
-    as_graph = functools.partial(place, smallest, "on") if captured else None
     places = [functools.partial(place, part) for part in parts]
-    return measure_places(trace, places, seconds=seconds, limits=limits, as_graph=as_graph)
+    return measure_places(trace, places, seconds=seconds, limits=limits, captured=captured)
 
 
 def measure_sample_step(
@@ -236,22 +241,20 @@ def measure_sample_step(
     """Times of the operators of a step on a batch; arguments as for `measure_graph_step`."""
     how: dict[str, Any] = {"num_classes": num_classes, "device": device, "ranks": ranks, **options}
 
-    def place(sizes: PartSizes, cuda_graphs: str = "off") -> Place:
+    def place(sizes: PartSizes, cuda_graphs: str) -> Place:
         return Place(sample_trainer(model, sample, sizes, **how, cuda_graphs=cuda_graphs), sizes, now)
 
-    smallest = min(sizes, key=lambda each: each.batch)
-    as_graph = functools.partial(place, smallest, "on") if captured else None
     places = [functools.partial(place, each) for each in sizes]
-    return measure_places(trace, places, seconds=seconds, limits=limits, as_graph=as_graph)
+    return measure_places(trace, places, seconds=seconds, limits=limits, captured=captured)
 
 
 def measure_places(
     trace: StepTrace,
-    places: Sequence[Callable[[], Place]],
+    places: Sequence[Callable[[str], Place]],
     *,
     seconds: float,
     limits: str = "",
-    as_graph: Callable[[], Place] | None = None,
+    captured: bool = False,
 ) -> MeasuredTimes:
     """Times of a trace's operators from steps at some places.
 
@@ -261,44 +264,87 @@ def measure_places(
 
     Args:
         trace: Of their step.
-        places: Make them.
+        places: Make them, given ``cuda_graphs`` of their trainer.
         seconds: For the timed steps of all places together; each is timed five times at least.
         limits: Of the device, in words.
-        as_graph: Makes the smallest with a trainer that records its steps as CUDA graphs; None where none will.
+        captured: Whether such steps are trained as CUDA graphs: what the host does for one is measured on the smallest.
 
     Raises:
         TraceError: The trace is of another model or device.
     """
     if trace.device != "cuda":
-        made = [make() for make in places]
-        return times_of(trace, _measured(made, seconds), made[0].device, limits=limits)
-    measured, peaks = list[tuple[PartSizes, StepLaps]](), list[int]()
-    for make in places:
-        place = make()
-        with torch.cuda.device(place.device):
-            measured += _measured([place], seconds / len(places))
-            peaks.append(peak_of_step(place.trainer, trace.at(place.sizes)))
-        device = place.device
-        del place
-    captured = None
-    if as_graph is not None:
+        made = [make("off") for make in places]
+        time_in_turns(made, rounds=_ROUNDS, seconds=seconds)
+        return times_of(trace, [(place.sizes, place.laps) for place in made], made[0].device, limits=limits)
+    measured, looked = laps_one_by_one(
+        [functools.partial(make, "off") for make in places],
+        lambda place: (peak_of_step(place.trainer, trace.at(place.sizes)), place.device),
+        rounds=_ROUNDS,
+        seconds=seconds / len(places),
+    )
+    peaks, device, host_seconds = [peak for peak, _ in looked], looked[0][1], None
+    if captured:
+        smallest = min(range(len(places)), key=lambda number: dataclasses.astuple(measured[number][0]))
         # steps that cannot be recorded are launched operator by operator in training, too, or refused there
-        with torch.cuda.device(device), contextlib.suppress(ValueError, torch.OutOfMemoryError):
-            captured = as_graph().captured_host_seconds()
-    return times_of(trace, measured, device, limits=limits, captured_seconds=captured, peaks=peaks)
+        with _current(device), contextlib.suppress(ValueError, torch.OutOfMemoryError):
+            host_seconds = places[smallest]("on").captured_host_seconds()
+    return times_of(trace, measured, device, limits=limits, captured_seconds=host_seconds, peaks=peaks)
 
 
-def _measured(places: Sequence[Place], seconds: float) -> list[tuple[PartSizes, StepLaps]]:
-    device = places[0].device
-    # events, and Triton's launches, are of the device that is the current one
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        for place in places:
+def time_in_turns(
+    timed: Sequence[Place], plain: Sequence[Place] = (), *, rounds: tuple[int, int], seconds: float = math.inf
+) -> None:
+    """Steps of places on one device, in turns.
+
+    Args:
+        timed: Whose steps are also timed operator by operator.
+        plain: Whose steps are not.
+        rounds: Fewest and most of them.
+        seconds: After which no other begins, once there are the fewest.
+    """
+    with _current((*timed, *plain)[0].device):
+        for place in (*timed, *plain):
             place.warm_up()
         begin = time.perf_counter()
-        for number in range(_MOST_ROUNDS):
-            if number >= _FEWEST_ROUNDS and time.perf_counter() - begin > seconds:
+        for number in range(rounds[1]):
+            if number >= rounds[0] and time.perf_counter() - begin > seconds:
                 break
-            for place in places:
+            for place in timed:
                 place.time_whole()
                 place.time_inside()
-    return [(place.sizes, place.laps) for place in places]
+            for place in plain:
+                place.time_whole()
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """While open, events and Triton's launches are of ``device``, if it is a GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def laps_one_by_one(
+    places: Sequence[Callable[[], Place]],
+    look: Callable[[Place], T],
+    *,
+    rounds: tuple[int, int],
+    seconds: float = math.inf,
+) -> tuple[list[tuple[PartSizes, StepLaps]], list[T]]:
+    """Laps on a GPU, whose memory has to suffice for one place.
+
+    Args:
+        places: Make them; one is gone before the next is made.
+        look: Called with each when it has been timed.
+        rounds: As for `time_in_turns`.
+        seconds: Likewise, of each place.
+
+    Returns:
+        Sizes and laps of each, and what ``look`` gave.
+    """
+    found, looked = list[tuple[PartSizes, StepLaps]](), list[T]()
+    for make in places:
+        place = make()
+        with _current(place.device):
+            time_in_turns([place], rounds=rounds, seconds=seconds)
+            found.append((place.sizes, place.laps))
+            looked.append(look(place))
+        del place
+    return found, looked
