@@ -17,10 +17,11 @@ import torch
 from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.whole_file import write_whole
-from nugnn.job import private_job_folder, read_job, write_job
+from nugnn.job import NotPickledError, private_job_folder, read_job, write_job
 from nugnn.launch import launch
 from nugnn.limited import apply_limits, cores_on
 from nugnn.machine_profiles import cache_base
+from nugnn.partition.assign import NoAssignmentError
 from nugnn.partition.ids import edge_arrays
 from nugnn.partition.metis import SymmetricGraph, symmetric_graph
 from nugnn.plan_subject import PlanSubject
@@ -46,6 +47,10 @@ _SECONDS = {"cpu": 6.0, "cuda": 4.0}
 _TRAVEL_SECONDS = 0.3
 _WAYS = "ways.json"
 _STALL_SECONDS = 300.0
+
+
+class NotTimedError(ValueError):
+    """A model's operators cannot be timed on this graph or by workers, though a run may be possible: says why."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,6 +97,7 @@ def own_times(
         on_stage: Called with what is done next.
 
     Raises:
+        NotTimedError: The graph cannot be cut into parts to time on, or the model not be handed to workers.
         WorkerFailed: A worker did not come to the end.
     """
     kinds = [device.kind for device in cluster.devices]
@@ -120,8 +126,11 @@ def own_times(
     job = {"measures": measures, "travel": travel, "devices": list(devices), "limits": limits}
     longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
     with private_job_folder() as folder:
-        _hand_out(folder, parts)
-        write_job(folder, job)
+        try:
+            _hand_out(folder, parts)
+            write_job(folder, job)
+        except (NoAssignmentError, NotPickledError) as error:
+            raise NotTimedError(str(error)) from error
         on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]

@@ -21,7 +21,7 @@ from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.launch import WorkerFailed
 from nugnn.machine_profiles import are_devices_alike
-from nugnn.own_times import times_for
+from nugnn.own_times import NotTimedError, times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_request import PlanRequest
@@ -232,7 +232,7 @@ class TrainingPlan:
             return
         try:
             found = times_for(subject, self.cluster, devices, self.limits, self.on_stage, graph)
-        except (WorkerFailed, ValueError) as error:  # rates can do without; whatever is wrong with the run comes later
+        except (WorkerFailed, NotTimedError) as error:  # rates can do without; what is wrong with the run comes later
             what = (str(error).splitlines() or [""])[0]
             self.on_note(f"planned from rates, since the model's operators could not be timed: {what}")
             return

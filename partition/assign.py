@@ -23,6 +23,10 @@ Method: TypeAlias = Literal["metis", "kaminpar", "clusters", "random", "given"]
 NodeWeights: TypeAlias = Any  # "unit", "degree" or an ArrayLike
 
 
+class NoAssignmentError(ValueError):
+    """A partitioner kept to no assignment within tolerance: says by how much it is missed."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Assignment:
     """Which part each node belongs to, and what that costs.
@@ -115,8 +119,8 @@ def partition_nodes(
         thread.
 
     Raises:
-        ValueError: an argument is malformed or out of range, there are more parts than nodes, or no assignment within
-            tolerance was found.
+        ValueError: an argument is malformed or out of range, or there are more parts than nodes.
+        NoAssignmentError: no assignment within tolerance was found.
     """
     started = time.perf_counter()
     if num_nodes < 1:
@@ -159,7 +163,7 @@ def partition_nodes(
         part_N, clusters_N = _make_parts(method, src_E, dst_E, weights_E, balance, seed, notes, symmetric)
         violations = balance.violations(part_N)
         if violations:
-            raise ValueError(
+            raise NoAssignmentError(
                 f"no assignment within tolerance {tolerance:g} was found: {violations[0]} "
                 f"({len(violations)} violations in all); "
                 "raise `tolerance`, change `shares`, or balance fewer node weights"

@@ -27,6 +27,7 @@ from nugnn.graph_task import GraphTask
 from nugnn.launch import WorkerFailed
 from nugnn.models import GNN
 from nugnn.networks import MLP
+from nugnn.own_times import NotTimedError
 from nugnn.partition import assign, coarse, repeated_cuts
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import sample_subject
@@ -418,19 +419,31 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(monkeypatch: pytest
     assert memory[1].memory_limit_bytes < memory[0].memory_limit_bytes
 
 
+@pytest.mark.parametrize("error", [WorkerFailed(3, "no worker\nits log follows"), NotTimedError("no worker")])
 def test_operators_that_cannot_be_timed_leave_a_plan_from_rates(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def ends(*_: Any, **__: Any) -> None:
-        raise WorkerFailed(3, "worker 1 has gone\nits log follows")
+        raise error
 
     monkeypatch.setattr(plan_training, "times_for", ends)
     events: list[str] = []
     config = settings(tmp_path, "a", shares="auto", device="cpu", limits="none;memory_fraction=0.4")
     result = run_from_config(config, lambda event: events.append(str(event)))
     assert len(result["shares"]) == 2
-    said = "planned from rates, since the model's operators could not be timed: worker 1 has gone"
+    said = "planned from rates, since the model's operators could not be timed: no worker"
     assert any(said in event for event in events) and not any("its log follows" in event for event in events)
+
+
+def test_a_fault_of_ours_in_timing_operators_is_not_taken_for_a_plan_from_rates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("operands could not be broadcast together")
+
+    monkeypatch.setattr(plan_training, "times_for", fails)
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        run_from_config(settings(tmp_path, "a", shares="auto", device="cpu", limits="none;memory_fraction=0.4"))
 
 
 def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) -> None:
