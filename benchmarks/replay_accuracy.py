@@ -7,7 +7,7 @@ r"""Training steps predicted from measured operators, held against training step
 
 Configurations (model, widths, layers, precision) and the sizes that are predicted are drawn by a seed before anything
 is measured; all are reported. Of each configuration the operators are timed inside steps at a ladder of sizes
-(`nugnn.measured_step`); its steps at other sizes are trained as ever, on a CPU in turns with the ladder's, and
+(`nugnn.timed_place`); its steps at other sizes are trained as ever, on a CPU in turns with the ladder's, and
 predicted. Errors come without any correction, and with the one factor of all other configurations (leave one out).
 """
 
@@ -28,7 +28,6 @@ from replay_cases import Case, RealGraph, Setting, Sizes, at, drawn, graph_setti
 
 from nugnn.limited import apply_limits
 from nugnn.measured_memory import peak_of_step
-from nugnn.measured_step import Place, laps_one_by_one, time_in_turns
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measure_operators import Now
@@ -36,6 +35,7 @@ from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.times_of_steps import times_of
+from nugnn.timed_place import Place, laps_one_by_one, time_in_turns
 from nugnn.traced_step import run_steps, sizes_of
 
 T = TypeVar("T")

@@ -43,7 +43,6 @@ from nugnn import seam
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks, gather_texts
 from nugnn.graph_family import GraphFamily
-from nugnn.measured_step import Place
 from nugnn.partition.shard import Shard
 from nugnn.planning.links import Links
 from nugnn.planning.links import Place as PlaceOfRank
@@ -57,6 +56,7 @@ from nugnn.planning.times_of_steps import times_of
 from nugnn.random_data import random_part, random_samples
 from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
+from nugnn.timed_place import Place
 from nugnn.traced_step import LonePart
 from nugnn.trainer import Trainer
 

@@ -6,7 +6,7 @@ r"""Steps in which operators compute in formats of their own, predicted from ste
 
 Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
 predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
-same model with all of them in float32, and all in bfloat16 (`nugnn.measured_step`); casts that neither makes are timed
+same model with all of them in float32, and all in bfloat16 (`nugnn.timed_place`); casts that neither makes are timed
 by themselves. On a GPU, so are the bytes that each takes while it runs (`inside_bytes.py`). The mixed step is trained
 (`mixed_steps.py`) and never looked into. It is predicted with the
 neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without: then whatever has no
@@ -34,7 +34,6 @@ from replay_accuracy import ladder_rows, laps_of_ladder, place_of, steps_one_by_
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
 
 from nugnn.measured_memory import peak_of_step
-from nugnn.measured_step import time_in_turns
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.casts import with_formats
 from nugnn.planning.measure_casts import measure_casts
@@ -45,6 +44,7 @@ from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.timed_operators import TimedOperator
 from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
+from nugnn.timed_place import time_in_turns
 from nugnn.traced_step import run_steps, sample_trainer, trace_sample_step
 
 _BATCH = {"mlp": 2048, "cnn": 32, "transformer": 64}

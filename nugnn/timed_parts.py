@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from nugnn.datasets.graph_data import GraphData
-from nugnn.measured_step import changes_of_kernel, ladder, scaled
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.partition.pieces import piece_of
 from nugnn.partition.shard import Shard, iter_shards
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
+from nugnn.size_ladder import changes_of_kernel, ladder, scaled
 from nugnn.traced_step import sizes_of
 
 _STEP_SECONDS = {"cpu": 0.25, "cuda": 0.05}

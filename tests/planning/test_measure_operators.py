@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nugnn.measured_memory import peak_of_step
-from nugnn.measured_step import Place, ladder, measure_graph_step, measure_sample_step, scaled
+from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.planning.calibration import alone_seconds
@@ -20,6 +20,8 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.timed_operators import is_large_sum
 from nugnn.planning.trace_records import TraceError
 from nugnn.random_data import random_part
+from nugnn.size_ladder import ladder, scaled
+from nugnn.timed_place import Place
 from nugnn.traced_step import (
     graph_trainer,
     lone_part,
