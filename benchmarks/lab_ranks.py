@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,12 +15,34 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from link_lab import INTERFACE, Lab, address, rate_command
+from link_lab import INTERFACE, Lab, address, rate_command, why_not
 
 from nugnn.launch import grants_huge_pages
 from nugnn.worker_cores import equal_cores, own_nodes, stay_on_given_cores
 
 _PORT = 29_571
+
+
+def begin(script: str, arguments: argparse.Namespace, worker: Callable[[argparse.Namespace], None]) -> int | None:
+    """What a script that `run` is to run once for each rank does first.
+
+    Args:
+        script: Path.
+        arguments: With ``rank`` where it is one.
+        worker: Does the work of a rank.
+
+    Returns:
+        With which code the script ends now: 0 of a rank that is done, 2 where such links cannot be made. None where it
+        is the one to run ranks, which end with it on SIGTERM.
+    """
+    if arguments.rank is not None:
+        worker(arguments)
+        return 0
+    if (problem := why_not()) is not None:
+        print(f"{Path(script).name}: {problem}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return None
 
 
 def run(num_ranks: int, script: str, options: Sequence[str], on_line: Callable[[Any], None]) -> None:

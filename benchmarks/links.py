@@ -33,7 +33,6 @@ import copy
 import functools
 import json
 import math
-import signal
 import statistics
 import sys
 import time
@@ -47,7 +46,7 @@ import torch
 import torch.distributed as dist
 from harness import code_version
 from lab_ranks import limit_rate
-from link_lab import INTERFACE, why_not
+from link_lab import INTERFACE
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
@@ -631,13 +630,8 @@ class _Shown:
 def main(given: list[str] | None = None) -> int:
     """Print tables; 0, or 2 where such links cannot be made."""
     arguments = parse(given)
-    if arguments.rank is not None:
-        worker(arguments)
-        return 0
-    if (problem := why_not()) is not None:
-        print(f"links.py: {problem}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if (code := lab_ranks.begin(__file__, arguments, worker)) is not None:
+        return code
     for num_ranks in arguments.ranks:
         begin, shown = time.perf_counter(), _Shown(arguments.json)
         try:

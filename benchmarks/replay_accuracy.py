@@ -7,7 +7,7 @@ r"""Training steps predicted from measured operators, held against training step
 
 Configurations (model, widths, layers, precision) and the sizes that are predicted are drawn by a seed before anything
 is measured; all are reported. Of each configuration the operators are timed inside steps at a ladder of sizes
-(`nugnn.measured_step`); its steps at other sizes are trained as ever, on a CPU in turns with the ladder's, and
+(`nugnn.timed_place`); its steps at other sizes are trained as ever, on a CPU in turns with the ladder's, and
 predicted. Errors come without any correction, and with the one factor of all other configurations (leave one out).
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,6 @@ from replay_cases import Case, RealGraph, Setting, Sizes, at, drawn, graph_setti
 
 from nugnn.limited import apply_limits
 from nugnn.measured_memory import peak_of_step
-from nugnn.measured_step import Place
 from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measure_operators import Now
@@ -35,6 +35,7 @@ from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.times_of_steps import times_of
+from nugnn.timed_place import Place, laps_one_by_one, time_in_turns
 from nugnn.traced_step import run_steps, sizes_of
 
 T = TypeVar("T")
@@ -81,34 +82,18 @@ def place_of(setting: Setting, each: Any, now: Now, in_a_row: int = 4, **options
     return Place(setting.trainer(each, **options), sizes, now, in_a_row)
 
 
-def time_in_turns(timed: Sequence[Place], plain: Sequence[Place], rounds: int) -> None:
-    """Steps on a CPU: of ``timed`` also operator by operator, of ``plain`` as ever."""
-    for each in (*timed, *plain):
-        each.warm_up()
-    for _ in range(rounds):
-        for each in timed:
-            each.time_whole()
-            each.time_inside()
-        for each in plain:
-            each.time_whole()
-
-
-def laps_one_by_one(
+def laps_of_ladder(
     setting: Setting, rounds: int, now: Now, look: Callable[[Place], T]
 ) -> tuple[list[tuple[PartSizes, StepLaps]], list[T]]:
-    """Of a setting's ladder on a GPU, whose memory has to suffice for one place; with what ``look`` gives of each."""
-    found, looked = [], []
-    for each in setting.ladder:
-        one = place_of(setting, each, now, cuda_graphs="off")
-        one.warm_up()
-        for _ in range(rounds):
-            one.time_whole()
-            one.time_inside()
-        found.append((one.sizes, one.laps))
-        looked.append(look(one))
-        del one
+    """Of a setting's ladder on a GPU, as `laps_one_by_one`."""
+
+    def make(each: Any) -> Place:
         free_memory()
-    return found, looked
+        return place_of(setting, each, now, cuda_graphs="off")
+
+    found = laps_one_by_one([functools.partial(make, each) for each in setting.ladder], look, rounds=(rounds, rounds))
+    free_memory()
+    return found
 
 
 def steps_one_by_one(setting: Setting, rounds: int, now: Now, **options: Any) -> tuple[list[float], list[bool]]:
@@ -133,11 +118,11 @@ def measured(setting: Setting, rounds: int, now: Now, label: str) -> Measured:
         timed, plain = (
             [place_of(setting, each, now) for each in each_of] for each_of in (setting.ladder, setting.tests)
         )
-        time_in_turns(timed, plain, rounds)
+        time_in_turns(timed, plain, rounds=(rounds, rounds))
         found = [(p.sizes, p.laps) for p in timed]
         table = times_of(setting.trace, found, timed[0].device, limits=label)
         return Measured(table, found, [p.laps.median_seconds for p in plain], [False] * len(plain))
-    found, peaks = laps_one_by_one(
+    found, peaks = laps_of_ladder(
         setting, rounds, now, lambda one: peak_of_step(one.trainer, setting.trace.at(one.sizes))
     )
     smallest = place_of(setting, setting.ladder[0], now)

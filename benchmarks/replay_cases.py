@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.datasets.registry import load
-from nugnn.measured_step import ladder
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.partition.assign import partition_nodes
@@ -21,6 +20,7 @@ from nugnn.partition.pieces import piece_of
 from nugnn.partition.shard import Shard, build_shard
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
+from nugnn.size_ladder import ladder
 from nugnn.traced_step import (
     LonePart,
     graph_trainer,

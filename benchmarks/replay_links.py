@@ -28,7 +28,6 @@ import dataclasses
 import itertools
 import json
 import math
-import signal
 import statistics
 import sys
 import time
@@ -39,7 +38,6 @@ from typing import Any
 import lab_ranks
 import torch
 from harness import Recorder, brief
-from link_lab import why_not
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, drawn, graph_setting, sample_setting
 from replay_mixed import Drawn, configurations, settings_of
 from torch import Tensor
@@ -48,7 +46,6 @@ from nugnn import seam
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks, gather_texts
 from nugnn.graph_family import GraphFamily
-from nugnn.measured_step import Place
 from nugnn.partition.shard import Shard
 from nugnn.planning.links import Links
 from nugnn.planning.links import Place as PlaceOfRank
@@ -64,6 +61,7 @@ from nugnn.planning.times_of_steps import times_of
 from nugnn.random_data import random_part, random_samples
 from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
+from nugnn.timed_place import Place
 from nugnn.traced_step import LonePart
 from nugnn.trainer import Trainer
 
@@ -488,13 +486,8 @@ def missing(cases: Iterable[Case], rates: Sequence[float | None], rows: Sequence
 def main(given: list[str] | None = None) -> int:
     """Print rows and their errors; 0, 1 where a rank failed, or 2 where such links cannot be made."""
     arguments = parse(given)
-    if arguments.rank is not None:
-        worker(arguments)
-        return 0
-    if (problem := why_not()) is not None:
-        print(f"replay_links.py: {problem}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if (code := lab_ranks.begin(__file__, arguments, worker)) is not None:
+        return code
     torch.set_num_threads(1)  # as the ranks, for the rows
     begin, recorder = time.perf_counter(), Recorder(arguments.rows, torch.device("cpu"), line)
     options = ["--rates", *map(str, arguments.rates), f"--link-seconds={arguments.link_seconds}"]

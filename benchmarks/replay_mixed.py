@@ -6,7 +6,7 @@ r"""Steps in which operators compute in formats of their own, predicted from ste
 
 Configurations (model, widths, layers; float32 or bfloat16 for each linear layer and convolution) and the sizes that are
 predicted are drawn by a seed before anything is measured; all are reported. Operators are timed inside steps of the
-same model with all of them in float32, and all in bfloat16 (`nugnn.measured_step`); casts that neither makes are timed
+same model with all of them in float32, and all in bfloat16 (`nugnn.timed_place`); casts that neither makes are timed
 by themselves. On a GPU, so are the bytes that each takes while it runs (`inside_bytes.py`). The mixed step is trained
 (`mixed_steps.py`) and never looked into. It is predicted with the
 neighbourhood rule of `nugnn.planning.casts.with_formats`, which is how it runs, and without: then whatever has no
@@ -30,7 +30,7 @@ import torch
 from harness import Recorder, brief, free_memory, markdown, read_rows
 from inside_bytes import bytes_inside, table_of, with_bytes_inside
 from mixed_steps import Mixed, casts_of, drawn_formats, is_cast, names_of, without_the_rule
-from replay_accuracy import ladder_rows, laps_one_by_one, place_of, steps_one_by_one, time_in_turns
+from replay_accuracy import ladder_rows, laps_of_ladder, place_of, steps_one_by_one
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
 
 from nugnn.measured_memory import peak_of_step
@@ -44,6 +44,7 @@ from nugnn.planning.step_laps import StepLaps
 from nugnn.planning.timed_operators import TimedOperator
 from nugnn.planning.times_of_steps import times_of
 from nugnn.planning.trace import StepTrace
+from nugnn.timed_place import time_in_turns
 from nugnn.traced_step import run_steps, sample_trainer, trace_sample_step
 
 _BATCH = {"mlp": 2048, "cnn": 32, "transformer": 64}
@@ -162,7 +163,7 @@ def _measured(step: MixedStep, rounds: int, now: Now, device: torch.device) -> _
         return _measured_on_gpu(step, rounds, now, device)
     timed = [[place_of(setting, each, now) for each in setting.ladder] for setting in both]
     places = [place_of(step.mixed, each, now) for each in step.mixed.tests]
-    time_in_turns([*timed[0], *timed[1]], places, rounds)
+    time_in_turns([*timed[0], *timed[1]], places, rounds=(rounds, rounds))
     ladders = [[(place.sizes, place.laps) for place in each] for each in timed]
     tables = [times_of(setting.trace, each, device) for setting, each in zip(both, ladders, strict=True)]
     seconds = [place.laps.median_seconds for place in places]
@@ -173,7 +174,7 @@ def _measured_on_gpu(step: MixedStep, rounds: int, now: Now, device: torch.devic
     both = (step.single, step.half)
     ladders, inside = [], []
     for setting in both:
-        ladder, bytes_of = laps_one_by_one(setting, rounds, now, lambda one: bytes_inside(one.trainer))
+        ladder, bytes_of = laps_of_ladder(setting, rounds, now, lambda one: bytes_inside(one.trainer))
         ladders.append(ladder)
         inside.append([(sizes, each) for (sizes, _), each in zip(ladder, bytes_of, strict=True)])
     try:

@@ -111,6 +111,10 @@ def remove_abandoned_folders(parent: Path) -> list[Path]:
     return removed
 
 
+class NotPickledError(ValueError):
+    """What a user has made cannot be handed to worker processes: says which entry, and why."""
+
+
 def write_job(folder: Path, payload: dict[str, Any]) -> None:
     """Store ``payload`` for the workers.
 
@@ -118,7 +122,7 @@ def write_job(folder: Path, payload: dict[str, Any]) -> None:
     each worker. What a worker writes into such a tensor stays its own.
 
     Raises:
-        ValueError: Something in it cannot be pickled; the text names the entry.
+        NotPickledError: Something in it cannot be pickled; the text names the entry.
     """
     from nugnn.datasets.whole_file import write_whole  # not at the top: the package loads torch, --help must not
 
@@ -133,7 +137,7 @@ def write_job(folder: Path, payload: dict[str, Any]) -> None:
                 try:
                     _pickled(folder, value)
                 except Exception as error:
-                    raise ValueError(f"{name} cannot be handed to the worker processes: {error}") from error
+                    raise NotPickledError(f"{name} cannot be handed to the worker processes: {error}") from error
             raise
         write_whole(path, lambda file: file.write(content))
 

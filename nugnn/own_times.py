@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,13 @@ import torch
 from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.whole_file import write_whole
-from nugnn.job import private_job_folder, read_job, write_job
+from nugnn.job import NotPickledError, private_job_folder, read_job, write_job
 from nugnn.launch import launch
 from nugnn.limited import apply_limits, cores_on
 from nugnn.machine_profiles import cache_base
+from nugnn.partition.assign import NoAssignmentError
+from nugnn.partition.ids import edge_arrays
+from nugnn.partition.metis import SymmetricGraph, symmetric_graph
 from nugnn.plan_subject import PlanSubject
 from nugnn.planned import step_model
 from nugnn.planning.batch_shares import split_by_shares
@@ -46,6 +49,10 @@ _WAYS = "ways.json"
 _STALL_SECONDS = 300.0
 
 
+class NotTimedError(ValueError):
+    """A model's operators cannot be timed on this graph or by workers, though a run may be possible: says why."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnTimes:
     """What was measured.
@@ -53,10 +60,13 @@ class OwnTimes:
     Args:
         operators: By `nugnn.planning.cluster.ClusterDevice.kind`.
         ways: Of rows that travel between the workers; None where none do.
+        symmetric: The graph as partitioners see it, where it was cut into parts to time on: whoever cuts it next need
+            not make that again.
     """
 
     operators: Mapping[str, MeasuredTimes]
     ways: MeasuredWays | None
+    symmetric: SymmetricGraph | None = None
 
     def on(self, cluster: Cluster) -> Cluster:
         """The cluster, whose links are those that were measured."""
@@ -87,6 +97,7 @@ def own_times(
         on_stage: Called with what is done next.
 
     Raises:
+        NotTimedError: The graph cannot be cut into parts to time on, or the model not be handed to workers.
         WorkerFailed: A worker did not come to the end.
     """
     kinds = [device.kind for device in cluster.devices]
@@ -101,19 +112,26 @@ def own_times(
         return OwnTimes(operators=operators, ways=None if way_path is None else read_ways(way_path))
     except (TimesError, WaysError):
         pass  # not all are there
-    parts: Sequence[Timed] = random_ones
+    parts: Iterable[Timed] = random_ones
+    symmetric = None
     if graph is not None:
         on_stage("cutting the graph into parts to time the model's operators on")
-        parts = real_parts(graph, traces, seconds, sizes)
-    longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
-    on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
+        src_E, dst_E = edge_arrays(graph.src, graph.dst, graph.num_nodes)
+        symmetric = symmetric_graph(graph.num_nodes, src_E, dst_E, None)
+        parts = real_parts(graph, traces, seconds, sizes, symmetric=symmetric)
     measures = [
         measure_of(subject, profile.kind, device, "" if limits is None else str(limits[rank]))
         for rank, (profile, device) in enumerate(zip(cluster.profiles, devices, strict=True))
     ]
-    job = {"measures": measures, "parts": parts, "travel": travel, "devices": list(devices), "limits": limits}
+    job = {"measures": measures, "travel": travel, "devices": list(devices), "limits": limits}
+    longest = max(_SECONDS[profile.kind] for profile in cluster.profiles)
     with private_job_folder() as folder:
-        write_job(folder, job)
+        try:
+            _hand_out(folder, parts)
+            write_job(folder, job)
+        except (NoAssignmentError, NotPickledError) as error:
+            raise NotTimedError(str(error)) from error
+        on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
         ways = None if travel is None else read_ways(folder / _WAYS)
@@ -122,7 +140,7 @@ def own_times(
         _keep(way_path, ways)
     for path, times in zip(paths, found, strict=True):
         _keep(path, times)
-    return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways)
+    return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways, symmetric=symmetric)
 
 
 def times_for(
@@ -161,13 +179,26 @@ def main(context: WorkerContext) -> None:
         torch.cuda.set_device(device)
     context.init_process_group()
     ranks = join_ranks(context.timeout, context.pulse, device)
-    measure, part = work["measures"][context.rank], work["parts"][context.rank]
+    measure, part = work["measures"][context.rank], read_job(_own_folder(context.job_folder, context.rank))["part"]
     times, ways = measured_here(ranks, lambda: measure(places_of(part)), work["travel"])
     (context.job_folder / f"times-{context.rank}.json").write_text(times.to_json(), encoding="utf-8")
     if ways is not None and context.rank == 0:
         (context.job_folder / _WAYS).write_text(ways.to_json(), encoding="utf-8")
     torch.distributed.barrier()
     leave_ranks(ranks)
+
+
+def _own_folder(job_folder: Path, rank: int) -> Path:
+    """Where the part that a worker times lies: others have no need of it."""
+    return job_folder / f"worker-{rank}"
+
+
+def _hand_out(job_folder: Path, parts: Iterable[Timed]) -> None:
+    """To each worker its own; one is held at a time."""
+    for rank, part in enumerate(parts):
+        folder = _own_folder(job_folder, rank)
+        folder.mkdir(mode=0o700)
+        write_job(folder, {"part": part})
 
 
 def measured_here(

@@ -17,6 +17,7 @@ from nugnn.graph_run import build_model, fit_arguments, prepare
 from nugnn.inductive import visible_in_training
 from nugnn.machine_profiles import Need, cluster_here, profile_of_this_machine
 from nugnn.own_times import times_for
+from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_request import this_machine_for
 from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
 from nugnn.plan_training import graph_data_facts, looked_at_samples, subject_of_graph
@@ -120,7 +121,7 @@ def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, o
     subject = subject_by_counts(config, counts, cluster.device_kinds, workers, is_nccl=is_nccl)
     on_stage("weighing shares")
     shares_by, shares = _how(config)
-    cluster, times = _measured(config, subject, cluster, on_stage)
+    cluster, times, _ = _measured(config, subject, cluster, on_stage)
     return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.halo, times=times)
 
 
@@ -137,7 +138,7 @@ def _of_graph(
     on_stage("tracing a step")
     subject = subject_of_graph(model, options, seen, graph_data_facts(seen), cluster)
     shares_by, shares = _how(config)
-    cluster, times = _measured(config, subject, cluster, on_stage, seen)
+    cluster, times, symmetric = _measured(config, subject, cluster, on_stage, seen)
     return plan_with_cut(
         subject,
         cluster,
@@ -146,6 +147,7 @@ def _of_graph(
         shares=shares,
         partitioner=cast(Partitioner, config.partitioner),
         times=times,
+        symmetric=symmetric,
         on_stage=on_stage,
     )
 
@@ -180,16 +182,19 @@ def _of_samples(
     )
     on_stage("weighing shares")
     shares_by, shares = _how(config)
-    cluster, times = _measured(config, subject, cluster, on_stage)
+    cluster, times, _ = _measured(config, subject, cluster, on_stage)
     return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, times=times)
 
 
 def _measured(
     config: RunConfig, subject: PlanSubject, cluster: Cluster, on_stage: Say, graph: GraphData | None = None
-) -> tuple[Cluster, Mapping[str, MeasuredTimes] | None]:
-    """The cluster with its links, and times of the model's operators, as measured on this machine if it is that."""
+) -> tuple[Cluster, Mapping[str, MeasuredTimes] | None, SymmetricGraph | None]:
+    """The cluster with its links, and times of the model's operators, as measured on this machine if it is that.
+
+    The graph as partitioners see it comes along where it was cut for that.
+    """
     if config.cluster is not None:
-        return cluster, None
+        return cluster, None, None
     limits = None if config.limits is None else parse_limits(config.limits)
     found = times_for(subject, cluster, devices_of(config.device, config.workers)[0], limits, on_stage, graph)
-    return found.on(cluster), found.operators
+    return found.on(cluster), found.operators, found.symmetric

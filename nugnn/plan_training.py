@@ -21,8 +21,9 @@ from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.launch import WorkerFailed
 from nugnn.machine_profiles import are_devices_alike
-from nugnn.own_times import times_for
+from nugnn.own_times import NotTimedError, times_for
 from nugnn.partition.cache import tool_versions
+from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import PlanSubject, graph_subject, model_facts, sample_subject
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut, step_model, write_plan
@@ -80,6 +81,7 @@ class TrainingPlan:
     planned: Planned | None = None
     _subject: PlanSubject | None = None
     _times: Mapping[str, MeasuredTimes] | None = None
+    _symmetric: SymmetricGraph | None = None
     _from_file: Planned | None = None
     _facts: DataFacts | None = None
 
@@ -183,6 +185,7 @@ class TrainingPlan:
             return Shares(shares=self._plain_shares(precision))
         assert self.cluster is not None
         request, kept = self.request, None
+        symmetric, self._symmetric = self._symmetric, None  # large, and of no use once the graph is cut
         if cache_folder is not None:
             kept = cache_folder / "plans" / self._key(partitioner) / PLAN_FILE
             if (made := _kept(kept)) is not None:
@@ -196,6 +199,7 @@ class TrainingPlan:
             shares=request.shares,
             partitioner=cast(Partitioner, partitioner),
             times=self._times,
+            symmetric=symmetric,
             on_stage=on_stage,
         )
         if kept is not None:
@@ -235,11 +239,11 @@ class TrainingPlan:
             return
         try:
             found = times_for(subject, self.cluster, devices, self.limits, self.on_stage, graph)
-        except (WorkerFailed, ValueError) as error:  # rates can do without; whatever is wrong with the run comes later
+        except (WorkerFailed, NotTimedError) as error:  # rates can do without; what is wrong with the run comes later
             what = (str(error).splitlines() or [""])[0]
             self.on_note(f"planned from rates, since the model's operators could not be timed: {what}")
             return
-        self._times, self.cluster = found.operators, found.on(self.cluster)
+        self._times, self._symmetric, self.cluster = found.operators, found.symmetric, found.on(self.cluster)
 
     def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:
         """Whether there is a plan already, of a file or of the run that is resumed."""

@@ -14,6 +14,7 @@ import torch
 
 from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
+from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_subject import PlanSubject
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import Draft, usable_bytes
@@ -105,6 +106,7 @@ def plan_with_cut(
     partitioner: Partitioner = "auto",
     seed: int = 0,
     times: Times | None = None,
+    symmetric: SymmetricGraph | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Planned:
     """A plan of a graph at hand, with its cut.
@@ -118,6 +120,7 @@ def plan_with_cut(
         partitioner: What cuts, see `nugnn.planning.loop_method.loop_method`.
         seed: Of it.
         times: Of the model's own operators, where they were measured.
+        symmetric: The graph as partitioners see it, for callers that have it.
         on_stage: Called with what is done next.
 
     Raises:
@@ -140,6 +143,7 @@ def plan_with_cut(
         seed=seed,
         halo=ExpectedHalo(),
         row_bytes=subject.row_bytes,
+        symmetric=symmetric,
         on_stage=on_stage,
     )
     assert draft.part is not None

@@ -8,18 +8,20 @@ difference is larger on a whole device than on a limited one: shares planned fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from nugnn.datasets.graph_data import GraphData
-from nugnn.measured_step import changes_of_kernel, ladder
 from nugnn.partition.assign import partition_nodes
+from nugnn.partition.metis import SymmetricGraph
 from nugnn.partition.pieces import piece_of
 from nugnn.partition.shard import Shard, iter_shards
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
+from nugnn.size_ladder import changes_of_kernel, ladder, scaled
 from nugnn.traced_step import sizes_of
 
 _STEP_SECONDS = {"cpu": 0.25, "cuda": 0.05}
@@ -71,7 +73,8 @@ def random_parts(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes:
         seconds: Predicted, of a step of a part on the worker.
         sizes: Of the worker.
     """
-    return ladder(_scaled(sizes, _largest_share(trace, seconds, sizes)), trace)
+    possible = _of_two(sizes)
+    return ladder(scaled(possible, _largest_share(trace, seconds, possible)), trace)
 
 
 def real_parts(
@@ -79,27 +82,32 @@ def real_parts(
     traces: Sequence[StepTrace],
     seconds: Sequence[Callable[[PartSizes], float]],
     sizes: Sequence[PartSizes],
-) -> list[RealPart]:
+    *,
+    symmetric: SymmetricGraph | None = None,
+) -> Iterator[RealPart]:
     """Parts of a graph cut into clusters of about these sizes, with rows in the order that training gives them.
+
+    Each is made when it is asked for. A plan that follows has clusters of its own, and rows of trained parts an order
+    of their own: were they to start from these clusters, they would depend on whether times had been kept, and a
+    resumed run would not go on in the same bits.
 
     Args:
         graph: At hand.
         traces: Of each worker, as for `random_parts`.
         seconds: Likewise.
         sizes: Likewise.
+        symmetric: The graph as partitioners see it, for callers that have it.
     """
     least = _LEAST_SHARE * graph.num_nodes / len(sizes)
     shares = [max(size.inner, least) for size in sizes]
-    cut = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, method="clusters", tolerance=0.1)
-    return [
-        real_part(shard, trace, of_part)
-        for shard, trace, of_part in zip(iter_shards(graph, cut, order="auto"), traces, seconds, strict=True)
-    ]
+    how: dict[str, Any] = {"method": "clusters", "tolerance": 0.1, "symmetric": symmetric}
+    cut = partition_nodes(graph.num_nodes, graph.src, graph.dst, shares, **how)
+    yield from map(real_part, iter_shards(graph, cut, order="auto"), traces, seconds)  # which holds one at a time
 
 
 def real_part(shard: Shard, trace: StepTrace, seconds: Callable[[PartSizes], float]) -> RealPart:
     """What is timed of a part that is there; ``trace`` and ``seconds`` as for `random_parts`."""
-    share = _largest_share(trace, seconds, sizes_of(shard))
+    share = _largest_share(trace, seconds, _of_two(sizes_of(shard)))
     largest = _as_traced(piece_of(dataclasses.replace(shard, edge_data={}), share))
     shares = {*_PIECES, *changes_of_kernel(trace, sizes_of(largest))}
     return RealPart(shard=largest, shares=tuple(sorted((share for share in shares if share <= 1), reverse=True)))
@@ -126,15 +134,12 @@ def _as_own_graph(shard: Shard) -> Shard:
 
 def _largest_share(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes: PartSizes) -> float:
     share = 1.0
-    while seconds(_scaled(sizes, share)) > _STEP_SECONDS[trace.device] and share > 1e-3:
+    while seconds(scaled(sizes, share)) > _STEP_SECONDS[trace.device] and share > 1e-3:
         share /= 2
     return share
 
 
-def _scaled(sizes: PartSizes, share: float) -> PartSizes:
-    """All counts in proportion, as far as a part of two can have them: expected ones may be more."""
-    counts = {field.name: round(share * getattr(sizes, field.name)) for field in dataclasses.fields(sizes)}
-    counts["edges"] = max(counts["edges"], counts["inner"], counts["halo"])
-    counts["train"] = min(max(counts["train"], min(sizes.train, 1)), counts["inner"])
-    counts["sent"] = min(counts["sent"], counts["inner"])
-    return PartSizes(**{name: max(count, 1) if getattr(sizes, name) else 0 for name, count in counts.items()})
+def _of_two(sizes: PartSizes) -> PartSizes:
+    """The counts as far as a part of two can have them: there no row is sent twice, and expected ones may be more."""
+    edges = max(sizes.edges, sizes.inner, sizes.halo)
+    return dataclasses.replace(sizes, edges=edges, sent=min(sizes.sent, sizes.inner))

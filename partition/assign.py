@@ -23,6 +23,10 @@ Method: TypeAlias = Literal["metis", "kaminpar", "clusters", "random", "given"]
 NodeWeights: TypeAlias = Any  # "unit", "degree" or an ArrayLike
 
 
+class NoAssignmentError(ValueError):
+    """A partitioner kept to no assignment within tolerance: says by how much it is missed."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Assignment:
     """Which part each node belongs to, and what that costs.
@@ -83,6 +87,7 @@ def partition_nodes(
     edge_weights: ArrayLike | None = None,
     node_weights: NodeWeights = "unit",
     tolerance: float = 0.02,
+    symmetric: SymmetricGraph | None = None,
 ) -> Assignment:
     """Give each node of a directed multigraph to one part, such that part p weighs ``shares[p]`` of the whole.
 
@@ -106,14 +111,16 @@ def partition_nodes(
             ``degree_weights`` makes, or ``(N, K)`` for K quantities at once. METIS takes one weight per node here, so
             K columns are added up, each scaled to sum to 1, and each column is then checked and repaired by itself.
         tolerance: Allowed deviation from a target, relative to it.
+        symmetric: What `nugnn.partition.metis.symmetric_graph` makes of these edges and their weights, for callers that
+            have it; not modified.
 
     Returns:
         The assignment; equal arguments give an equal one, apart from ``seconds``, but for "kaminpar" on more than one
         thread.
 
     Raises:
-        ValueError: an argument is malformed or out of range, there are more parts than nodes, or no assignment within
-            tolerance was found.
+        ValueError: an argument is malformed or out of range, or there are more parts than nodes.
+        NoAssignmentError: no assignment within tolerance was found.
     """
     started = time.perf_counter()
     if num_nodes < 1:
@@ -138,6 +145,8 @@ def partition_nodes(
         raise ValueError(f"tolerance is {tolerance}; it must be a number of at least 0")
     if method in ("metis", "clusters"):
         check_index_width(num_nodes, len(src))
+    if symmetric is not None and symmetric.adjacency.shape != (num_nodes, num_nodes):
+        raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
     src_E, dst_E = (ids.astype(np.int64, copy=False) for ids in edge_arrays(src, dst, num_nodes))
     weights_E = _checked_edge_weights(edge_weights, len(src_E))
 
@@ -151,10 +160,10 @@ def partition_nodes(
         part_N = _checked_parts(parts, num_nodes, len(asked))
         notes += [f"Given parts: {sentence}." for sentence in balance.violations(part_N)]
     else:
-        part_N, clusters_N = _make_parts(method, src_E, dst_E, weights_E, balance, seed, notes)
+        part_N, clusters_N = _make_parts(method, src_E, dst_E, weights_E, balance, seed, notes, symmetric)
         violations = balance.violations(part_N)
         if violations:
-            raise ValueError(
+            raise NoAssignmentError(
                 f"no assignment within tolerance {tolerance:g} was found: {violations[0]} "
                 f"({len(violations)} violations in all); "
                 "raise `tolerance`, change `shares`, or balance fewer node weights"
@@ -179,7 +188,14 @@ def partition_nodes(
 
 
 def _make_parts(
-    method: Method, src: Ints, dst: Ints, weights: npt.NDArray | None, balance: Balance, seed: int, notes: list[str]
+    method: Method,
+    src: Ints,
+    dst: Ints,
+    weights: npt.NDArray | None,
+    balance: Balance,
+    seed: int,
+    notes: list[str],
+    symmetric: SymmetricGraph | None,
 ) -> tuple[Ints, npt.NDArray | None]:
     """Parts, and clusters where the method finds some."""
     num_nodes = len(balance.node_weights)
@@ -188,7 +204,7 @@ def _make_parts(
     if method == "random":
         order = np.random.default_rng(seed).permutation(num_nodes)
         return settle(split_in_order(order, balance), balance, None, notes), None
-    graph = symmetric_graph(num_nodes, src, dst, weights)
+    graph = symmetric_graph(num_nodes, src, dst, weights) if symmetric is None else symmetric
     if graph.num_merged:
         notes.append(f"Merged {graph.num_merged} parallel edges into weights for partitioning only.")
     return split_graph(method, graph, balance, seed, notes)

@@ -195,7 +195,7 @@ class _Layout:
             self.book = PartitionBook.from_parts(assignment.part, num_parts, torch.from_numpy(found))
         self.edge_order, self.indptr = rows_in_order(edge_order, indptr, self.book.order.numpy())
         del edge_order
-        position = self.book.position.numpy()
+        position = self.book.position.numpy().astype(np.int32 if num_nodes < 2**31 else np.int64)
         self.src_position = position[src[self.edge_order]]
         self.node_offsets: list[int] = self.book.offsets.tolist()
         self.halos = [self._halo(part) for part in range(num_parts)]

@@ -25,7 +25,6 @@ _FOLLOWS = frozenset(("elementwise", "reduction", "copy", "rows", "exchange", "m
 _BATCH_NORM = "/batch_norm"
 """Ends the name of an operator of many records where its statistics are those of all ranks; all have their format."""
 _FOLLOWS_IN_LOSS = frozenset(("rows", "metadata"))
-_OWN_LOSSES = frozenset(("_CrossEntropy", "_BinaryCrossEntropy"))
 _GRADIENT = "/gradient"
 """Ends the name of the record in which a parameter gets its gradient."""
 CAST = "aten._to_copy"
@@ -174,8 +173,8 @@ class _Retyped:
         return record.op == "aten.copy_" or self._is_own_loss(record)
 
     def _is_own_loss(self, record: OperatorRecord) -> bool:
-        """Losses of ours on GPUs: of logits in any format, to which gradients return in theirs."""
-        return record.op.partition(".")[0] in _OWN_LOSSES
+        """Losses of ours on GPUs, not torch's: of logits in any format, to which gradients return in theirs."""
+        return record.kind == "loss" and not record.op.startswith("aten.")
 
     def _now(self, x: TensorRecord) -> TensorRecord:
         """What is read in place of ``x``, in the format that it has now."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
-from nugnn.partition.metis import symmetric_graph
+from nugnn.partition.metis import SymmetricGraph, symmetric_graph
 from nugnn.partition.repeated_cuts import RepeatedCuts
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
@@ -57,6 +57,7 @@ def draft_with_cut(
     seed: int = 0,
     halo: Halo = 0.5,
     row_bytes: float = 1024.0,
+    symmetric: SymmetricGraph | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Draft:
     """Shares of a graph with its cut: counted, and for ``auto`` not slower than any baseline by the forecast.
@@ -80,6 +81,7 @@ def draft_with_cut(
         seed: Of the partitioner.
         halo: Expected before the first cut.
         row_bytes: Of a halo row in an exchange, for placing parts that much traffic is between on one host.
+        symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, for callers that have it.
         on_stage: Called with what is done next.
 
     Raises:
@@ -105,7 +107,8 @@ def draft_with_cut(
             with contextlib.suppress(DoesNotFitError):  # with as much halo as is expected; the cut may have less
                 also["counts"] = draft_from_counts(model, whole, cluster, halo=halo, precision=precision).shares
         method = cast(LoopMethod, partitioner)  # checked by `partition_to_fit`
-        cuts = RepeatedCuts(symmetric_graph(num_nodes, src_E, dst_E, None), seed)
+        lists = symmetric_graph(num_nodes, src_E, dst_E, None) if symmetric is None else symmetric
+        cuts = RepeatedCuts(lists, seed)
         fitted = partition_to_fit(
             num_nodes,
             src_E,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +78,7 @@ def replay(
     for what, given in (("steps", steps), ("times", times), ("captured", is_captured), ("halo_shares", halo_shares)):
         if given is not None and len(given) != num_ranks:
             raise ValueError(f"{what} has {len(given)} entries; the links connect {num_ranks} ranks")
-    programs: dict[int, Program] = {}
+    wire, programs = Wire(gradient_wire), dict[int, Program]()
     seconds: dict[tuple[int, int], list[float]] = {}
     ranks: list[_Rank] = []
     for rank, (step, own) in enumerate(zip(steps, times, strict=True)):
@@ -87,13 +88,11 @@ def replay(
         program, key = programs[id(step)], (id(step), id(own))
         if key not in seconds:
             seconds[key] = [own.seconds(record, step.storages) for record in step.operators]
-        launched = program.launched(step, is_captured=is_captured[rank])
         share = None if halo_shares is None else halo_shares[rank]
-        blocks, launch = links.blocks_host(rank), host_seconds_of_launch(own, is_captured=is_captured[rank])
-        taken = [taken_seconds(each, links, rank, own, Wire(gradient_wire)) for each in program.exchanges]
-        ranks.append(_Rank(step, program, seconds[key], launched, launch, share, taken, blocks_host=blocks))
+        how: dict[str, Any] = {"is_captured": is_captured[rank], "halo_share": share}
+        ranks.append(_rank_on(links, wire, rank, step, program, seconds[key], own, **how))
     names = [step.device for step in steps] if names is None else names
-    return _replayed(ranks, _Exchanges(links, ranks, rows_between, Wire(gradient_wire)), num_steps, names)
+    return _replayed(ranks, _Exchanges(links, ranks, rows_between, wire), num_steps, names)
 
 
 def replay_parts(
@@ -122,17 +121,39 @@ def replay_parts(
     for what, given in (("parts", parts), ("halo_shares", halo_shares)):
         if given is not None and len(given) != work.num_devices:
             raise ValueError(f"{what} has {len(given)} entries; the work model has {work.num_devices} devices")
-    ranks = []
+    links, wire, ranks = work.links, work.gradient_wire, list[_Rank]()
     for rank, (device, sizes) in enumerate(zip(work.devices, parts, strict=True)):
         program, seconds = work.program(rank).at(sizes), work.record_seconds(rank, sizes).tolist()
-        launched = program.launched(device.trace, is_captured=device.is_captured)
         share = halo_share_of(sizes) if halo_shares is None else halo_shares[rank]
-        launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
-        blocks = work.links.blocks_host(rank)
-        taken = [taken_seconds(each, work.links, rank, device.times, work.gradient_wire) for each in program.exchanges]
-        ranks.append(_Rank(device.trace, program, seconds, launched, launch, share, taken, blocks_host=blocks))
+        how: dict[str, Any] = {"is_captured": device.is_captured, "halo_share": share}
+        ranks.append(_rank_on(links, wire, rank, device.trace, program, seconds, device.times, **how))
     names = [device.device for device in work.devices] if names is None else names
-    return _replayed(ranks, _Exchanges(work.links, ranks, rows_between, work.gradient_wire), num_steps, names)
+    return _replayed(ranks, _Exchanges(links, ranks, rows_between, wire), num_steps, names)
+
+
+def _rank_on(
+    links: Links,
+    wire: Wire,
+    rank: int,
+    step: StepTrace,
+    program: Program,
+    seconds: Sequence[float],
+    times: OperatorTimes,
+    *,
+    is_captured: bool,
+    halo_share: float | None,
+) -> _Rank:
+    """A rank before its first step, with what these links and times say of it."""
+    return _Rank(
+        step,
+        program,
+        seconds,
+        launched=program.launched(step, is_captured=is_captured),
+        launch_seconds=host_seconds_of_launch(times, is_captured=is_captured),
+        halo_share=halo_share,
+        taken=[taken_seconds(each, links, rank, times, wire) for each in program.exchanges],
+        blocks_host=links.blocks_host(rank),
+    )
 
 
 def _replayed(ranks: Sequence[_Rank], exchanges: _Exchanges, num_steps: int, names: Sequence[str]) -> Timeline:

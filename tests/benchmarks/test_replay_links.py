@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lab_ranks
 import pytest
 import replay_links
 import torch
@@ -113,6 +114,6 @@ def test_a_tiny_run_predicts_steps_of_all_families(
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(replay_links, "why_not", lambda: "network namespaces take root")
+    monkeypatch.setattr(lab_ranks, "why_not", lambda: "network namespaces take root")
     assert replay_links.main([]) == 2
     assert capsys.readouterr().err == "replay_links.py: network namespaces take root\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,12 @@ from torch import Tensor, nn
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts
+from mocked_link import SECONDS_PER_BYTE, mocked_link
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
 from nugnn.comm import halo_auto
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_auto import FIRST_STEPS, AutoBits
-from nugnn.comm.halo_bits import CANDIDATES, HaloBits, LinkSpeed
+from nugnn.comm.halo_bits import CANDIDATES, HaloBits
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_wire import HaloWire
 from nugnn.config import TrainConfig
@@ -35,7 +34,6 @@ from shard_calls import make_data, shard_of
 from trainers import graph_trainer
 
 WIDTH = 24
-SECONDS_PER_BYTE = 1e-6
 
 
 def _model(name: str = "sage") -> nn.Module:
@@ -57,19 +55,6 @@ def _trainer(ranks: Ranks, model: nn.Module, **options: Any) -> Trainer:
     )
 
 
-@contextmanager
-def _link(ranks: Ranks, seconds_per_byte: float = SECONDS_PER_BYTE, slow: float = 1.0) -> Iterator[None]:
-    """Steps that compute nothing, and a link whose bytes from and to rank 0 take ``slow`` times as long."""
-    here = range(ranks.world_size)
-    each = tuple(tuple(seconds_per_byte * (slow if 0 in (a, b) else 1) * (a != b) for b in here) for a in here)
-    speed = LinkSpeed(0.0, each, (0.0, *[1e-12] * (len(CANDIDATES) - 1)))
-    with (
-        mock.patch.object(halo_auto, "measured_speed", lambda *_: speed),
-        mock.patch.object(AutoBits, "_computed", lambda self: 0.0),
-    ):
-        yield
-
-
 def _bits(trainer: Trainer) -> AutoBits:
     bits = trainer.family.net.halo_bits
     assert bits is not None
@@ -81,7 +66,7 @@ def _is_equal(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _planned(ranks: Ranks, how: dict[str, Any]) -> dict[str, Any]:
-    with _link(ranks, slow=4.0):
+    with mocked_link(ranks, slow=4.0):
         trainer = _trainer(ranks, _model("gin"), halo_target="0.02s", **how)
         plain = _trainer(ranks, _model("gin"), halo_wire="fp32", **how)
         for _ in range(FIRST_STEPS):
@@ -132,7 +117,7 @@ def test_the_plan_is_what_travels(ranks: Any, num_parts: int, how: dict[str, Any
 
 
 def _on_a_fast_link(ranks: Ranks) -> list[bool]:
-    with _link(ranks, seconds_per_byte=0.0):
+    with mocked_link(ranks, seconds_per_byte=0.0):
         trainer, plain = (
             _trainer(ranks, _model("gat"), **how) for how in ({"halo_target": "0s"}, {"halo_wire": "fp32"})
         )
@@ -196,7 +181,7 @@ def test_each_peer_s_rows_arrive_as_by_its_wire_alone(ranks: Any, dtype: torch.d
 
 
 def _resumed(ranks: Ranks, folder: Path, how: dict[str, Any]) -> list[bool]:
-    with _link(ranks), mock.patch.object(halo_auto, "STEPS_BETWEEN_PLANS", 2):
+    with mocked_link(ranks), mock.patch.object(halo_auto, "STEPS_BETWEEN_PLANS", 2):
         made = functools.partial(_trainer, halo_target="0.01s", **how)
         whole, first = (made(ranks, _model()) for _ in range(2))
         for trainer in (whole, first):
@@ -234,7 +219,7 @@ def _moved(ranks: Ranks, folder: Path) -> bool:
 
 def _left_out(ranks: Ranks) -> list[bool]:
     """A step that is left out, or whose rows are not finite, makes no plan; the next one does."""
-    with _link(ranks):
+    with mocked_link(ranks):
         trainer = _trainer(ranks, _model(), halo_target="0s")
         bits, seen = _bits(trainer), []
         for number in range(FIRST_STEPS + 2):
@@ -257,7 +242,7 @@ def _own_loop(ranks: Ranks) -> list[bool]:
     assert handler.bits is not None
     x = torch.randn(graph.num_nodes(), 20)
     found = []
-    with _link(ranks):
+    with mocked_link(ranks):
         for step in range(FIRST_STEPS + 1):
             with interceptor.step(step):
                 nugnn.halo(x, graph)

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph, make_parts
+from mocked_link import mocked_link
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
-from nugnn.comm import halo_auto
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_auto import AutoBits
-from nugnn.comm.halo_bits import CANDIDATES, LinkSpeed
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_traffic import DIRECTIONS, ExchangeTraffic
 from nugnn.config import TrainConfig
@@ -54,20 +52,12 @@ def _trainer(ranks: Ranks, model: nn.Module | None = None, **options: Any) -> Tr
     return graph_trainer(model, graph, rows, seed=7, make_optimizer=lambda m: make(m.parameters()), **options)
 
 
-def _slow_link(ranks: Ranks) -> Any:
-    """The same plan in each run: a link so slow that rows travel in few bits."""
-    here = range(ranks.world_size)
-    each = tuple(tuple(1e-6 * (a != b) for b in here) for a in here)
-    speed = LinkSpeed(0.0, each, (0.0, *[1e-12] * (len(CANDIDATES) - 1)))
-    return mock.patch.multiple(halo_auto, measured_speed=lambda *_: speed)
-
-
 EPOCHS = 6
 _BITS = {"int8": 8, "int4": 4, "int2": 2, "auto": 2}
 
 
 def _report(ranks: Ranks, way: str) -> tuple[dict[str, Any], list[Epoch]]:
-    with _slow_link(ranks), mock.patch.object(AutoBits, "_computed", lambda self: 0.0):
+    with mocked_link(ranks):
         trainer = _trainer(ranks, **WAYS[way])
         epochs = trainer.fit(EPOCHS).epochs
     return trainer.family.report()["halo"], epochs
@@ -116,8 +106,7 @@ def test_names_and_counts_are_those_of_all_ranks_and_bytes_and_seconds_add_up(ra
 
 def _bits_of_a_run(ranks: Ranks, way: str, looks: bool) -> tuple[list[float], list[Tensor], int]:
     with (
-        _slow_link(ranks),
-        mock.patch.object(AutoBits, "_computed", lambda self: 0.0),
+        mocked_link(ranks),
         mock.patch.object(ExchangeTraffic, "is_due", lambda *_: looks),
     ):
         trainer = _trainer(ranks, **WAYS[way])

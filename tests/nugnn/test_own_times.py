@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,8 @@ from nugnn import own_times
 from nugnn.datasets.graph_data import GraphData
 from nugnn.fit_options import FitOptions
 from nugnn.models import GNN
-from nugnn.own_times import OwnTimes, travel_of
+from nugnn.own_times import NotTimedError, OwnTimes, travel_of
+from nugnn.partition.balance import Balance
 from nugnn.plan_subject import PlanSubject, graph_subject
 from nugnn.planned import step_model
 from nugnn.planning.cluster import Cluster, cluster_of_machine
@@ -171,6 +173,22 @@ def test_operators_of_a_graph_at_hand_are_timed_on_parts_of_it(monkeypatch: pyte
     assert own_times.own_times(given, here, devices, LIMITS, SIZES, **how).operators == found.operators
     with pytest.raises(Launched):  # random parts are something else
         own_times.own_times(given, here, devices, LIMITS, SIZES, work)
+
+
+@pytest.mark.parametrize("fault", ["cut", "model"])
+def test_what_keeps_operators_from_being_timed_is_said(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    given, here = subject(), cluster()
+    how: dict[str, Any] = {"work": step_model(given, here).work, "graph": some_graph()}
+    monkeypatch.setattr(own_times, "launch", refuse)
+    if fault == "cut":
+        monkeypatch.setattr(Balance, "violations", lambda *_: ["part 1 has 3 nodes"])
+        said = "no assignment within tolerance 0.1 was found: part 1 has 3 nodes"
+    else:
+        lock = threading.Lock()
+        given = replace(given, measure=lambda *_, **__: lock)
+        said = "measures cannot be handed to the worker processes: cannot pickle '_thread.lock'"
+    with pytest.raises(NotTimedError, match=said):
+        own_times.own_times(given, here, [torch.device("cpu")] * 2, LIMITS, SIZES, **how)
 
 
 def test_what_travels_is_what_the_step_sends() -> None:

@@ -7,7 +7,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -27,11 +27,14 @@ from nugnn.graph_task import GraphTask
 from nugnn.launch import WorkerFailed
 from nugnn.models import GNN
 from nugnn.networks import MLP
+from nugnn.own_times import NotTimedError
+from nugnn.partition import assign, coarse, repeated_cuts
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import devices_table
 from nugnn.plan_training import TrainingPlan
 from nugnn.planned import step_model
+from nugnn.planning import draft_cut, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
@@ -384,13 +387,29 @@ def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
     assert (tmp_path / "a" / "plan.json").read_text() == (tmp_path / "b" / "plan.json").read_text()
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, name: str, *modules: ModuleType) -> list[str]:
+    """A name for each call of a function that these modules have imported."""
+    real, calls = getattr(modules[0], name), list[str]()
+
+    def wrapper(*arguments: Any) -> Any:
+        calls.append(name)
+        return real(*arguments)
+
+    for module in modules:
+        monkeypatch.setattr(module, name, wrapper)
+    return calls
+
+
 @pytest.mark.usefixtures("forked_workers")
-def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> None:
+def test_operators_are_timed_on_devices_that_differ_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = counted(monkeypatch, "symmetric_graph", assign, own_times, draft_cut, partition_search)
+    clusters = counted(monkeypatch, "find_clusters", coarse, repeated_cuts)
     how: dict[str, Any] = {"shares": "auto", "device": "cpu", "limits": "none;memory_fraction=0.4"}
     config = settings(tmp_path, "a", **how)
     stages: list[str] = []
     result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
     assert "timing the model's operators on each device of this machine, 0.1 s, once" in stages
+    assert len(made) == len(clusters) == 1  # for the parts to time on; the plan cuts the same lists by METIS
     ways = list((tmp_path / "cache" / "operator-times").glob("ways-*.json"))
     assert len(ways) == 1 and read_ways(ways[0]).num_ranks == 2
     kept = sorted({*(tmp_path / "cache" / "operator-times").glob("*.json")} - {*ways})
@@ -403,19 +422,31 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(tmp_path: Path) -> 
     assert memory[1].memory_limit_bytes < memory[0].memory_limit_bytes
 
 
+@pytest.mark.parametrize("error", [WorkerFailed(3, "no worker\nits log follows"), NotTimedError("no worker")])
 def test_operators_that_cannot_be_timed_leave_a_plan_from_rates(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def ends(*_: Any, **__: Any) -> None:
-        raise WorkerFailed(3, "worker 1 has gone\nits log follows")
+        raise error
 
     monkeypatch.setattr(plan_training, "times_for", ends)
     events: list[str] = []
     config = settings(tmp_path, "a", shares="auto", device="cpu", limits="none;memory_fraction=0.4")
     result = run_from_config(config, lambda event: events.append(str(event)))
     assert len(result["shares"]) == 2
-    said = "planned from rates, since the model's operators could not be timed: worker 1 has gone"
+    said = "planned from rates, since the model's operators could not be timed: no worker"
     assert any(said in event for event in events) and not any("its log follows" in event for event in events)
+
+
+def test_a_fault_of_ours_in_timing_operators_is_not_taken_for_a_plan_from_rates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("operands could not be broadcast together")
+
+    monkeypatch.setattr(plan_training, "times_for", fails)
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        run_from_config(settings(tmp_path, "a", shares="auto", device="cpu", limits="none;memory_fraction=0.4"))
 
 
 def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) -> None:

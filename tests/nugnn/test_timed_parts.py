@@ -42,7 +42,7 @@ def nothing(_: PartSizes) -> float:
 
 def parts_of(graph: GraphData, trace: StepTrace, inner: tuple[int, ...], seconds: Any = nothing) -> list[RealPart]:
     sizes = [PartSizes(inner=n, edges=5 * n, halo=50, sent=50, train=n // 3) for n in inner]
-    return real_parts(graph, [trace] * len(inner), [seconds] * len(inner), sizes)
+    return list(real_parts(graph, [trace] * len(inner), [seconds] * len(inner), sizes))
 
 
 @pytest.mark.parametrize("inner", [(3000,), (2000, 1000), (1000, 500, 1500)])

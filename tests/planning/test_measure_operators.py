@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from nugnn.measured_memory import peak_of_step
-from nugnn.measured_step import Place, ladder, measure_graph_step, measure_sample_step
+from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
 from nugnn.planning.calibration import alone_seconds
@@ -20,6 +20,8 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.timed_operators import is_large_sum
 from nugnn.planning.trace_records import TraceError
 from nugnn.random_data import random_part
+from nugnn.size_ladder import ladder, scaled
+from nugnn.timed_place import Place
 from nugnn.traced_step import (
     graph_trainer,
     lone_part,
@@ -169,6 +171,17 @@ def test_a_ladder_goes_down_and_has_fewer_edges_for_a_node_once():
     for place in places:  # there are such parts
         random_part(place, 4, 2, multilabel=False, num_parts=2)
     assert ladder(PartSizes(inner=20, edges=100, train=5)) == [PartSizes(inner=20, edges=100, train=5)]
+
+
+def test_smaller_sizes_are_of_parts_of_as_many():
+    """In three parts a row may be sent twice; what there is does not vanish."""
+    sizes = PartSizes(inner=500, halo=300, edges=5000, train=3, sent=900)
+    for share in (0.5, 0.1, 1e-3):
+        smaller = scaled(sizes, share)
+        assert min(smaller.inner, smaller.halo, smaller.train, smaller.sent) >= 1
+        assert smaller.sent > smaller.inner or share < 0.1
+        random_part(smaller, 4, 2, multilabel=False, num_parts=3)
+    assert scaled(PartSizes(batch=64), 0.25) == PartSizes(batch=16)
 
 
 def test_a_ladder_has_a_place_below_each_size_from_which_a_cpu_sums_in_another_way():
