@@ -552,6 +552,8 @@ def test_nodes_move_by_the_work_that_the_plan_was_made_with(tmp_path: Path) -> N
     model = GNN("gcn", data.num_features, data.num_classes, hidden=8)
     how: dict[str, Any] = {"workers": 2, "shares": None, "others": (), "partitioner": "metis", "order": "none"}
     task = GraphTask(model, data, **how, options={}, check=False, cache_folder=None, inductive=False)
+    for name in ("even", "planned"):
+        (tmp_path / name).mkdir()
     assert task.stored(tmp_path / "even", str)[0].planned is None
     cluster = cluster_of_machine(MACHINE, [CPU, CPU], [DeviceLimits(), DeviceLimits(memory_fraction=0.4)])
     request = PlanRequest(shares_by="auto", cluster=cluster)
