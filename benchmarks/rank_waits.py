@@ -1,8 +1,9 @@
 """Steps of two workers on CPUs with each of the things turned off by which they wait less for each other.
 
-    python benchmarks/rank_waits.py                             # 12 configurations; 4 minutes of two idle cores
+    python benchmarks/rank_waits.py                             # 12 configurations; 6 minutes of two idle cores
     python benchmarks/rank_waits.py --rows rows/rank_waits.jsonl
     python benchmarks/rank_waits.py --samples 1 --graphs 0 --rounds 2
+    python benchmarks/rank_waits.py --report rows/rank_waits.jsonl       # a table of kept rows
 
 The workers are the product's, started by `nugnn.launch` with the cores that `nugnn.fit` gives them; configurations are
 those of `replay_links.py`. In each round the same two processes train some steps in every way, in an order drawn anew:
@@ -36,7 +37,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from harness import Recorder, brief
+from harness import Recorder, brief, markdown, read_rows
 from replay_cases import Case
 from replay_links import Pair, cases_of, stepped
 from torch import Tensor
@@ -229,6 +230,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The same of kept rows, as a table for a page: mean, and from least to most, alone and beside another process."""
+    lines = []
+    for name in OFF:
+        cells = [name]
+        for load in ("alone", "beside"):
+            medians = [
+                statistics.median(ratios(row, name)) for row in rows if row["load"] == load and "error" not in row
+            ]
+            cells.append(f"{statistics.geometric_mean(medians):.2f} ({min(medians):.2f} to {max(medians):.2f})")
+        if name != "product":
+            lines.append(cells)
+    return markdown(["times as long as the product", "alone", "beside another process"], lines)
+
+
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +258,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
     parser.add_argument("--seed", type=int, default=4, help="of configurations and of the order of ways")
     parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
+    parser.add_argument("--report", type=Path, help="rows to print the table of; nothing is measured")
     arguments = parser.parse_args(given)
     if min(arguments.rounds, arguments.steps) < 1:
         parser.error("--rounds and --steps: 1 at least")
@@ -250,9 +267,14 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print rows and what they come to; 0, or 1 where a worker failed."""
+    if arguments.report is not None:
+        print(report(read_rows(arguments.report)))
+        return 0
     torch.set_num_threads(1)  # as the workers, for the rows
     begin, recorder = time.perf_counter(), Recorder(arguments.rows, torch.device("cpu"), line)
-    job = {name: value for name, value in vars(arguments).items() if name != "rows"} | {"cores": own_cores()}
+    job = {name: value for name, value in vars(arguments).items() if name not in ("rows", "report")} | {
+        "cores": own_cores()
+    }
     os.environ["OMP_NUM_THREADS"] = "1"
     print(HEADING, flush=True)
     try:

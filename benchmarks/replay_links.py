@@ -2,6 +2,7 @@
 
     python benchmarks/replay_links.py                          # 8, 8 and 4 configurations; 8 minutes of two idle cores
     python benchmarks/replay_links.py --rows rows/replay_links.jsonl
+    python benchmarks/replay_links.py --report rows/replay_links.jsonl      # a table of kept rows
     python benchmarks/replay_links.py --samples 1 --mixed 0 --graphs 0 --rates 1 --rounds 3
 
 Each rank is a process in a network namespace of its own; what it sends passes a token bucket (`link_lab`). Models,
@@ -37,7 +38,7 @@ from typing import Any
 
 import lab_ranks
 import torch
-from harness import Recorder, brief
+from harness import Recorder, brief, markdown, read_rows
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, drawn, graph_setting, sample_setting
 from replay_mixed import Drawn, configurations, settings_of
 from torch import Tensor
@@ -435,6 +436,34 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The same of kept rows, as a table for a page."""
+    rates = sorted({row["rate"] for row in rows if row["rate"] is not None})
+    lines = []
+    for family in ("samples", "mixed", "graph", "all"):
+        own = [row for row in rows if family in (row["family"], "all")]
+        good = [row for row in own if "error" not in row]
+        of_rates = [_absolute_errors(row for row in good if row["rate"] == rate) for rate in rates]
+        if not (limited := list(itertools.chain(*of_rates))):
+            continue
+        counts = [len({row["number"] for row in own}), len(limited), len(own) - len(good)]
+        unlimited = _absolute_errors(row for row in good if row["rate"] is None)
+        means = [_percent(statistics.fmean(each)) if each else "-" for each in (*of_rates, limited, unlimited)]
+        means[-2] = f"**{means[-2]}**, {_percent(max(limited))}"
+        lines.append([family, *map(str, counts), *means])
+    named = [_named(rate) for rate in rates]
+    head = ["", "configurations", "steps", "without a time", *named, "these, largest", "no limit"]
+    return markdown(head, lines)
+
+
+def _absolute_errors(rows: Iterable[dict[str, Any]]) -> list[float]:
+    return [abs(row["predicted_seconds"] / row["measured_seconds"] - 1) for row in rows]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def _named(rate: float | None) -> str:
     return "no limit" if rate is None else f"{rate:g} Gb/s"
 
@@ -465,6 +494,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--link-seconds", type=float, default=4.0, help="for measuring links at each rate, in all")
     parser.add_argument("--seed", type=int, default=4, help="4: models of all kinds, a graph with batch norm")
     parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
+    parser.add_argument("--report", type=Path, help="rows to print the table of; nothing is measured")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--num-ranks", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
@@ -486,6 +516,9 @@ def missing(cases: Iterable[Case], rates: Sequence[float | None], rows: Sequence
 def main(given: list[str] | None = None) -> int:
     """Print rows and their errors; 0, 1 where a rank failed, or 2 where such links cannot be made."""
     arguments = parse(given)
+    if arguments.report is not None:
+        print(report(read_rows(arguments.report)))
+        return 0
     if (code := lab_ranks.begin(__file__, arguments, worker)) is not None:
         return code
     torch.set_num_threads(1)  # as the ranks, for the rows

@@ -22,8 +22,8 @@ class CoresTaken:
 
     def add(self, begin: float, end: float, taken: float) -> None:
         """A sum that takes ``taken`` seconds from computing beside it; not more than it lasts."""
-        assert not self._sums or begin >= self._sums[-1][1], f"a sum begins at {begin}, within {self._sums[-1]}"
         if taken > 0 and end > begin:
+            assert not self._sums or begin >= self._sums[-1][1], f"a sum begins at {begin}, within {self._sums[-1]}"
             self._sums.append((begin, end, min(taken / (end - begin), 1.0)))
 
     def seconds(self, start: float, alone: float) -> float:

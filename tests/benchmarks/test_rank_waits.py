@@ -10,12 +10,15 @@ from typing import Any
 import cloudpickle
 import pytest
 import rank_waits
+from harness import read_rows
 from rank_waits import OFF, way
 
 from nugnn.comm import gloo_threads
 from nugnn.comm.direct_sums import DirectSums
 from nugnn.comm.groups import Ranks
 from nugnn.worker_cores import own_cores, stay_on
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _state() -> dict[str, Any]:
@@ -76,3 +79,9 @@ def test_workers_of_the_product_train_in_every_way(tmp_path: Path, monkeypatch: 
     for row in found:
         assert set(row["round_seconds"]) == set(OFF)
         assert all(len(each) == 2 and min(each) > 0 for each in row["round_seconds"].values())
+
+
+def test_the_page_says_what_the_kept_rows_say() -> None:
+    rows = read_rows(ROOT / "benchmarks/rows/rank_waits")
+    assert rows and not any("error" in row for row in rows)
+    assert rank_waits.report(rows) in (ROOT / "docs/replayer.md").read_text(encoding="utf-8")

@@ -10,11 +10,14 @@ import lab_ranks
 import pytest
 import replay_links
 import torch
+from harness import read_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nugnn.partition.check import check_shards
 from nugnn.planning.part_sizes import PartSizes
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @st.composite
@@ -83,6 +86,22 @@ def test_errors_by_family_and_rate_and_what_failed() -> None:
     assert "graph   1 Gb/s      1 steps: mean absolute error 0.0% (largest 0.0%), mean +0.0%; 1 failed" in said
     assert all(len(replay_links.line(row)) <= 80 for row in rows)
     assert len(replay_links.HEADING) <= 80
+
+
+def test_a_table_for_a_page() -> None:
+    rows = [_row("samples", 1.0, 1.1), _row("samples", 3.0, 0.7), _row("samples", None, 2.0), _row("graph", 1.0, 1.0)]
+    rows += [_row("graph", 3.0, 0.9), _row("graph", None, 1.0)]
+    rows.append({"case": "gcn", "family": "graph", "rate": 1.0, "number": 1, "error": "out of memory"})
+    of_samples, of_graphs, of_all = replay_links.report(rows).splitlines()[2:]
+    assert of_samples == "| samples | 1 | 2 | 0 | 10.0 % | 30.0 % | **20.0 %**, 30.0 % | 100.0 % |"
+    assert of_graphs == "| graph | 2 | 2 | 1 | 0.0 % | 10.0 % | **5.0 %**, 10.0 % | 0.0 % |"
+    assert of_all.startswith("| all | 2 | 4 | 1 | 5.0 % | 20.0 % | **12.5 %**, 30.0 %")
+
+
+def test_the_page_says_what_the_kept_rows_say() -> None:
+    rows = read_rows(ROOT / "benchmarks/rows/replay_links/cpu.jsonl")
+    assert {row["family"] for row in rows} == {"samples", "mixed", "graph"}
+    assert replay_links.report(rows) in (ROOT / "docs/replayer.md").read_text(encoding="utf-8")
 
 
 def test_what_a_rank_that_failed_has_not_reported_is_known() -> None:

@@ -444,3 +444,15 @@ def test_steps_with_formulas_are_refused():
     trace: StepTrace = graph_trace("gcn")
     with pytest.raises(AssertionError, match="is a formula: put sizes in first"):
         replay([trace] * 2, [CPU] * 2, Links.equal(2, 1e9))
+
+
+def test_sums_of_statistics_may_travel_while_gradients_do():
+    """Those of batch norm in backward have a group of their own, and take nothing from computing beside them."""
+    torch.manual_seed(0)
+    model = MLP(400, 10, hidden=800, layers=3, norm="batch")
+    trace = trace_sample_step(model, [torch.zeros(400)], num_classes=10, ranks=2)
+    timeline = replay([trace.at(PartSizes(batch=64))] * 2, [LinearTimes(1e-10)] * 2, _on_cores(1e-9, 1e7))
+    sums = [event for event in timeline.events[0] if event.kind == "all_reduce" and event.phase == "backward"]
+    bucket = next(event for event in sums if event.name.endswith("/gradient"))
+    inside = [event for event in sums if bucket.start < event.start < bucket.start + bucket.seconds]
+    assert [event.name for event in inside] == ["layers.2/batch_norm"]
