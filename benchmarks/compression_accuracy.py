@@ -456,7 +456,11 @@ def when_reached(plain: Mapping[str, Any], run: Mapping[str, Any]) -> Reached:
     return reached(run, PART_OF_BASELINE * plain["val"][-1])
 
 
-def time_to_accuracy(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, float, int]:
+_Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""The fp32 run of a seed, and another one of it."""
+
+
+def time_to_accuracy(pairs: Sequence[_Pair]) -> tuple[float, float, int]:
     """Medians of epochs and seconds until a run has 99 % of the validation accuracy its fp32 run ended with.
 
     Runs that never have it count as later than all others, and are counted: the third value.
@@ -466,7 +470,7 @@ def time_to_accuracy(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]
     return statistics.median(epochs), statistics.median(seconds), whens.count(None)
 
 
-def beside_baseline(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, float]:
+def beside_baseline(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Medians over seeds of epochs and seconds until then, in those of the same seed's fp32 run; inf for never."""
     ratios: list[list[float]] = [[], []]
     for plain, run in pairs:
@@ -475,6 +479,12 @@ def beside_baseline(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
         for place in (0, 1):
             ratios[place].append(math.inf if when is None else when[place] / goal[place])
     return statistics.median(ratios[0]), statistics.median(ratios[1])
+
+
+def timed_alike(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Those that were run one at a time, or several, as the first seed was: others took other seconds."""
+    is_alone = [plain.get("jobs") == 1 for plain, _ in pairs]
+    return [pair for pair, alone in zip(pairs, is_alone, strict=True) if alone is is_alone[0]]
 
 
 CURVES = ("at", "val", "train_seconds")
@@ -580,8 +590,11 @@ def cost_table(runs: Runs) -> list[list[str]]:
         for column in row.columns:
             if (pairs := pairs_of(runs, name, column)) == []:
                 continue
-            epochs, seconds, never = time_to_accuracy(pairs)
-            ratios = ["" if column == BASELINE else _or_dash(ratio, ".2f") for ratio in beside_baseline(pairs)]
+            epochs, _, never = time_to_accuracy(pairs)
+            timed = timed_alike(pairs)
+            _, seconds, _ = time_to_accuracy(timed)
+            both = beside_baseline(pairs)[0], beside_baseline(timed)[1]
+            ratios = ["" if column == BASELINE else _or_dash(ratio, ".2f") for ratio in both]
             megabytes = [statistics.fmean(run[what] for _, run in pairs) / 1e6 for what in TRAVELLED]
             title = about(runs, name) if column == BASELINE else ""
             line = [title, column, str(len(pairs)), _or_dash(epochs, "g"), ratios[0], str(never or "")]
@@ -615,7 +628,8 @@ def targets(runs: Runs) -> list[str]:
 NOTE = f"""\
 Test accuracy at the best validation epoch. Epochs, and seconds of training in them: medians until
 {PART_OF_BASELINE:.0%} of the validation accuracy that the same seed's fp32 run ended with. MB: of a run, both workers
-together. Seconds are of processes that share a machine with many others, and talk through its loopback interface."""
+together. Seconds are of processes that share a machine with many others, and talk through its loopback interface; of
+seeds that were run as the first one was, one at a time or several."""
 
 
 def show(runs: Runs) -> None:

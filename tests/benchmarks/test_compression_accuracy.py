@@ -105,6 +105,8 @@ def test_time_to_accuracy_counts_runs_that_never_get_there() -> None:
     late = a_run(val=(0.5, 0.5, 0.5, 0.8))  # epoch 4 and 2 s, where this seed's fp32 run took epoch 2 and 1 s
     assert accuracy.beside_baseline([(a_run(val=(0.5, 0.8, 0.8, 0.8)), late)]) == (2, 2)
     assert accuracy.beside_baseline(pairs) == (1, 1)  # of 1/3, 1 and never
+    other = [tuple(run | {"jobs": 1} for run in pair) for pair in pairs]
+    assert accuracy.timed_alike([*other[:1], *pairs, *other[1:]]) == other
 
 
 def in_this_process(outcome_of: Callable[[Case], Any], stop_after: int | None = None) -> Callable[..., None]:
