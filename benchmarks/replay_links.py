@@ -1,6 +1,6 @@
 """Training steps of two ranks over links of limited rate: predicted from measured parts, and trained; needs root, tc.
 
-    python benchmarks/replay_links.py                          # 8, 8 and 4 configurations; 8 minutes of two idle cores
+    python benchmarks/replay_links.py                          # 8, 8 and 4 configurations; 5 minutes of two idle cores
     python benchmarks/replay_links.py --rows rows/replay_links.jsonl
     python benchmarks/replay_links.py --report rows/replay_links.jsonl      # a table of kept rows
     python benchmarks/replay_links.py --samples 1 --mixed 0 --graphs 0 --rates 1 --rounds 3
