@@ -24,7 +24,15 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import OF_ONE_FAMILY, Task, task_of
 from nugnn.train_rank import train_rank
-from nugnn.worker_cores import give_up_cores, given_cores, stay_on_given_cores, users_environment
+from nugnn.worker_cores import (
+    ASKED_THREADS,
+    fair_threads,
+    give_up_cores,
+    given_cores,
+    own_cores,
+    stay_on_given_cores,
+    users_environment,
+)
 
 if TYPE_CHECKING:
     from nugnn.plan_request import PlanRequest
@@ -169,16 +177,22 @@ def _limit_here(
 def _stay_apart(ranks: Ranks, here: Sequence[int], device: torch.device, *, is_limited: bool) -> None:
     """Tie this process to the cores that its environment gives it, unless processes of its host would share some.
 
-    They would where several torchruns have each divided all cores. Without limits only processes that compute on the
-    CPU, as all of their host do, have cores of their own. A collective call.
+    They would where several torchruns have each divided all cores: then each has no more threads than all processes of
+    the host leave it, unless its user has said how many. Without limits only processes that compute on the CPU, as all
+    of their host do, have cores of their own. A collective call.
     """
     texts = gather_texts(ranks, json.dumps([device.type, given_cores()]))
     kinds, cores = zip(*(json.loads(texts[rank]) for rank in here), strict=True)
     held = [core for own in cores for core in own or ()]
     if all(cores) and len(set(held)) == len(held) and (is_limited or set(kinds) == {"cpu"}):
         stay_on_given_cores()
-    else:
-        give_up_cores()
+        return
+    give_up_cores()
+    is_divided = os.environ.get(ASKED_THREADS) == ""  # by `nugnn.torchrun_cores`, not by the user
+    fair = fair_threads(len(here), len(own_cores()))[here.index(ranks.rank)]
+    if is_divided and not is_limited and fair < torch.get_num_threads():
+        os.environ["OMP_NUM_THREADS"] = str(fair)
+        torch.set_num_threads(fair)
 
 
 def _checkpoints(task: Task, ranks: Ranks, given: dict[str, Any]) -> CheckpointPlan | None:

@@ -78,26 +78,28 @@ def fair_threads(workers: int, num_cores: int) -> tuple[int, ...]:
 
 
 def users_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` as it was before a process was given threads and cores.
+    """``environment`` as it was before a process was given threads and cores; without numbers of threads that are none.
 
     >>> users_environment({"NUGNN_CORES": "2,3", "OMP_NUM_THREADS": "2", "NUGNN_ASKED_THREADS": "", "HOME": "/root"})
     {'HOME': '/root'}
+    >>> [users_environment({"OMP_NUM_THREADS": text}) for text in ("2", "0", "many")]
+    [{'OMP_NUM_THREADS': '2'}, {}, {}]
     """
     found = {name: value for name, value in environment.items() if name not in (_VARIABLE, ASKED_THREADS)}
     if ASKED_THREADS in environment:
         found["OMP_NUM_THREADS"] = environment[ASKED_THREADS]
-        if not environment[ASKED_THREADS]:
-            del found["OMP_NUM_THREADS"]
+    if asked_threads(found) is None:
+        found.pop("OMP_NUM_THREADS", None)
     return found
 
 
 def asked_threads(environment: Mapping[str, str]) -> int | None:
     """What a user's ``OMP_NUM_THREADS`` says; None where there is none.
 
-    >>> [asked_threads({"OMP_NUM_THREADS": text}) for text in ("3", "4,2", "")]
+    >>> [asked_threads({"OMP_NUM_THREADS": text}) for text in ("3", " 4,2", "")]
     [3, 4, None]
     """
-    first = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    first = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else None
 
 

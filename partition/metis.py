@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -119,6 +120,10 @@ def call_metis(
     return np.array(result.vertex_part)
 
 
+_redirecting = threading.Lock()
+"""Standard output is the process's: of two threads that sent it elsewhere at once, the last would not give it back."""
+
+
 @contextlib.contextmanager
 def _native_stdout_to_stderr() -> Iterator[None]:
     """METIS prints complaints with C's printf; standard output belongs to results, so they go to standard error.
@@ -127,11 +132,12 @@ def _native_stdout_to_stderr() -> Iterator[None]:
     empty, which is repaired afterwards.
     """
     libc = ctypes.CDLL(None)
-    with tempfile.TemporaryFile() as said:
+    with _redirecting, contextlib.ExitStack() as stack:
         try:
+            said = stack.enter_context(tempfile.TemporaryFile())
             kept = os.dup(1)
             os.dup2(said.fileno(), 1)
-        except OSError:  # no standard output in this process: nothing to protect
+        except OSError:  # no standard output in this process, which needs no protection, or no folder for files
             yield
             return
         try:

@@ -407,6 +407,8 @@ def test_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment["MASTER_ADDR"] == "127.0.0.1" and environment["RANK"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert worker_environment(0, 2, 1234, 5.0)["OMP_NUM_THREADS"] == "7"
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")  # of which a library would make what it likes
+    assert worker_environment(0, 10**6, 1234, 5.0)["OMP_NUM_THREADS"] == "1"
 
 
 def test_workers_divide_all_cores_into_threads(monkeypatch: pytest.MonkeyPatch) -> None:

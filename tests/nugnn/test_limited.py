@@ -352,6 +352,28 @@ def test_processes_that_torchrun_started_share_no_core_or_choose_freely(ranks: A
     assert ranks.run(2, _tied, [str(first)] * 2, "cpu", False) == [list(cores)] * 2  # of two torchruns
 
 
+def _threads_left(ranks: Ranks, cores: list[str], asked: str) -> tuple[int, str]:
+    """Of a process that was given 4 threads and those cores before it knew of the others."""
+    before = torch.get_num_threads(), dict(os.environ)
+    os.environ |= {"NUGNN_CORES": cores[ranks.rank], "NUGNN_ASKED_THREADS": asked, "OMP_NUM_THREADS": "4"}
+    torch.set_num_threads(4)
+    try:
+        _stay_apart(ranks, [0, 1], torch.device("cpu"), is_limited=False)
+        return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+    finally:
+        torch.set_num_threads(before[0])
+        os.environ.clear()
+        os.environ.update(before[1])
+
+
+@pytest.mark.skipif(not 2 <= len(own_cores()) < 8, reason="four threads each are to be more than the host has")
+def test_processes_of_two_torchruns_have_no_more_threads_than_cores(ranks: Any) -> None:
+    same, count = [str(own_cores()[0])] * 2, len(own_cores())
+    fair = [((count + 1) // 2,) * 2, (count // 2,) * 2]
+    assert ranks.run(2, _threads_left, same, "") == [(threads, str(threads)) for threads, _ in fair]
+    assert ranks.run(2, _threads_left, same, "4") == [(4, "4")] * 2  # as their user said
+
+
 def test_it_is_said_what_holds_in_another_way() -> None:
     limits = (DeviceLimits(sms=20), DeviceLimits(sms=16))
     reports = [{"limits": {"multiprocessors": 24}}, {"limits": {"multiprocessors": 16}}]

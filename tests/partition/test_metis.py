@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -149,6 +151,42 @@ def test_native_complaints_stay_out_of_standard_output(capfd):
     output = capfd.readouterr()
     assert output.out == "result\n"
     assert output.err == "Memory allocation failed for something\n"
+
+
+def test_two_cuts_at_once_give_standard_output_back(capfd):
+    """A cut for a run that has ended may go on while the next one cuts: the second to come waits for the first."""
+    inside, come, left = threading.Event(), threading.Event(), threading.Event()
+    before = os.readlink("/proc/self/fd/1") if os.path.exists("/proc/self/fd/1") else ""
+
+    def first():
+        with metis._native_stdout_to_stderr():
+            inside.set()
+            come.wait(1.0)  # were the other one to come in between, this one would leave before it
+        left.set()
+
+    def second():
+        inside.wait(10.0)
+        with metis._native_stdout_to_stderr():
+            come.set()
+            left.wait(1.0)
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.write(1, b"a result\n")
+    assert capfd.readouterr().out == "a result\n"
+    assert not before or os.readlink("/proc/self/fd/1") == before
+
+
+def test_without_a_folder_for_files_a_graph_is_cut_all_the_same(monkeypatch):
+    def nowhere():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(metis.tempfile, "TemporaryFile", nowhere)
+    ends = torch.arange(199)
+    assert min(partition_nodes(200, ends, ends + 1, [0.5, 0.5], method="metis").node_counts) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
