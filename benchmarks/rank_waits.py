@@ -266,10 +266,13 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print rows and what they come to; 0, or 1 where a worker failed."""
+    """Print rows and what they come to; 0, 1 where a worker failed, 2 where there is nothing to turn off."""
     if arguments.report is not None:
         print(report(read_rows(arguments.report)))
         return 0
+    if not hasattr(os, "SCHED_BATCH"):
+        print("rank_waits.py: policies and cores of threads are Linux's; run this on Linux", file=sys.stderr)
+        return 2
     torch.set_num_threads(1)  # as the workers, for the rows
     begin, recorder = time.perf_counter(), Recorder(arguments.rows, torch.device("cpu"), line)
     job = {name: value for name, value in vars(arguments).items() if name not in ("rows", "report")} | {

@@ -206,7 +206,9 @@ def worker(arguments: argparse.Namespace) -> None:
     rates = [None, *arguments.rates]
     links = measured_links(ranks, rates, arguments.link_seconds)
     cases = drawn_cases(arguments)
-    casts = measure_casts(ranks.device, seconds=_SECONDS_OF_CASTS, most_values=_MOST_VALUES_CAST)
+    casts: Sequence[TimedOperator] = ()
+    if arguments.mixed:
+        casts = measure_casts(ranks.device, seconds=_SECONDS_OF_CASTS, most_values=_MOST_VALUES_CAST)
     for number, case in enumerate(cases):
         for row in rows_of(case, ranks, rates, links, casts, arguments.rounds):
             if ranks.rank == 0:
