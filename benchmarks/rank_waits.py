@@ -39,7 +39,7 @@ from unittest import mock
 import torch
 from harness import Recorder, brief, markdown, read_rows
 from replay_cases import Case
-from replay_links import Pair, cases_of, stepped
+from replay_links import Pair, add_options, cases_of, stepped
 from torch import Tensor
 
 from nugnn.comm import gloo_threads
@@ -251,14 +251,9 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=8, help="configurations of samples")
-    parser.add_argument("--graphs", type=int, default=4, help="configurations of graphs")
+    add_options(parser)
     parser.add_argument("--rounds", type=int, default=9, help="of all ways, for each load")
     parser.add_argument("--steps", type=int, default=4, help="timed in a round and way")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
-    parser.add_argument("--seed", type=int, default=4, help="of configurations and of the order of ways")
-    parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
-    parser.add_argument("--report", type=Path, help="rows to print the table of; nothing is measured")
     arguments = parser.parse_args(given)
     if min(arguments.rounds, arguments.steps) < 1:
         parser.error("--rounds and --steps: 1 at least")
@@ -275,9 +270,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     torch.set_num_threads(1)  # as the workers, for the rows
     begin, recorder = time.perf_counter(), Recorder(arguments.rows, torch.device("cpu"), line)
-    job = {name: value for name, value in vars(arguments).items() if name not in ("rows", "report")} | {
-        "cores": own_cores()
-    }
+    job = {name: getattr(arguments, name) for name in ("samples", "graphs", "rounds", "steps", "scale", "seed")}
+    job["cores"] = own_cores()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(HEADING, flush=True)
     try:

@@ -484,19 +484,24 @@ def _errors(rows: Sequence[dict[str, Any]], family: str, rate: str) -> str:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """Options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which configurations are drawn, and where rows are."""
     parser.add_argument("--samples", type=int, default=8, help="configurations of samples")
-    parser.add_argument("--mixed", type=int, default=8, help="of samples, operators in formats of their own")
     parser.add_argument("--graphs", type=int, default=4, help="configurations of graphs")
-    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
-    parser.add_argument("--rounds", type=int, default=11, help="of two steps at each rate, and two at each other size")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batches and graphs")
-    parser.add_argument("--link-seconds", type=float, default=4.0, help="for measuring links at each rate, in all")
     parser.add_argument("--seed", type=int, default=4, help="4: models of all kinds, a graph with batch norm")
     parser.add_argument("--rows", type=Path, help="keep the rows here, as JSON lines")
     parser.add_argument("--report", type=Path, help="rows to print the table of; nothing is measured")
+
+
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--mixed", type=int, default=8, help="of samples, operators in formats of their own")
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="Gb/s, beside none")
+    parser.add_argument("--rounds", type=int, default=11, help="of two steps at each rate, and two at each other size")
+    parser.add_argument("--link-seconds", type=float, default=4.0, help="for measuring links at each rate, in all")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--num-ranks", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
