@@ -19,6 +19,7 @@ from torch import Tensor
 from nugnn.comm.direct_sums import DirectSums, connect_directly
 from nugnn.comm.gloo_threads import let_gloo_wait_its_turn
 from nugnn.comm.hosts import HostGroups, host_grid, host_name, make_host_groups, numbered
+from nugnn.comm.nccl_settings import exchange_through_own_buffers
 from nugnn.comm.pulse import Pulse
 
 _CPU = torch.device("cpu")
@@ -383,6 +384,8 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         carries_cuda = 0 not in numbers and len(set(numbers)) == len(numbers) and dist.is_nccl_available()
         is_uniform = len({number == 0 for number in numbers}) == 1
         backend = "cpu:gloo,cuda:nccl" if carries_cuda else "gloo"
+        if carries_cuda:
+            exchange_through_own_buffers()
         first = _first_on_the_gpu(timeout) if carries_cuda else None
         halo = dist.new_group(timeout=timeout, backend=backend, pg_options=first)
         control = dist.new_group(timeout=timeout, backend=backend)
