@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -26,9 +26,13 @@ from stages import ask_for_stacks, show_stacks_when_asked
 from nugnn.partition.assign import split_graph
 from nugnn.partition.balance import Balance, normalise_shares
 from nugnn.partition.metis import SymmetricGraph
+from nugnn.planning.cluster import Cluster
+from nugnn.planning.draft_cut import draft_with_cut
+from nugnn.planning.expected_halo import ExpectedHalo
+from nugnn.planning.forecast import StepModel
+from nugnn.planning.loop_method import loop_method
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.partition_loop import partition_to_fit
-from nugnn.planning.work_model import WorkModel, sizes_of, sizes_table
+from nugnn.planning.work_model import sizes_of, sizes_table
 
 _PATIENCE_SECONDS = 60.0
 """Then the processes are asked for their stacks."""
@@ -74,9 +78,10 @@ class SplitPool:
         """Parts with these shares of the nodes: what static schemes do."""
         return self._pool.submit(_by_shares, self._folder, name, tuple(shares))
 
-    def by_work(self, name: str, work: WorkModel, halo_fraction: float) -> Future[Split]:
-        """Parts that end together by ``work``."""
-        return self._pool.submit(_by_work, self._folder, name, work, halo_fraction)
+    def planned(self, name: str, model: StepModel, cluster: Cluster, precision: str, row_bytes: float) -> Future[Split]:
+        """The parts that `nugnn.planned.plan_with_cut` gives ``auto`` shares of all nodes, which train."""
+        packed = pickle.dumps((model, cluster))  # by whoever knows what it is made of, once for all
+        return self._pool.submit(_planned, self._folder, name, packed, precision, row_bytes)
 
     def given(self, name: str, part: npt.NDArray, seconds: Sequence[float]) -> Future[Split]:
         """Parts that were found elsewhere, ``(N,)``, and what is predicted of each."""
@@ -153,15 +158,17 @@ def _by_shares(folder: Path, name: str, shares: tuple[float, ...]) -> Split:
     return _kept(folder, name, part, (), time.perf_counter() - begin)
 
 
-def _by_work(folder: Path, name: str, work: WorkModel, halo_fraction: float) -> Split:
+def _planned(folder: Path, name: str, packed: bytes, precision: str, row_bytes: float) -> Split:
     begin = time.perf_counter()
+    model, cluster = pickle.loads(packed)
     graph, src, dst = _graph(folder, name)
     num_nodes = graph.adjacency.shape[0]
-    fitted = partition_to_fit(
-        num_nodes, src, dst, work, [math.inf] * 2, train_nodes=np.arange(num_nodes), method="clusters",
-        rounds=2, moves=False, halo_fraction=halo_fraction, only_work=True, symmetric=graph,
+    draft = draft_with_cut(
+        model, num_nodes, src, dst, np.arange(num_nodes), cluster, partitioner=loop_method("auto", len(src), "auto"),
+        precision=precision, halo=ExpectedHalo(), row_bytes=row_bytes, symmetric=graph,
     )  # fmt: skip
-    return _kept(folder, name, fitted.assignment.part.numpy(), fitted.seconds, time.perf_counter() - begin)
+    seconds = tuple(model.work.seconds(rank, size) for rank, size in enumerate(draft.sizes))
+    return _kept(folder, name, draft.part, seconds, time.perf_counter() - begin)
 
 
 def _kept(folder: Path, name: str, part: Any, seconds: tuple[float, ...], took: float) -> Split:

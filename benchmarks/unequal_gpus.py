@@ -266,8 +266,10 @@ class Benchmark:
         sizes = expected_sizes(subject, cluster, by_rates)
         return Draft(cluster, by_rates, sizes, self._pool.by_shares(subject.data.name, [size.inner for size in sizes]))
 
-    def _steps(self, subject: PlanSubject, sms: int, draft: Draft) -> ReplayedSteps:
-        """What predicts steps under the limit that ranks keep to, measured by them on the draft's parts."""
+    def _steps(self, subject: PlanSubject, sms: int, draft: Draft) -> tuple[ReplayedSteps, Cluster]:
+        """What predicts steps under the limit that ranks keep to, measured by them on the draft's parts, and for which
+        cluster: its links are measured, too.
+        """
         cluster, travel = draft.cluster, travel_of(subject, draft.cluster.links, draft.sizes)
         measures = []
         for rank, profile in enumerate(cluster.profiles):
@@ -279,7 +281,8 @@ class Benchmark:
         found = self._all("times", how=item, family=subject.data.name, path=path, travel=travel)
         kinds = [device.kind for device in cluster.devices]
         own = OwnTimes(operators=dict(zip(kinds, (times for times, _ in found), strict=True)), ways=found[0][1])
-        return step_model(subject, own.on(cluster), own.operators)
+        measured = own.on(cluster)
+        return step_model(subject, measured, own.operators), measured
 
     def _prepare(self, family: str, model: str) -> list[Prepared]:
         """Everything of a graph and a model but the comparisons; splits are found by the pool from now on."""
@@ -297,6 +300,7 @@ class Benchmark:
         drafts = {sms: self._draft(subject, sms) for sms in given.limits}
         found: dict[int, list[dict[str, Any]]] = {}
         steps: dict[int, ReplayedSteps] = {}
+        clusters: dict[int, Cluster] = {}
         for sms in given.limits:
             with stages.stage(f"{family} {model} {sms}: each device alone") as more:
                 granted = self._all("limit", sms=sms)
@@ -309,7 +313,7 @@ class Benchmark:
                 found[sms] = self._all("alone", **how, epochs=given.alone)
                 more.append("/".join(f"{each['whole']:.1f}" for each in found[sms]) + f" ms with {granted}")
             with stages.stage(f"{family} {model} {sms}: operators and rows that travel"):
-                steps[sms] = self._steps(subject, sms, drafts[sms])
+                steps[sms], clusters[sms] = self._steps(subject, sms, drafts[sms])
         with stages.stage(f"{family}: waited for even parts"):
             even = self._pool.result(self._even[family])
         with stages.stage(f"{family} {model}: even parts on whole devices") as more:
@@ -320,7 +324,8 @@ class Benchmark:
         for sms, ranks in found.items():
             alone = [Alone(each["whole"]) for each in ranks]
             splits = {"even": self._even[family], **{name: self._static[family, sms, name] for name in _STATIC}}
-            splits["auto"] = self._pool.by_work(family, steps[sms].work, _halo_fraction(even.sizes))
+            how_planned = clusters[sms], subject.precision, subject.row_bytes
+            splits["auto"] = self._pool.planned(family, steps[sms], *how_planned)
             measured = (self._rates[sms], alone, ranks[0]["losses"], row_seconds, steps[sms])
             ready.append(Prepared(family, model, sms, *measured, splits))
         return ready
@@ -437,10 +442,6 @@ def slowed(profile: DeviceProfile, factor: float) -> DeviceProfile:
     changed: dict[str, Any] = {name: getattr(profile, name) / factor for name in rates}
     flops = {form: rate / factor for form, rate in profile.gemm_flops.items()}
     return profile.model_copy(update={**changed, "gemm_flops": flops})
-
-
-def _halo_fraction(sizes: tuple[PartSizes, ...]) -> float:
-    return sum(size.halo for size in sizes) / sum(size.inner for size in sizes)
 
 
 def line_of(row: dict[str, Any]) -> str:
