@@ -63,7 +63,8 @@ def run(num_ranks: int, script: str, options: Sequence[str], on_line: Callable[[
         path = Path(folder) / "rows"
         path.touch()
         logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
-        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # no GPU: torch's PowerSGD hook takes one that it sees for where gradients are
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         cores = equal_cores(num_ranks, own_nodes(), one_thread)
         for rank, log in enumerate(logs):
             command = [sys.executable, script, f"--rank={rank}", f"--num-ranks={num_ranks}", f"--rows={path}", *options]
