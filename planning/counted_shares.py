@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from nugnn.planning.apportioned import apportioned, one_each
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import all_fit, by_kind, usable_bytes
@@ -16,6 +14,7 @@ from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import flooded, level
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.share_curves import Halo, relaxed_curves, relaxed_sizes
+from nugnn.planning.share_search import faster_shares
 
 _REACH, _LEAST_REACH = 0.4, 0.02
 """How far a share grows or shrinks at first and in the end, in its logarithm."""
@@ -125,23 +124,14 @@ class CountedShares:
 
     def improved(self, start: Tried) -> Tried:
         """After shares of one kind of device after the other grew or shrank, as long as that helps."""
-        best, reach = start, _REACH
-        groups = list(dict.fromkeys(self._groups))
-        left = min(_MOST_FORECASTS, _SHARES // self.price) if len(groups) > 1 else 0
-        masks = [np.array([own == group for own in self._groups]) for group in groups]
-        while left > 0 and reach > _LEAST_REACH:
-            before = best
-            for mask in masks:
-                for factor in (math.exp(reach), math.exp(-reach)):
-                    moved = np.where(mask, factor, 1.0) * np.asarray(best.shares)
-                    tried = self.of((moved / moved.sum()).tolist())
-                    left -= 1
-                    if tried.fits and tried.step_seconds < best.step_seconds:
-                        best = tried
-                        break
-            if best is before:
-                reach /= 2
-        return best
+
+        def seconds(shares: Sequence[float]) -> float:
+            tried = start if shares == start.shares else self.of(shares)
+            return tried.step_seconds if tried.fits or tried is start else math.inf
+
+        most = min(_MOST_FORECASTS, _SHARES // self.price)
+        best = faster_shares(start.shares, self._groups, seconds, most=most, reach=_REACH, least_reach=_LEAST_REACH)
+        return start if best == start.shares else self.of(best)
 
     def whole_numbers(self, shares: Sequence[float]) -> tuple[PartSizes, ...]:
         """Sizes that add up to the graph's."""

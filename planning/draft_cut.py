@@ -38,7 +38,6 @@ _ROUNDS = {
     "bandwidth": "by bandwidth",
     "counts": "as its counts foresee",
     "targets": "for corrected shares",
-    "moves": "single nodes",
 }
 
 
@@ -124,6 +123,7 @@ def draft_with_cut(
             only_work=is_quick,
             symmetric=cuts,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
+            groups=subsets.group_of,
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )
         rounds = {each.name: each for each in reversed(fitted.rounds)}

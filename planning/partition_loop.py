@@ -9,7 +9,7 @@ Axes: N nodes, P parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -48,6 +48,7 @@ def partition_to_fit(
     only_work: bool = False,
     symmetric: SymmetricGraph | RepeatedCuts | None = None,
     whole_step: WholeStep | None = None,
+    groups: Sequence[Hashable] | None = None,
     on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
     """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
@@ -74,15 +75,19 @@ def partition_to_fit(
             for the first shares only.
         also: Further shares of the nodes to start from, a dictionary by name, each in any unit: baselines that the
             result shall not be worse than.
-        moves: Whether single nodes move. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
+        moves: Whether single nodes move, where there is no ``whole_step``: they balance what each part takes for
+            itself. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
         beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
             that the result is not worse than those either.
         only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
             against the others.
         symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, or cuts of it, whose clusters then
             serve again, for callers that have it: of large graphs that are split several times.
-        whole_step: Predicted seconds of a step of all parts, by which rounds are judged: parts that each end as early
-            as the others still wait for each other in between. Where None, the slowest part decides.
+        whole_step: Predicted seconds of a step of all parts, by which rounds are judged and targets corrected: parts
+            that each end as early as the others still wait for each other in between. Where None, the slowest part
+            decides.
+        groups: Of each device, equal for those whose targets ``whole_step`` corrects together; each for itself when
+            None.
         on_round: Called with the name of each round before it begins.
 
     Returns:
@@ -118,7 +123,9 @@ def partition_to_fit(
         raise ValueError(f"symmetric is a graph of {cuts.graph.adjacency.shape[0]} nodes; this one has {num_nodes}")
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
-    search = PartitionSearch(num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, whole_step, on_round)
+    search = PartitionSearch(
+        num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, whole_step, groups, on_round
+    )
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
     search.partition("work", first_shares, weights_N, seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +23,8 @@ from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import SharePlan, capacity, level
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_rounds import FittedParts, Round
-from nugnn.planning.share_curves import curve_through, relaxed_curves
+from nugnn.planning.share_curves import curve_through, relaxed_curves, scaled_sizes
+from nugnn.planning.share_search import faster_shares
 from nugnn.planning.single_moves import WORTH_WHILE, SingleMoves, marginal_cost
 from nugnn.planning.work_model import WorkModel, sizes_of, sizes_table
 
@@ -34,6 +35,10 @@ _DAMPING = 0.7
 """How much of the way to the new targets a round goes, in the logarithm of shares: the cut answers unpredictably."""
 _PATIENCE = 2
 """Rounds in a row that bring nothing before the loop ends."""
+_REACH, _LEAST_REACH = 0.08, 0.004
+"""How far targets look for a faster step at first and in the end, in the logarithm of a share."""
+_MOST_STEPS, _PAIRS = 50, 50_000
+"""Steps that are foreseen for a round's targets, and pairs of ranks in all of them: a second or two."""
 
 
 class PartitionSearch:
@@ -51,11 +56,13 @@ class PartitionSearch:
         seed: int,
         cuts: RepeatedCuts | None,
         whole_step: WholeStep | None = None,
+        groups: Sequence[Hashable] | None = None,
         on_round: Callable[[str], None] | None = None,
     ) -> None:
         self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
         self.work, self.limits, self.method, self.seed = work, limits, method, seed
         self.whole_step = whole_step
+        self.groups = range(len(limits)) if groups is None else groups
         self.on_round = on_round or (lambda _: None)
         self.num_parts = len(limits)
         self.began = time.perf_counter()
@@ -95,6 +102,7 @@ class PartitionSearch:
 
     def refine(self, most_rounds: int, weights_N: Floats, imbalance: float, moves: bool) -> None:
         """Correct and move until devices hardly wait, or two calls of the partitioner in a row brought nothing."""
+        moves = moves and self.whole_step is None
         if moves and not self._moves.has_room:
             moves = False
             self.notes.append("No single nodes were moved: the graph is too large for the table that needs.")
@@ -105,8 +113,11 @@ class PartitionSearch:
             best = self.rounds[self._best()]
             if best.lacking_bytes == 0 and best.idle_share <= imbalance:
                 break
-            shares = self._corrected(self.by_work, weights_N)
-            if max(abs(s / t - 1) for s, t in zip(shares, self.rounds[self.by_work].shares, strict=True)) < WORTH_WHILE:
+            if self.whole_step is None or best.lacking_bytes > 0:
+                before, shares = self.rounds[self.by_work].shares, self._corrected(self.by_work, weights_N)
+            else:
+                before, shares = self._faster(self.whole_step, weights_N)
+            if max(abs(s / t - 1) for s, t in zip(shares, before, strict=True)) < WORTH_WHILE:
                 break
             self.partition("targets", shares, weights_N, self.seed + number)
             self.by_work = len(self.rounds) - 1
@@ -208,6 +219,28 @@ class PartitionSearch:
         asked = np.asarray(before.shares)
         # what was reached may differ from what was asked; the partitioner will miss by about as much again
         return normalise_shares((asked * (np.asarray(wanted) / reached) ** _DAMPING).tolist())
+
+    def _faster(self, whole_step: WholeStep, weights_N: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """What the best parts so far hold of the weights, and targets with which a step would be faster, if all sizes
+        of a part grew and shrank with its share: parts that each end as early as the others still wait for each other
+        in between.
+        """
+        number = self._best()
+        before = self.rounds[number]
+        loads = np.bincount(self.parts[number], weights=weights_N, minlength=self.num_parts)
+        reached = loads / loads.sum()
+
+        def seconds(shares: Sequence[float]) -> float:
+            ratios = np.asarray(shares) / reached
+            sizes = [scaled_sizes(*each, self.num_nodes) for each in zip(before.sizes, ratios.tolist(), strict=True)]
+            held = (self.work.bytes(part, size) for part, size in enumerate(sizes))
+            fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
+            return whole_step(sizes) if fits else math.inf
+
+        most = min(_MOST_STEPS, _PAIRS // max(self.num_parts**2, 1))
+        start = tuple(reached.tolist())
+        found = faster_shares(start, self.groups, seconds, most=most, reach=_REACH, least_reach=_LEAST_REACH)
+        return start, found
 
     def _lacking(self, kept: Round) -> str:
         total = np.array([part.of_graph for part in kept.sizes]).sum(axis=0)

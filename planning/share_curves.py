@@ -97,17 +97,21 @@ def curve_through(work: WorkModel, part: int, sizes: PartSizes, share: float, nu
     """The curve of a device that holds ``sizes`` at ``share``, if all of them grow and shrink with its share."""
 
     def sizes_at(fraction: float) -> PartSizes:
-        ratio = fraction / share
-        inner = min(max(round(ratio * sizes.inner), 1), num_nodes)
-        return PartSizes(
-            inner,
-            round(ratio * sizes.edges),
-            round(min(ratio * sizes.halo, num_nodes - inner)),
-            round(ratio * sizes.sent),
-            round(ratio * sizes.train),
-        )
+        return scaled_sizes(sizes, fraction / share, num_nodes)
 
     return _curve(work, part, _samples(min(1 / num_nodes, share), [share]), sizes_at)
+
+
+def scaled_sizes(sizes: PartSizes, ratio: float, num_nodes: int) -> PartSizes:
+    """Of a part that holds ``ratio`` times as much of everything, of a graph of ``num_nodes``."""
+    inner = min(max(round(ratio * sizes.inner), 1), num_nodes)
+    return PartSizes(
+        inner,
+        round(ratio * sizes.edges),
+        round(min(ratio * sizes.halo, num_nodes - inner)),
+        round(ratio * sizes.sent),
+        round(ratio * sizes.train),
+    )
 
 
 def _samples(first: float, corners: Sequence[float]) -> Floats:

@@ -150,7 +150,7 @@ def test_cut_parts_are_counted_and_beat_baselines(names: tuple[str, ...]) -> Non
 
 
 def test_cut_by_clusters_a_draft_beats_its_baselines_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As large graphs are: with baselines among what it starts from, corrected shares and moves."""
+    """As large graphs are: with baselines among what it starts from."""
     monkeypatch.setattr("nugnn.partition.coarse._FEWEST_CLUSTERS", 40)
     devices = cluster("H100", "T4", "A100")
     work = work_on(devices)
@@ -158,7 +158,7 @@ def test_cut_by_clusters_a_draft_beats_its_baselines_too(monkeypatch: pytest.Mon
     draft = draft_with_cut(WorkAlone(work), *graph(0), devices, partitioner="clusters", on_stage=stages.append)
     check(draft, work, devices)
     assert draft.forecast.step_seconds <= min(each.step_seconds for each in draft.baselines)
-    assert {f"cutting the graph: {way}" for way in ("by work", "by FLOP/s", "single nodes")} <= set(stages)
+    assert {f"cutting the graph: {way}" for way in ("by work", "by FLOP/s", "as its counts foresee")} <= set(stages)
     again = draft_with_cut(WorkAlone(work), *graph(0), devices, partitioner="clusters")
     assert draft.part is not None and (again.part == draft.part).all()
 

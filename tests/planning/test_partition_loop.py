@@ -18,7 +18,8 @@ from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.partition_rounds import FittedParts
-from nugnn.planning.partition_search import LoopMethod
+from nugnn.planning.partition_search import LoopMethod, PartitionSearch
+from nugnn.planning.share_curves import scaled_sizes
 from nugnn.planning.shares import plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork, WorkModel, count_sizes
 
@@ -120,6 +121,65 @@ def test_a_moment_s_plan_cuts_once_and_corrects() -> None:
     check(fitted, work, graph, [NO_LIMIT] * 2)
     assert [each.name for each in fitted.rounds] == ["work", "targets", "targets"][: len(fitted.rounds)]
     assert fitted.makespan <= fitted.rounds[0].makespan and len(fitted.rounds) > 1
+
+
+def phases(sizes) -> float:
+    """Of a step in which all devices meet after a phase of nodes and after one of edges, which they do unlike fast."""
+    of_nodes = max(rate * size.inner for rate, size in zip((1e-6, 2e-6, 2e-6), sizes, strict=False))
+    return of_nodes + max(rate * size.edges for rate, size in zip((1e-7, 6e-7, 6e-7), sizes, strict=False))
+
+
+def alone(*devices: int) -> LinearWork:
+    """What each of the devices of `phases` takes that never waits."""
+    costs = LinearCost(inner=1e-6, edges=1e-7), *[LinearCost(inner=2e-6, edges=6e-7)] * 2
+    return LinearWork(tuple(costs[device] for device in devices))
+
+
+def test_where_a_step_decides_targets_aim_at_it() -> None:
+    """Nodes would have 1/3 on the slower device, edges 1/7; all together, each for itself, end at some share between.
+    The step is fastest where one of the phases ends at the same time on both.
+    """
+    graph = num_nodes, src, _ = grid(40)
+    fitted = partition_to_fit(*graph, alone(0, 1), [NO_LIMIT] * 2, whole_step=phases)
+    assert not any(one.name == "moves" for one in fitted.rounds)
+    assert fitted.makespan == phases(fitted.sizes) == min(one.makespan for one in fitted.rounds)
+    by_slowest = partition_to_fit(*graph, alone(0, 1), [NO_LIMIT] * 2, moves=False)
+    assert fitted.makespan <= phases(by_slowest.sizes)
+    whole = PartSizes(num_nodes, len(src), 0, 0, 0)
+    shares = np.linspace(0.01, 0.99, 197)
+    least = min(phases([scaled_sizes(whole, float(s), num_nodes) for s in (1 - share, share)]) for share in shares)
+    assert fitted.makespan < 1.02 * least
+
+
+def test_devices_of_a_group_get_targets_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, ...]] = []
+
+    def partition(self, name, shares, *how):
+        asked.append(tuple(shares) if name == "targets" else ())
+        return before(self, name, shares, *how)
+
+    before = PartitionSearch.partition
+    monkeypatch.setattr(PartitionSearch, "partition", partition)
+    graph, limits = grid(40), [NO_LIMIT] * 3
+    start = {"mine": (0.9, 0.05, 0.05)}
+    partition_to_fit(*graph, alone(0, 1, 2), limits, whole_step=phases, groups=(0, 1, 1), also=start, rounds=2)
+    targets = [shares for shares in asked if shares]
+    assert targets
+    for shares in targets:  # as far as parts of one cut, with targets of their own, differ
+        assert shares[1] == pytest.approx(shares[2], rel=0.1)
+
+
+def test_targets_of_a_faster_step_keep_memories() -> None:
+    graph, rows = grid(40), 500
+    held = (LinearCost(), LinearCost(inner=1.0))
+    work = LinearWork(alone(0, 1).seconds_of, held)
+
+    def prefers_the_second(sizes) -> float:
+        return float(sizes[0].inner)
+
+    fitted = partition_to_fit(*graph, work, [NO_LIMIT, rows], whole_step=prefers_the_second)
+    assert fitted.sizes[1].inner <= rows
+    assert fitted.sizes[1].inner > 0.9 * rows
 
 
 def test_equal_devices_get_about_equal_parts() -> None:
