@@ -1,4 +1,4 @@
-"""Stands for ``time`` in `nugnn.launch`: limits run from where a test wants them to, by what is done and not by a clock.
+"""Stands for ``time`` in `nugnn.launch`: limits run from where a test wants them to, by what is done, not by a clock.
 
 A limit of seconds on processes that start, import torch and are scheduled beside others is one on the machine, too.
 """
