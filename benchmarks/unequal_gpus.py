@@ -254,7 +254,7 @@ class Benchmark:
         if self._arguments.device == "cuda":
             devices, limits = [torch.device("cuda", rank) for rank in range(2)], (DeviceLimits(), DeviceLimits(sms=sms))
             return cluster_here(devices, limits, profile_of_this_machine(["cuda"], "any"))
-        cluster = cluster_here([torch.device("cpu")] * 2, None, profile_of_this_machine(["cpu"], "any"))
+        cluster = cluster_here([torch.device("cpu")] * 2, None, profile_of_this_machine(["cpu"] * 2, "any"))
         whole, other = cluster.devices
         slower = slowed(other.profile, unequal_rank.WHOLE / sms)
         return replace(cluster, devices=(whole, replace(other, profile=slower)))

@@ -54,6 +54,8 @@ class BackwardSums:
 
     The first step is watched, with sums after its backward: a model in which a parameter gets its gradient in several
     pieces (`torch.utils.checkpoint` with ``use_reentrant=True`` on a layer that is called twice) goes on like that.
+    These sums travel as those that begin in backward: values sent from rank to rank (`nugnn.comm.direct_sums`) are
+    added in another order, and the first step of a run that is resumed is one that the other run did not watch.
 
     Args:
         parameters: Same order on every rank; those that are frozen do not count as long as they are.
@@ -121,7 +123,7 @@ class BackwardSums:
         with self._ranks.clock.measure("sync", self._ranks.device, "sums of gradients"):
             if not self._begins:  # else they were laid out before backward
                 self._lay_out()
-            if not self._begins:
+            if not self._may_begin:
                 for bucket in self._buckets:
                     bucket.unpack(self._sums.sum_(bucket))
             else:

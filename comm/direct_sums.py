@@ -183,8 +183,16 @@ def _gone(peer: int) -> ConnectionError:
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-def connect_directly(rank: int, num_ranks: int, timeout_seconds: float) -> DirectSums | None:
-    """Connections between all ranks of the default process group, which are on one host; a collective call.
+def connect_directly(
+    rank: int, num_ranks: int, timeout_seconds: float, group: dist.ProcessGroup | None = None
+) -> DirectSums | None:
+    """Connections between all ranks of a process group, which are on one host; a collective call.
+
+    Args:
+        rank: This process, in the group.
+        num_ranks: Of the group.
+        timeout_seconds: How long a sum may wait for its peers.
+        group: Through which they find each other; the default one when None.
 
     Returns:
         None on every rank where one could not reach another.
@@ -201,15 +209,15 @@ def connect_directly(rank: int, num_ranks: int, timeout_seconds: float) -> Direc
         number = secrets.randbits(62)
         (as_number,) = struct.unpack("!I", socket.inet_aton(address))
         known = [torch.zeros(3, dtype=torch.int64) for _ in range(num_ranks)]
-        dist.all_gather(known, torch.tensor([as_number, port, number]))
+        dist.all_gather(known, torch.tensor([as_number, port, number]), group=group)
         try:
             if not problem and all(int(each[1]) for each in known):
                 _connect(rank, [tuple(each.tolist()) for each in known[:rank]], peers)
         except OSError:
             problem = True
-        if not (problem := _any_rank(problem or len(peers) < rank)):  # else nobody waits for who does not come
+        if not (problem := _any_rank(problem or len(peers) < rank, group)):  # else nobody waits for who does not come
             _accept(listener, number, set(range(rank + 1, num_ranks)), peers)
-            problem = _any_rank(len(peers) < num_ranks - 1)
+            problem = _any_rank(len(peers) < num_ranks - 1, group)
     if problem:
         for connection in peers.values():
             connection.close()
@@ -220,9 +228,9 @@ def connect_directly(rank: int, num_ranks: int, timeout_seconds: float) -> Direc
     return DirectSums(rank, dict(sorted(peers.items())), timeout_seconds)
 
 
-def _any_rank(problem: bool) -> bool:
+def _any_rank(problem: bool, group: dist.ProcessGroup | None) -> bool:
     number = torch.tensor([float(problem)])
-    dist.all_reduce(number)
+    dist.all_reduce(number, group=group)
     return bool(number)
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from nugnn.datasets.registry import cache_folder
 from nugnn.datasets.whole_file import write_whole
+from nugnn.launch import num_cores
 from nugnn.limited import said_of_cores, threads_on
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, cluster_of_machine
@@ -23,7 +24,8 @@ from nugnn.planning.datasheet import SheetError, cpu_sheet, sheet_of
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import SCHEMA, DeviceKind, DeviceProfile, MachineProfile, ProfileError, read_profile
 from nugnn.process_state import host_memory
-from nugnn.profile_run import profile_machine, threads_of_cpu
+from nugnn.profile_run import profile_machine
+from nugnn.worker_cores import asked_threads, users_environment
 
 Need = Literal["anew", "measured", "any"]
 
@@ -35,16 +37,18 @@ _CPU = torch.device("cpu")
 def profile_of_this_machine(
     kinds: Sequence[DeviceKind],
     need: Need,
+    limits: Sequence[DeviceLimits] | None = None,
     *,
     on_stage: Callable[[str], None] = lambda _: None,
     on_note: Callable[[str], None] = lambda _: None,
     seconds: float | None = None,
 ) -> MachineProfile:
-    """The devices of these kinds, and their links.
+    """The devices of these kinds, and their links; of the CPU as many threads as its workers have together.
 
     Args:
-        kinds: What is to be used; GPUs are all that there are.
+        kinds: Of the device of each worker of this host; GPUs are all that there are.
         need: ``measured``: measure what was not measured before; ``anew``: that, too; ``any``: data sheets will do.
+        limits: Of each worker; none when None.
         on_stage: Called with what is done next.
         on_note: Gets a sentence where a profile was measured, or stands on sheets.
         seconds: Of measurements; some, when None.
@@ -54,11 +58,12 @@ def profile_of_this_machine(
         WorkerFailed: A worker did not come to the end of its device.
     """
     wanted: Literal["auto", "cpu", "cuda"] = "auto" if len(set(kinds)) > 1 else kinds[0]
-    path = kept_profile(wanted)
+    threads = _threads_together(kinds, limits)
+    path = kept_profile(wanted, threads)
     if need != "anew":
         with contextlib.suppress(ProfileError):  # none yet, or one that an interrupted run left
             return read_profile(path)
-    if need == "any" and (by_sheets := _by_sheets(wanted)) is not None:
+    if need == "any" and (by_sheets := _by_sheets(wanted, threads)) is not None:
         return by_sheets
     text = {"cpu": "the CPU", "cuda": "GPUs", "auto": "GPUs and the CPU"}[wanted]
     on_stage(f"measuring {text}, once")
@@ -66,6 +71,7 @@ def profile_of_this_machine(
         wanted,
         seconds=seconds or sum(_SECONDS[kind] for kind in set(kinds)),
         on_stage=lambda what: on_stage(f"measuring {what}"),
+        threads=threads,
     )
     for note in measured.notes:
         on_note(note)
@@ -78,8 +84,28 @@ def profile_of_this_machine(
     return measured.machine
 
 
-def kept_profile(wanted: Literal["auto", "cpu", "cuda"]) -> Path:
-    """Where a profile of this machine is kept: by who its devices are, and by what they were measured with."""
+def _threads_together(kinds: Sequence[DeviceKind], limits: Sequence[DeviceLimits] | None) -> int:
+    """Of the workers on the CPU, as `nugnn.limited.threads_on` has them.
+
+    All cores where ``OMP_NUM_THREADS`` says nothing: what is measured then serves any number of workers, and limits
+    make less of it. Where it says something, workers that have their cores to themselves would else be planned as if
+    they divided the threads of one.
+    """
+    asked = asked_threads(users_environment(os.environ))
+    if asked is None:
+        return num_cores()
+    each = [DeviceLimits()] * len(kinds) if limits is None else limits
+    own = [limit.threads or asked for kind, limit in zip(kinds, each, strict=True) if kind == "cpu"] or [asked]
+    return min(sum(own), max(num_cores(), *own))
+
+
+def kept_profile(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> Path:
+    """Where a profile of this machine is kept: by who its devices are, and by what they were measured with.
+
+    Args:
+        wanted: Which devices are in it.
+        threads: Of the CPU.
+    """
     has_gpu = wanted != "cpu" and torch.cuda.is_available()
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] if has_gpu else []
     devices = [*gpus, *([_CPU] if wanted != "cuda" else [])]
@@ -87,7 +113,7 @@ def kept_profile(wanted: Literal["auto", "cpu", "cuda"]) -> Path:
         [
             device_facts.device_name(device),
             device_facts.device_uuid(device) or "",
-            str(device_facts.num_multiprocessors(device) if device.type == "cuda" else threads_of_cpu()),
+            str(device_facts.num_multiprocessors(device) if device.type == "cuda" else threads),
         ]
         for device in devices
     )
@@ -152,7 +178,7 @@ def _profile_in(machine: MachineProfile, device: torch.device) -> DeviceProfile:
     return same_kind[0]
 
 
-def _by_sheets(wanted: Literal["auto", "cpu", "cuda"]) -> MachineProfile | None:
+def _by_sheets(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> MachineProfile | None:
     """None where a GPU has no sheet."""
     found: list[DeviceProfile] = []
     if wanted != "cpu" and torch.cuda.is_available():
@@ -165,7 +191,7 @@ def _by_sheets(wanted: Literal["auto", "cpu", "cuda"]) -> MachineProfile | None:
             own = {"uuid": device_facts.device_uuid(device), "memory_bytes": device_facts.memory_bytes(device)}
             found.append(sheet.model_copy(update=own))
     if wanted != "cuda":
-        profile = cpu_sheet().as_profile(threads_of_cpu())
+        profile = cpu_sheet().as_profile(threads)
         memory = host_memory()
         usable = profile.memory_bytes if memory is None else memory.limit_bytes
         found.append(profile.model_copy(update={"memory_bytes": usable}))

@@ -13,7 +13,7 @@ from nugnn.devices import devices_of
 from nugnn.machine_profiles import Need, are_devices_alike, cluster_here, profile_of_this_machine
 from nugnn.member import host_name
 from nugnn.planning import device_facts
-from nugnn.planning.cluster import Cluster, read_cluster
+from nugnn.planning.cluster import Cluster, ThisMachine, read_cluster
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.plan import BASELINES, KnownDevice, Plan, SharesBy, read_plan
 from nugnn.planning.profiles import DeviceKind, MachineProfile
@@ -76,9 +76,8 @@ class PlanRequest:
         assert len(own) == len(devices), "workers of other hosts are described in a file"
         kinds: list[DeviceKind] = ["cuda" if device.type == "cuda" else "cpu" for device in own]
         is_measured = self.shares_by == "auto" and not are_devices_alike(own, limits)
-        machine = profile_of_this_machine(
-            kinds, "measured" if is_measured else "any", on_stage=on_stage, on_note=on_note
-        )
+        need: Need = "measured" if is_measured else "any"
+        machine = profile_of_this_machine(kinds, need, limits, on_stage=on_stage, on_note=on_note)
         return cluster_here(own, limits, machine)
 
 
@@ -168,13 +167,12 @@ def _is(known: KnownDevice, gpu: torch.device) -> bool:
     return known.name == device_facts.device_name(gpu)
 
 
-def this_machine_for(
-    need: Need, on_stage: Callable[[str], Any], on_note: Callable[[str], Any]
-) -> Callable[[frozenset[DeviceKind | None]], MachineProfile]:
+def this_machine_for(need: Need, on_stage: Callable[[str], Any], on_note: Callable[[str], Any]) -> ThisMachine:
     """For `nugnn.planning.cluster.read_cluster`: this machine, as `profile_of_this_machine` has it."""
 
-    def profile(kinds: frozenset[DeviceKind | None]) -> MachineProfile:
+    def profile(kinds: Sequence[DeviceKind | None], limits: Sequence[DeviceLimits]) -> MachineProfile:
         usual: DeviceKind = "cuda" if torch.cuda.is_available() else "cpu"
-        return profile_of_this_machine([kind or usual for kind in kinds], need, on_stage=on_stage, on_note=on_note)
+        every = [kind or usual for kind in kinds]
+        return profile_of_this_machine(every, need, limits, on_stage=on_stage, on_note=on_note)
 
     return profile

@@ -83,8 +83,9 @@ def cluster_from_config(config: RunConfig, *, remeasures: bool, on_stage: Say, o
     if said:
         on_note(said)
     kinds: list[DeviceKind] = ["cuda" if device.type == "cuda" else "cpu" for device in devices]
-    machine = profile_of_this_machine(kinds, need, on_stage=on_stage, on_note=on_note)
-    return cluster_here(devices, None if config.limits is None else parse_limits(config.limits), machine)
+    limits = None if config.limits is None else parse_limits(config.limits)
+    machine = profile_of_this_machine(kinds, need, limits, on_stage=on_stage, on_note=on_note)
+    return cluster_here(devices, limits, machine)
 
 
 def _how(config: RunConfig) -> tuple[SharesBy, Sequence[float] | None]:

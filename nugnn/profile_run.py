@@ -55,6 +55,7 @@ def profile_machine(
     on_stage: Callable[[str], None],
     usable_bytes: int | None = None,
     limits: str | None = None,
+    threads: int | None = None,
 ) -> Measured:
     """Measure the devices of this machine and the links between them.
 
@@ -65,6 +66,7 @@ def profile_machine(
         usable_bytes: Of the CPU's memory; what the system or a control group allows when None.
         limits: What may be used of each device, one for all or one for each GPU, see `nugnn.planning.limits`; the
             profile is then of the limited device.
+        threads: Of the CPU, where no limit says how many; those of a single process when None.
 
     Raises:
         ValueError: There is no GPU, and ``device`` asks for one; or ``limits`` does not fit the devices.
@@ -78,7 +80,7 @@ def profile_machine(
     work = {
         "devices": workers,
         "with_cpu": with_cpu,
-        "threads": threads_of_cpu(),
+        "threads": threads or threads_of_cpu(),
         "limits": limited,
         "usable_bytes": usable_bytes or (memory.limit_bytes if memory is not None else None),
         "seconds": seconds_of_parts(seconds, len(gpus), with_cpu=with_cpu),

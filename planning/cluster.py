@@ -53,8 +53,9 @@ from nugnn.planning.profiles import DeviceKind, DeviceProfile, LinkProfile, Mach
 
 _MOST_HOSTS = 4
 """That a sentence names."""
-ThisMachine = Callable[[frozenset[DeviceKind | None]], MachineProfile]
-"""Gives the profile of this machine, of devices of some kinds; None is for GPUs where there are some, else the CPU."""
+ThisMachine = Callable[[Sequence[DeviceKind | None], Sequence[DeviceLimits]], MachineProfile]
+"""Gives the profile of this machine, for workers on devices of these kinds and within these limits; None is for GPUs
+where there are some, else the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,8 +348,9 @@ class _Builder:
                     raise ClusterError(f"{at}.device: {THIS_MACHINE!r} cannot be looked at here; name a profile's file")
                 else:
                     entries = [each for host in self._fields.hosts for each in host.devices]
-                    kinds = frozenset(each.kind for each in entries if each.device == THIS_MACHINE)
-                    self._machines[entry.device] = self._this_machine(kinds)
+                    here = [each for each in entries if each.device == THIS_MACHINE for _ in range(each.count)]
+                    limits = [each.limits.limits() for each in here]
+                    self._machines[entry.device] = self._this_machine([each.kind for each in here], limits)
             except ProfileError as error:
                 raise ClusterError(f"{at}.device: {error}") from error
         return self._machines[entry.device]
@@ -378,9 +380,6 @@ def _after_limits(
         groups.setdefault((profile.kind, alone), []).append(worker)
     found = list(whole)
     for workers in groups.values():
-        if len(workers) == 1:
-            found[workers[0]] = limited(whole[workers[0]], limits[workers[0]])
-            continue
         together = [limits[worker] for worker in workers]
         own_threads = None if threads is None else [threads[worker] for worker in workers]
         divided: dict[str, tuple[DeviceProfile, ...]] = {}  # by what the device is taken to do, which overrides change

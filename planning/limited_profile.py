@@ -9,6 +9,7 @@ throughout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,7 +71,10 @@ def shared(
         ValueError: As `limited`; or the limits together are more than there is.
     """
     if len(limits) == 1:
-        return (limited(profile, limits[0]),)
+        only = limits[0]
+        if profile.kind == "cpu" and threads is not None and threads[0] < profile.multiprocessors:
+            only = replace(only, threads=threads[0])
+        return (limited(profile, only),)
     memory = _memory_of_each(profile, limits)
     if profile.kind == "cuda":
         each = [limited(profile, DeviceLimits(sms=limit.sms)) for limit in limits]

@@ -17,14 +17,18 @@ def work(ranks: Any, item: str) -> int:
             os._exit(7)
         if item == "fails":
             raise ArithmeticError("of rank 1")
-        stand_still(3.0)
-    elif item != "stands":
-        stand_still(60.0)
+    if not item.startswith("/"):
+        time.sleep(600)  # rank 0 waits for its peer
+    if ranks.rank == 1:
+        stand_still(item)
     return int(ranks.rank)
 
 
-def stand_still(seconds: float) -> None:
-    time.sleep(seconds)
+def stand_still(said: str) -> None:
+    """Until the file ``said`` names this function."""
+    end = time.monotonic() + 120
+    while "stand_still" not in Path(said).read_text() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def test_nobody_waits_for_the_peers_of_a_rank_that_failed(group: Any, what: str,
     begin = time.monotonic()
     with pytest.raises(worker_groups.WorkFailed, match=told):
         group.run(what)
-    assert time.monotonic() - begin < 50  # rank 0 would go on for 60
+    assert time.monotonic() - begin < 120  # rank 0 would go on for 600
 
 
 def test_ranks_that_stand_still_show_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +59,7 @@ def test_ranks_that_stand_still_show_their_stacks(tmp_path: Path, monkeypatch: p
             os.dup2(before, 2)
             os.close(before)
     try:
-        assert group.run("stands") == [0, 1]
+        assert group.run(str(tmp_path / "said")) == [0, 1]
     finally:
         group.stop()
     assert "in stand_still" in (tmp_path / "said").read_text()

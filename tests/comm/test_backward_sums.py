@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 from unittest import mock
 
@@ -33,8 +34,21 @@ class _Net(nn.Module):
         return self.last(x if leaves_out else self.sometimes(x))  # type: ignore[no-any-return]
 
 
-def _steps(ranks: Ranks, begins: bool, parts: int, bucket_bytes: int) -> tuple[list[list[Tensor | None]], int]:
-    """Gradients after each of three steps, and how many sums had begun when the last backward ended."""
+def _steps(
+    ranks: Ranks, begins: bool, parts: int, bucket_bytes: int, is_direct: bool = False, resumed_at: int | None = None
+) -> tuple[list[list[Tensor | None]], int]:
+    """Gradients after each of three steps, and how many sums had begun when the last backward ended.
+
+    Args:
+        ranks: Who takes part.
+        begins: Whether sums may begin while backward runs.
+        parts: Backward passes of a step.
+        bucket_bytes: Of a bucket, at least.
+        is_direct: Whether ranks send each other few values directly, as workers do.
+        resumed_at: Step before which all that sums have seen is forgotten.
+    """
+    assert ranks.direct is not None
+    ranks = ranks if is_direct else dataclasses.replace(ranks, direct=None)
     torch.manual_seed(3)
     model = _Net().double()
     parameters, found, num_early = list(model.parameters()), [], 0
@@ -43,6 +57,8 @@ def _steps(ranks: Ranks, begins: bool, parts: int, bucket_bytes: int) -> tuple[l
             sums = BackwardSums(parameters, ranks, while_backward_runs=begins)
             for step in range(3):
                 model.zero_grad(set_to_none=True)
+                if step == resumed_at:
+                    sums = BackwardSums(parameters, ranks, while_backward_runs=begins)
                 for part in range(parts):
                     x = torch.randn(4, 2, 3, 3, dtype=torch.float64) * (ranks.rank + 1)
                     loss = model(x, ranks.rank == 1 and part == parts - 1).square().sum()
@@ -81,6 +97,20 @@ def test_sums_that_begin_in_backward_are_the_same_bits(ranks: Any, parts: int, b
     assert after[0][1] == 0
     if bucket_bytes == 1:
         assert [run[1] for run in during] == [0, 0, 0]  # `never` stands last, and holds all others back
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_step_after_a_run_is_resumed_is_summed_as_in_the_run_that_was_not(
+    ranks: Any, is_direct: bool, begins: bool
+) -> None:
+    """It is watched there alone; sums that go from rank to rank add in another order than gloo's."""
+    whole = ranks.run(3, _steps, begins, 1, 200, is_direct)
+    for step in (1, 2):
+        resumed = ranks.run(3, _steps, begins, 1, 200, is_direct, step)
+        for (of_whole, _), (of_resumed, _) in zip(whole, resumed, strict=True):
+            for x, y in zip(of_whole[step], of_resumed[step], strict=True):
+                assert x is y is None or torch.equal(x, y)
 
 
 class _All(nn.Module):

@@ -148,10 +148,10 @@ def test_tensors_of_any_kind_are_added_up_in_place() -> None:
     ],
 )
 def test_who_is_out_of_step_is_an_error_on_all_ranks(other: Tensor, said: str) -> None:
-    with _connected(3, timeout=30.0) as sums:
+    with _connected(3, timeout=600.0) as sums:
         begin = time.monotonic()
         found = _together(sums, lambda own: own.sum_(torch.ones(2) if own.rank < 2 else other.clone()))
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 120
         assert all(isinstance(error, RuntimeError) and "out of step" in str(error) for error in found)
         assert all(said in str(error) and "has 2 values of float32" in str(error) for error in found[:2])
 
@@ -175,20 +175,21 @@ def test_a_sum_that_was_left_in_the_middle_was_the_last(monkeypatch: pytest.Monk
 
 def test_two_threads_do_not_mix_their_sums() -> None:
     """They have no order in which all ranks would know them."""
-    with _connected(2, timeout=5.0) as sums:
+    with _connected(2, timeout=60.0) as sums:
         waiting = threading.Thread(target=sums[0].sum_, args=(first := torch.ones(3),))
         waiting.start()
-        time.sleep(0.2)
+        while not sums[0]._between.locked():
+            time.sleep(0.001)
         with pytest.raises(RuntimeError, match="another thread is in one"):
             sums[0].sum_(torch.ones(3))
         sums[1].sum_(torch.ones(3))
-        waiting.join(10)
+        waiting.join(60)
         assert first.tolist() == [2, 2, 2]
         assert _together(sums, lambda own: own.sum_(first if own.rank else first.clone())) == [None, None]
 
 
 def test_a_peer_that_has_gone_and_one_that_does_not_come_are_named() -> None:
-    with _connected(3, timeout=0.2) as sums:
+    with _connected(3, timeout=3.0) as sums:  # the other two come meanwhile
         found = _together(sums, lambda own: own.sum_(torch.zeros(3)) if own.rank else None)
         assert all(isinstance(error, TimeoutError) and "for worker 0" in str(error) for error in found[1:])
     with _connected(3) as sums:
@@ -211,6 +212,10 @@ def test_connections_end_for_peers_although_a_forked_process_has_them_still() ->
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
+_CONNECT_SECONDS = 200.0
+"""How long ranks wait for each other here: so long that who waits for that is told from who is slow."""
+
+
 def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -230,6 +235,7 @@ def _joined(ranks: Ranks, stranger: str, times: int) -> list[Any]:
 
     socket.socket.listen = heard  # type: ignore[method-assign, assignment]
     values, begin = torch.full((3,), 1.0 + ranks.rank), time.monotonic()
+    longest, direct_sums._CONNECT_SECONDS = direct_sums._CONNECT_SECONDS, _CONNECT_SECONDS
     try:
         for _ in range(times):
             found = connect_directly(ranks.rank, ranks.world_size, 30.0)
@@ -238,6 +244,7 @@ def _joined(ranks: Ranks, stranger: str, times: int) -> list[Any]:
             found.close()
     finally:
         socket.socket.listen = listen  # type: ignore[method-assign]
+        direct_sums._CONNECT_SECONDS = longest
     seconds = time.monotonic() - begin
     for each in strangers:
         each.close()
@@ -247,7 +254,7 @@ def _joined(ranks: Ranks, stranger: str, times: int) -> list[Any]:
 @pytest.mark.parametrize("stranger", ["", "silent", "talks", "leaves"])
 def test_strangers_neither_take_a_rank_s_place_nor_hold_it_up(ranks: RankPool, stranger: str) -> None:
     for seconds, values, files in ranks.run(5, _joined, stranger, 1):
-        assert seconds < 8 and values == [15.0] * 3 and files == 0
+        assert seconds < _CONNECT_SECONDS / 2 and values == [15.0] * 3 and files == 0
 
 
 def test_connections_leave_no_open_files(ranks: RankPool) -> None:
@@ -258,14 +265,16 @@ def _elsewhere(ranks: Ranks) -> tuple[bool, float, int]:
     """Rank 0 says that it is where nobody finds it: on another host of the same name."""
     inet_aton, before = socket.inet_aton, _open_files()
     begin = time.monotonic()
+    longest, direct_sums._CONNECT_SECONDS = direct_sums._CONNECT_SECONDS, _CONNECT_SECONDS
     socket.inet_aton = lambda address: inet_aton("127.0.0.1" if ranks.rank else "127.7.7.7")  # type: ignore[assignment]
     try:
         found = connect_directly(ranks.rank, ranks.world_size, 30.0)
     finally:
         socket.inet_aton = inet_aton
+        direct_sums._CONNECT_SECONDS = longest
     return found is None, time.monotonic() - begin, _open_files() - before
 
 
 def test_ranks_that_do_not_find_each_other_go_through_gloo_at_once(ranks: RankPool) -> None:
     for is_none, seconds, files in ranks.run(5, _elsewhere):
-        assert is_none and seconds < direct_sums._CONNECT_SECONDS / 2 and files == 0
+        assert is_none and seconds < _CONNECT_SECONDS / 2 and files == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -75,8 +76,8 @@ def test_the_error_of_the_rank_that_failed_comes_first() -> None:
 
     begin = time.perf_counter()
     with pytest.raises(KeyError, match="only here"):
-        run_local_ranks(3, rank_1_fails, timeout_seconds=60)
-    assert time.perf_counter() - begin < 30, "peers do not wait for the timeout"
+        run_local_ranks(3, rank_1_fails, timeout_seconds=600)
+    assert time.perf_counter() - begin < 120, "peers do not wait for the timeout"
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,16 @@ def test_exchanges_of_different_shapes_are_an_error() -> None:
 
 
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_told() -> None:
+    has_given_up = threading.Event()
+
     def run(ranks: Ranks) -> None:
         if ranks.rank == 1:
-            time.sleep(3)
-        ranks.sum_(torch.zeros(1))
+            assert has_given_up.wait(60)
+            return
+        try:
+            ranks.sum_(torch.zeros(1))
+        finally:
+            has_given_up.set()
 
     with pytest.raises(RuntimeError, match=r"rank 0 sums torch.float32 \(1,\) and waited 0.5 s for rank 1"):
         run_local_ranks(2, run, timeout_seconds=0.5)
@@ -141,4 +148,4 @@ def test_check_names_calls_that_differ_between_ranks() -> None:
     begin = time.perf_counter()
     with pytest.raises(ModelDiffers, match=r"ranks made different calls.*control flow must not depend"):
         check_model(_DependsOnItsRows(), make_graph())
-    assert time.perf_counter() - begin < 30
+    assert time.perf_counter() - begin < 120

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -56,6 +57,8 @@ def lose_rank_1(context: WorkerContext, job: dict) -> None:
     import torch.distributed as dist
 
     context.init_process_group()
+    if context.rank == 1:
+        (context.job_folder / "began").write_text(str(os.getpid()))
     if context.rank == 1 and job["how"] == "exit before the first exchange":
         os._exit(86)
     received = torch.empty(3 * 65536)
@@ -84,6 +87,7 @@ def sum_few_values(context: WorkerContext, job: dict) -> None:
             if job["how"] == "kill":
                 threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
             if job["how"] == "hang":
+                (context.job_folder / "began").touch()
                 time.sleep(600)
             if job["how"] == "other values":
                 values = torch.ones(7)
@@ -121,12 +125,13 @@ def leave_early(context: WorkerContext, job: dict) -> None:
 
 
 def never_exits(context: WorkerContext, job: dict) -> None:
-    """Finishes its work, but a thread keeps the interpreter from exiting."""
-    threading.Thread(target=time.sleep, args=(600,)).start()
+    """Finishes its work, and what it has registered for its exit does not end."""
+    atexit.register(time.sleep, 600)
 
 
 def rank_1_hangs(context: WorkerContext, job: dict) -> None:
     if context.rank == 1:
+        (context.job_folder / "began").touch()
         time.sleep(600)
 
 
@@ -152,7 +157,7 @@ def trouble_on_rank_1(context: WorkerContext, job: dict) -> None:
         context.pulse.begin_step()
         time.sleep(0.02)
         if context.rank == 1 and step == 3:
-            (context.job_folder / "began").write_text(f"{os.getpid()} {time.time()}")
+            (context.job_folder / "began").write_text(str(os.getpid()))
             globals()[f"_{job['how']}"](context)
         if context.rank != 1 and step == 3:
             with context.pulse.waiting("halo exchange 7 (layers.0/spmm)"):
@@ -229,12 +234,15 @@ def _fill_disk_by_torch(context: WorkerContext) -> None:
 
 
 def slow_but_alive(context: WorkerContext, job: dict) -> None:
-    """One step takes three times the timeout; rank 1 finishes an operator now and then, and rank 0 waits for it."""
+    """One step, in which rank 1 finishes an operator whenever it is asked to, and rank 0 waits for it."""
     context.pulse.begin_step()
     if context.rank == 1:
-        for _ in range(int(15 * job["timeout"])):
-            time.sleep(0.2)
-            context.pulse.beat()
+        asked = 0
+        while not (context.job_folder / "enough").exists():
+            if (context.job_folder / f"operator-{asked}").exists():
+                asked += 1
+                context.pulse.beat()
+            time.sleep(0.001)
         return
     with context.pulse.waiting("halo exchange 1 (layers.0/spmm)"):
         while not (context.job_folder / "done-1").exists():
@@ -243,8 +251,9 @@ def slow_but_alive(context: WorkerContext, job: dict) -> None:
 
 def loads_for_long(context: WorkerContext, job: dict) -> None:
     """Computes for three times the timeout before its first step."""
-    end = time.monotonic() + 3 * job["timeout"]
-    while time.monotonic() < end:
+    (context.job_folder / f"pid-{context.rank}").write_text(str(os.getpid()))
+    end = time.process_time() + 3 * job["timeout"]
+    while time.process_time() < end:
         sum(range(1000))
 
 

@@ -806,7 +806,7 @@ def test_kill_9_and_ctrl_c_over_two_workers_then_resume_to_the_same_bits(tmp_pat
     )
     _wait_for_line(first, out, 10)
     psutil.Process(first.pid).children()[1].kill()
-    _, error = first.communicate(timeout=60)
+    _, error = first.communicate(timeout=120)
     assert first.returncode == 3 and error.endswith(
         f"go on with: nugnn train --config {out / 'config.yaml'} --resume\n"
     )
@@ -816,7 +816,7 @@ def test_kill_9_and_ctrl_c_over_two_workers_then_resume_to_the_same_bits(tmp_pat
     )
     _wait_for_line(second, out, 20)
     second.send_signal(signal.SIGINT)
-    _, error = second.communicate(timeout=60)
+    _, error = second.communicate(timeout=120)
     assert second.returncode == 130, error
     assert error.startswith("nugnn: interrupted after epoch ") and error.count("\n") == 1
     assert f"go on with: nugnn train --config {out / 'config.yaml'} --resume" in error

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import nugnn
-from busy import BUSY_SECONDS
+from launchers_time import PATIENCE_SECONDS, TimeOfComputing, TimeOfLooks, letter_of, stamp_of, wait_until
 from nugnn.comm.pulse import Stamp
 from nugnn.datasets.graph_data import GraphData
 from nugnn.disk import DiskFullError, naming_full_disk
@@ -29,7 +29,7 @@ from nugnn.process_state import HostMemory, ProcessState, host_memory, process_s
 from nugnn.worker_process import classify
 
 HERE = Path(__file__).resolve().parent
-TIMEOUT = 2.0
+TIMEOUT = 3.0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is read from /proc")
 
 
@@ -41,7 +41,7 @@ def _importable_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: exit code, text, and the seconds from the event to the end of the last process."""
+    """How a run ended: exit code, text, and the launcher's seconds from the event to the end of the last process."""
 
     exit_code: int
     text: str
@@ -49,11 +49,33 @@ class Ended:
     pid: int
 
 
-def trouble(how: str, num_workers: int, logs: Path, **options: Any) -> Ended:
-    """Run with trouble on rank 1."""
+def trouble(
+    how: str, num_workers: int, logs: Path, patch: pytest.MonkeyPatch, ends: bool = False, **options: Any
+) -> Ended:
+    """Run with trouble on rank 1, and seconds that begin when it is there: nothing that takes its time comes later.
+
+    Args:
+        how: What it does.
+        num_workers: All others wait for it.
+        logs: Folder.
+        patch: For the launcher's time.
+        ends: Whether it ends by itself.
+        options: Of ``launch``.
+    """
     pids: list[int] = []
     with private_job_folder() as folder:
         write_job(folder, {"scenario": "trouble_on_rank_1", "how": how})
+
+        def has_come() -> bool:
+            pid = _number_in(folder / "began")
+            if pid is None or not all(stamp_of(folder, r).waits_in for r in range(num_workers) if r != 1):
+                return False
+            return letter_of(pid) in ({"Z", ""} if ends else {"T"} if how == "stop" else {"R", "S", "D"})
+
+        clock = TimeOfLooks(has_come)
+        if how == "loop":
+            clock = TimeOfComputing(has_come, lambda: [_number_in(folder / "began") or 0])
+        clock.stands_for_time(patch)
         with pytest.raises(WorkerFailed) as caught:
             launch(
                 folder,
@@ -64,39 +86,45 @@ def trouble(how: str, num_workers: int, logs: Path, **options: Any) -> Ended:
                 log_folder=logs,
                 **options,
             )
-        end = time.time()
-        pid, began = (folder / "began").read_text().split()
-    assert [p for p in (int(pid), *pids) if Path(f"/proc/{p}").exists()] == []
+        pid = _number_in(folder / "began")
+    assert pid is not None and [p for p in (pid, *pids) if Path(f"/proc/{p}").exists()] == []
     assert len(str(caught.value).splitlines()) <= 24, "more than one screen"
-    return Ended(caught.value.exit_code, str(caught.value), end - float(began), int(pid))
+    return Ended(caught.value.exit_code, str(caught.value), clock.now, pid)
+
+
+def _number_in(path: Path) -> int | None:
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text else None
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("stop", r"^worker 1 of 3 is stopped \(SIGSTOP\): no progress for 2 s \(--timeout\)\n"),
+        ("stop", r"^worker 1 of 3 is stopped \(SIGSTOP\): no progress for 3 s \(--timeout\)\n"),
         (
             "loop",
             r"^worker 1 of 3 computes in \S*launch_scenarios.py:\d+ \(_loop\) without coming to an end: no progress",
         ),
-        ("deadlock", r"^worker 1 of 3 hangs in \S*launch_scenarios.py:\d+ \(_deadlock\): no progress for 2 s"),
+        ("deadlock", r"^worker 1 of 3 hangs in \S*launch_scenarios.py:\d+ \(_deadlock\): no progress for 3 s"),
         ("chatter", r"^worker 1 of 3 .* in \S*launch_scenarios.py:\d+ \(_chatter\)"),
     ],
 )
-def test_a_worker_that_hangs_is_named_in_time(how: str, words: str, tmp_path: Path) -> None:
-    ended = trouble(how, 3, tmp_path)
+def test_a_worker_that_hangs_is_named_in_time(
+    how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = trouble(how, 3, tmp_path, monkeypatch)
     assert ended.exit_code == 3
     assert re.search(words, ended.text), ended.text
     assert f"process {ended.pid} on " in ended.text and f"its log: {tmp_path / 'worker-1.log'}" in ended.text
     assert "    worker 0 waits in halo exchange 7 (layers.0/spmm)" in ended.text
     assert "    worker 2 waits in halo exchange 7 (layers.0/spmm)" in ended.text
-    assert TIMEOUT * 0.7 < ended.seconds < TIMEOUT + 5 + BUSY_SECONDS
+    assert TIMEOUT < ended.seconds < TIMEOUT + 5
 
 
-def test_workers_that_wait_for_each_other_are_all_named(tmp_path: Path) -> None:
-    ended = trouble("wait_elsewhere", 2, tmp_path)
-    assert ended.exit_code == 3 and ended.seconds < TIMEOUT + 5 + BUSY_SECONDS
-    assert ended.text.startswith("the 2 workers wait for each other and make no progress for 2 s (--timeout)")
+def test_workers_that_wait_for_each_other_are_all_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = trouble("wait_elsewhere", 2, tmp_path, monkeypatch)
+    assert ended.exit_code == 3 and ended.seconds < TIMEOUT + 5
+    assert ended.text.startswith("the 2 workers wait for each other and make no progress for 3 s (--timeout)")
     assert "worker 0 waits in halo exchange 7 (layers.0/spmm)" in ended.text
     assert "worker 1 waits in a sum over all workers" in ended.text
 
@@ -114,29 +142,74 @@ def test_workers_that_wait_for_each_other_are_all_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_worker_that_is_lost_ends_the_run_at_once(how: str, exit_code: int, words: str, tmp_path: Path) -> None:
+def test_a_worker_that_is_lost_ends_the_run_at_once(
+    how: str, exit_code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long before --timeout: after the two seconds in which the others may leave word, and two to end them."""
-    ended = trouble(how, 3, tmp_path, timeout=300.0, resume_hint="nugnn train --out runs/a --resume")
+    hint = "nugnn train --out runs/a --resume"
+    ended = trouble(how, 3, tmp_path, monkeypatch, ends=True, timeout=300.0, resume_hint=hint)
     assert ended.exit_code == exit_code
     assert re.search(words, ended.text.split("\nto go on: ")[0]), ended.text
     assert ended.text.endswith("\nto go on: nugnn train --out runs/a --resume")
-    assert ended.seconds < 8 + BUSY_SECONDS
+    assert ended.seconds < 5
 
 
-def test_a_slow_step_goes_on_as_long_as_one_worker_makes_progress() -> None:
-    timeout = 3.0 if BUSY_SECONDS else 1.0
-    for scenario in ("slow_but_alive", "loads_for_long"):
-        with private_job_folder() as folder:
-            write_job(folder, {"scenario": scenario, "timeout": timeout})
-            launch(folder, 2, module="launch_scenarios", timeout=timeout)
+class _Asking(TimeOfLooks):
+    """Four tenths of the timeout pass from look to look, and rank 1 finishes an operator between every other two.
+
+    Args:
+        folder: Of the job.
+        timeout: Three of them pass, and then the step ends.
+    """
+
+    def __init__(self, folder: Path, timeout: float) -> None:
+        super().__init__(lambda: bool(stamp_of(folder, 0).waits_in) and stamp_of(folder, 1).is_stepping)
+        self._folder, self._timeout, self._looks = folder, timeout, 0
+
+    def monotonic(self) -> float:
+        self._is_there = self._is_there or self._has_come()
+        if self.now > 3 * self._timeout:
+            (self._folder / "enough").touch()
+        elif self._is_there:
+            self.now += 0.4 * self._timeout
+            self._looks += 1
+        if self._looks % 2 and self.now <= 3 * self._timeout:
+            before = stamp_of(self._folder, 1).beats
+            (self._folder / f"operator-{self._looks // 2}").touch()
+            wait_until(lambda: stamp_of(self._folder, 1).beats > before)
+        return self.now
+
+
+def test_a_slow_step_goes_on_as_long_as_one_worker_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_job_folder() as folder:
+        write_job(folder, {"scenario": "slow_but_alive"})
+        clock = _Asking(folder, 10.0)
+        clock.stands_for_time(monkeypatch)
+        launch(folder, 2, module="launch_scenarios", timeout=10.0)
+    assert clock.now > 30.0
+
+
+def test_who_computes_before_its_first_step_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeout = 0.5
+    with private_job_folder() as folder:
+        write_job(folder, {"scenario": "loads_for_long", "timeout": timeout})
+
+        def pids() -> list[int]:
+            return [pid for rank in range(2) if (pid := _number_in(folder / f"pid-{rank}")) is not None]
+
+        clock = TimeOfComputing(lambda: len(pids()) == 2, pids)
+        clock.stands_for_time(monkeypatch)
+        launch(folder, 2, module="launch_scenarios", timeout=timeout)
+    assert clock.now > 2 * timeout
 
 
 def test_a_worker_that_dies_while_the_job_is_prepared_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUGNN_TEST_DIE", "1")
-    start = time.monotonic()
+    is_over, was_over = threading.Event(), list[bool]()
     with private_job_folder() as folder, pytest.raises(WorkerFailed, match="worker 1 of 2 died: exit code 86"):
-        launch(folder, 2, module="launch_scenarios", prepare=lambda: time.sleep(60))
-    assert time.monotonic() - start < 20 + BUSY_SECONDS
+        launch(folder, 2, module="launch_scenarios", prepare=lambda: was_over.append(is_over.wait(PATIENCE_SECONDS)))
+    assert was_over == [], "it is prepared still"
+    is_over.set()
 
 
 _ON_A_SMALL_DISK = """
@@ -246,7 +319,7 @@ class _InTrouble(nn.Module):
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         self.steps += self.training
         if self.steps == 3 and self.training and graph.ranks.rank == 1:
-            Path(self.note).write_text(str(time.time()))
+            Path(self.note).write_text(str(os.getpid()))
             if self.how == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif self.how == "loop":
@@ -284,16 +357,28 @@ def _ring() -> GraphData:
         pytest.param("extra sum", r"^the 3 workers wait for each other", marks=pytest.mark.slow),
     ],
 )
-def test_trouble_in_a_real_training_is_named(how: str, words: str, tmp_path: Path) -> None:
-    note = tmp_path / "note"
+def test_trouble_in_a_real_training_is_named(
+    how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, jobs = tmp_path / "note", tmp_path / "jobs"
+    jobs.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(jobs))
+
+    def has_come() -> bool:
+        (folder,), pid = jobs.iterdir(), _number_in(note)
+        if pid is None or not all(stamp_of(folder, rank).waits_in for rank in (0, 2)):
+            return False
+        return letter_of(pid) == "T" if how == "stop" else how == "loop" or bool(stamp_of(folder, 1).waits_in)
+
+    clock = TimeOfComputing(has_come, lambda: [_number_in(note) or 0]) if how == "loop" else TimeOfLooks(has_come)
+    clock.stands_for_time(monkeypatch)
     model = _InTrouble(7, 3, how, str(note))
     with pytest.raises(WorkerFailed) as caught:
-        nugnn.fit(model, _ring(), workers=3, check=False, timeout=3.0, epochs=50, log_folder=tmp_path / "logs")
-    seconds = time.time() - float(note.read_text())
+        nugnn.fit(model, _ring(), workers=3, check=False, timeout=TIMEOUT, epochs=50, log_folder=tmp_path / "logs")
     assert caught.value.exit_code == 3
     assert re.search(words, str(caught.value)), str(caught.value)
     assert re.search(r"worker 0 waits in halo exchange \d+ \(layers\.0\.", str(caught.value)), str(caught.value)
-    assert seconds < 3.0 + 5 + BUSY_SECONDS
+    assert TIMEOUT < clock.now < TIMEOUT + 5
 
 
 # -- what is said --------------------------------------------------------------------------------------------------

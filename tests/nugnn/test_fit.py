@@ -19,8 +19,8 @@ from torch import nn
 
 import nugnn
 import user_models
-from busy import BUSY_SECONDS
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
+from launchers_time import PATIENCE_SECONDS
 from nugnn.fit_options import FitOptions
 from nugnn.launch import WorkerFailed
 from nugnn.models import GNN, WithNodeEmbedding
@@ -257,7 +257,7 @@ def test_the_check_runs_before_training_and_ends_the_workers() -> None:
     start = time.monotonic()
     with pytest.raises(nugnn.ModelDiffers, match=r"norm \(PairNorm\)"):
         nugnn.fit(user_models.WithPairNorm(NUM_FEATURES, NUM_CLASSES), make_graph(), workers=2, epochs=10**6)
-    assert time.monotonic() - start < 60 + BUSY_SECONDS
+    assert time.monotonic() - start < PATIENCE_SECONDS
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -287,11 +287,9 @@ def test_comm_05_a_worker_that_dies_in_epoch_2_ends_all_and_is_named(tmp_path: P
     seen: list[Epoch] = []
     with pytest.raises(WorkerFailed, match="worker 1 of 3 died: exit code 86") as caught:
         nugnn.fit(
-            model, make_graph(), workers=3, check=False, timeout=10, on_epoch=seen.append, log_folder=tmp_path / "logs"
+            model, make_graph(), workers=3, check=False, timeout=600, on_epoch=seen.append, log_folder=tmp_path / "logs"
         )
     assert caught.value.exit_code == 3
     assert [epoch.number for epoch in seen] == [1]
     assert str(tmp_path / "logs" / "worker-1.log") in str(caught.value)
-    assert (
-        time.monotonic() - start < 10 + 30 + BUSY_SECONDS
-    )  # timeout, and three interpreters that import torch on busy cores
+    assert time.monotonic() - start < PATIENCE_SECONDS

@@ -97,9 +97,10 @@ def test_a_run_that_stops_after_any_step_ends_with_the_bits_of_one_that_does_not
         assert _learned(resumed) == _learned(whole), step
 
 
-@pytest.mark.parametrize("step", [3, 7])
-def test_ranks_go_on_in_mid_epoch_on_the_same_split_and_on_others(ranks: Any, tmp_path: Path, step: int) -> None:
-    sizes = (7, 0, 5)
+@pytest.mark.parametrize(("step", "sizes"), [(3, (7, 0, 5)), (7, (5, 3, 4))])
+def test_ranks_go_on_in_mid_epoch_on_the_same_split_and_on_others(
+    ranks: Any, tmp_path: Path, step: int, sizes: tuple[int, ...]
+) -> None:
     whole = ranks.run(3, _rank, None, sizes)
     stopped = ranks.run(3, _rank, tmp_path / "run", sizes, stop_at=step)
     assert stopped == [{"interrupted_after": list(divmod(step, NUM_STEPS))}] * 3

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nugnn import machine_profiles
+from nugnn import machine_profiles, profile_run
 from nugnn.fit_plan import request_of
 from nugnn.machine_profiles import are_devices_alike, cluster_here, kept_profile, profile_of_this_machine
-from nugnn.plan_request import found_here
+from nugnn.plan_request import found_here, this_machine_for
 from nugnn.planning import device_facts
+from nugnn.planning.cluster import read_cluster
 from nugnn.planning.datasheet import cpu_sheet, sheet_of
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import DeviceProfile, MachineProfile
@@ -96,6 +99,68 @@ def test_workers_on_the_cpu_are_planned_with_the_threads_that_they_will_have(
     assert first / second == pytest.approx(expected[0] / expected[1])
 
 
+@pytest.mark.parametrize("way", ["sheets", "measured", "file"])
+@pytest.mark.parametrize(
+    ("asked", "limits", "cores", "expected"),
+    [
+        (None, [None, None], 8, [4, 4]),
+        ("4", [None, None], 8, [4, 4]),
+        ("2", [None, None], 8, [2, 2]),
+        ("2", [None], 8, [2]),
+        ("1", [3, None], 8, [3, 1]),
+        ("1", [3], 8, [3]),
+        ("3", [None, None, None], 9, [3, 3, 3]),
+    ],
+)
+def test_a_worker_is_planned_at_the_speed_of_its_threads_whoever_said_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    way: str,
+    asked: str | None,
+    limits: list[int | None],
+    cores: int,
+    expected: list[int],
+) -> None:
+    """Each has its cores to itself: nothing that the others do makes its products slower."""
+    sheet = replace(cpu_sheet(), cores=16, threads=16)
+    monkeypatch.setattr(machine_profiles, "cpu_sheet", lambda: sheet)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for module in ("worker_cores", "launch"):
+        monkeypatch.setattr(f"nugnn.{module}.own_cores", lambda: tuple(range(cores)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+
+    def measured(*_: Any, threads: int = 0, **__: Any) -> Any:
+        machine = MachineProfile(devices=(sheet.as_profile(threads or profile_run.threads_of_cpu()),))
+        return SimpleNamespace(machine=machine, notes=())
+
+    monkeypatch.setattr(machine_profiles, "profile_machine", measured)
+    each = [DeviceLimits(threads=limit) for limit in limits]
+    if way == "file":
+        texts = [f", limits: {{threads: {limit}}}" if limit else "" for limit in limits]
+        entries = ", ".join(f"{{device: this machine{text}}}" for text in texts)
+        (tmp_path / "c.yaml").write_text(f"schema: nugnn.cluster/1\nhosts: [{{name: a, devices: [{entries}]}}]\n")
+        cluster = read_cluster(tmp_path / "c.yaml", this_machine_for("any", str, str))
+    else:
+        machine = profile_of_this_machine(["cpu"] * len(each), "any" if way == "sheets" else "anew", each)
+        cluster = cluster_here([torch.device("cpu")] * len(each), each, machine)
+    assert [profile.multiprocessors for profile in cluster.profiles] == expected
+    alone = [sheet.as_profile(threads) for threads in expected]
+    for rate in (lambda profile: profile.gemm_flops["fp32"], lambda profile: profile.cached_gather_bytes):
+        assert [rate(each) for each in cluster.profiles] == pytest.approx([rate(each) for each in alone])
+
+
+def test_the_only_worker_on_the_cpu_has_the_threads_that_others_on_gpus_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nugnn.limited.own_nodes", lambda: (tuple(range(6)),))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    gpus = [sheet_of("H200").as_profile().model_copy(update={"uuid": name}) for name in ("GPU-a", "GPU-b")]
+    whole = replace(cpu_sheet(), cores=6, threads=6).as_profile()
+    cluster = cluster_here([*CUDA[:2], torch.device("cpu")], None, MachineProfile(devices=(*gpus, whole)))
+    assert cluster.profiles[2].multiprocessors == 2
+    assert cluster.profiles[2].gemm_flops["fp32"] == pytest.approx(whole.gemm_flops["fp32"] / 3)
+
+
 def test_sheets_are_enough_where_nothing_need_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_profiles, "profile_machine", None)
     machine = profile_of_this_machine(["cuda", "cuda"], "any")
@@ -108,13 +173,13 @@ def test_sheets_are_enough_where_nothing_need_be_measured(monkeypatch: pytest.Mo
 
 
 def test_profiles_are_kept_by_devices_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kept_profile("cuda")
-    assert kept_profile("cuda") == before != kept_profile("cpu")
+    before = kept_profile("cuda", 4)
+    assert kept_profile("cuda", 2) == before != kept_profile("cpu", 4) != kept_profile("cpu", 2)
     monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "3"})
-    assert kept_profile("cuda") != before
+    assert kept_profile("cuda", 4) != before
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(device_facts, "versions", lambda *, has_gpu: {"torch": "2"})
-    assert kept_profile("cuda") != before
+    assert kept_profile("cuda", 4) != before
 
 
 def test_what_a_run_is_told_is_one_thing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,20 @@ from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Epoch, History
 from nugnn.trainer_state import capture, restore
 from trainers import fit_rank
+from work_time import WorkTime, work_time
 
-# in-edges alone are work here: it is slept through
+# in-edges alone are work here
 RULES = RebalanceRules(least_gain_seconds=0.0, node_work=0.0)
 _SECONDS_PER_EDGE = 1e-5
 
 
 class Slowed(nn.Module):
-    """Sleeps for each in-edge of its rank; rank 1 three times as long from an epoch on. Work that nothing else delays.
+    """Takes its time for each in-edge of its rank; rank 1 three times as long from an epoch on.
 
     Args:
         model: What is computed.
         begins: Epoch after which rank 1 is slow.
-        seconds_per_edge: Of sleep.
+        seconds_per_edge: Of work, see `work_time`.
         exchange_seconds_per_node: That exchanges take longer for each node that came to a rank.
     """
 
@@ -68,11 +68,11 @@ class Slowed(nn.Module):
         if self.training:
             self.num_epochs += 1
             is_slow = graph.ranks.rank == 1 and self.num_epochs > self.begins
-            time.sleep(graph.num_edges() * self.seconds_per_edge * (3 if is_slow else 1))
+            clock = work_time()
+            clock.work(graph.ranks, graph.num_edges() * self.seconds_per_edge * (3 if is_slow else 1))
             self.num_nodes_at_first = self.num_nodes_at_first or graph.num_nodes()
             came = max(graph.num_nodes() - self.num_nodes_at_first, 0)
-            with graph.ranks.clock.measure("halo", x.device):
-                time.sleep(came * self.exchange_seconds_per_node)
+            clock.exchange(graph.ranks, came * self.exchange_seconds_per_node)
         return self.model(graph, x)  # type: ignore[no-any-return]
 
 
@@ -91,7 +91,9 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 def _fitted(ranks: Ranks, model: nn.Module, data: GraphData, **options: Any) -> dict[str, Any]:
     said: list[str] = []
-    outcome = fit_rank(ranks, model, data, [1.0, 1.0], seed=3, make_optimizer=adam, on_note=said.append, **options)
+    options |= {"seed": 3, "make_optimizer": adam, "on_note": said.append}
+    with WorkTime().installed():
+        outcome = fit_rank(ranks, model, data, [1.0, 1.0], **options)
     return outcome | {"said": said}
 
 
@@ -373,7 +375,8 @@ def own_loop(ranks: Ranks, data: GraphData, *, moves: bool) -> tuple[list[float]
     balancer, losses, num_moved = nugnn.Balancer(ranks, RULES), [], 0
     for epoch in range(16):
         with balancer.epoch(), interceptor.step(epoch):
-            time.sleep(graph.num_edges() * _SECONDS_PER_EDGE * (4 if ranks.rank else 1) * moves)
+            if moves:
+                work_time().work(ranks, graph.num_edges() * _SECONDS_PER_EDGE * (4 if ranks.rank else 1))
             logits = model["net"](graph, embedding(graph))
             loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / data.num_nodes
             optimizer.zero_grad()
@@ -390,9 +393,14 @@ def own_loop(ranks: Ranks, data: GraphData, *, moves: bool) -> tuple[list[float]
     return losses, num_moved
 
 
+def _own_loop_by_work(ranks: Ranks, data: GraphData) -> tuple[list[float], int]:
+    with WorkTime().installed():
+        return own_loop(ranks, data, moves=True)
+
+
 def test_a_loop_of_ones_own(ranks: Any) -> None:
     data = make_graph(num_nodes=300, features=False)
-    losses, num_moved = ranks.run(2, own_loop, data, moves=True)[0]
+    losses, num_moved = ranks.run(2, _own_loop_by_work, data)[0]
     wanted, _ = ranks.run(2, own_loop, data, moves=False)[0]
     assert num_moved > 30
     assert float((torch.tensor(losses) / torch.tensor(wanted) - 1).abs().max()) <= 1e-10

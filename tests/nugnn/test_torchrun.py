@@ -18,7 +18,6 @@ import pytest
 import torch.distributed as dist
 
 import nugnn
-from busy import BUSY_SECONDS
 from nugnn import torchrun
 from nugnn.comm.pulse import SIZE
 from nugnn.config import TrainConfig
@@ -120,7 +119,7 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
         (
             "stop",
             3,
-            r"nugnn: error: worker 1 of 2 is stopped \(SIGSTOP\): no progress for 3 s \(--timeout\)\n.* on \S+",
+            r"nugnn: error: worker 1 of 2 is stopped \(SIGSTOP\): no progress for 10 s \(--timeout\)\n.* on \S+",
         ),
         pytest.param(
             "loop",
@@ -132,8 +131,8 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
 )
 def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int, words: str, tmp_path: Path) -> None:
     """By itself torchrun always ends with 1; its own report has the code of each process."""
-    # where nobody hangs, a busy machine is not taken for it
-    timeout = "3" if kind in ("stop", "loop") else "60"
+    # longer than kernels take to compile, and where nobody hangs, longer than anything
+    timeout = "10" if kind in ("stop", "loop") else "200"
     code, _, errors, end = train(
         tmp_path, "--epochs", "50", "--timeout", timeout, "--model", f"{tmp_path / 'model.py'}:Model", TROUBLE=kind
     )
@@ -141,9 +140,8 @@ def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int
     assert re.search(words, errors), errors[-3000:]
     assert errors.count("nugnn: error:") == 1
     assert f"(exitcode: {worker_code})" in errors or "exitcode: -9" in errors
-    assert (
-        end - float((tmp_path / "note").read_text()) < 3 + 5 + 5 + BUSY_SECONDS
-    )  # timeout; torchrun takes up to 5 s to see it
+    # torchrun takes up to 5 s to see it; by themselves the others would wait for 200 s, or for ever
+    assert end - float((tmp_path / "note").read_text()) < 120
 
 
 @pytest.mark.parametrize("victim", ["0", pytest.param("1", marks=pytest.mark.slow)])

@@ -153,22 +153,38 @@ def test_native_complaints_stay_out_of_standard_output(capfd):
     assert output.err == "Memory allocation failed for something\n"
 
 
-def test_two_cuts_at_once_give_standard_output_back(capfd):
+class _Noting:
+    """A lock that says when somebody waits for it."""
+
+    def __init__(self, somebody_waits):
+        self._lock, self._somebody_waits = threading.Lock(), somebody_waits
+
+    def __enter__(self):
+        if not self._lock.acquire(blocking=False):
+            self._somebody_waits.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+def test_two_cuts_at_once_give_standard_output_back(capfd, monkeypatch):
     """A cut for a run that has ended may go on while the next one cuts: the second to come waits for the first."""
     inside, come, left = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(metis, "_redirecting", _Noting(come))
     before = os.readlink("/proc/self/fd/1") if os.path.exists("/proc/self/fd/1") else ""
 
     def first():
         with metis._native_stdout_to_stderr():
             inside.set()
-            come.wait(1.0)  # were the other one to come in between, this one would leave before it
+            come.wait(60)  # to the door; were it to come in between, this one would leave before it
         left.set()
 
     def second():
-        inside.wait(10.0)
+        inside.wait(60)
         with metis._native_stdout_to_stderr():
             come.set()
-            left.wait(1.0)
+            left.wait(60)
 
     threads = [threading.Thread(target=each) for each in (first, second)]
     for thread in threads:

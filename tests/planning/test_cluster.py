@@ -24,7 +24,7 @@ ONE_HOST = "schema: nugnn.cluster/1\nhosts:\n  - name: a\n    devices:\n"
 def cluster(folder: Path, text: str) -> Cluster:
     file = folder / "cluster.yaml"
     file.write_text(text)
-    return read_cluster(file, lambda kinds: MACHINE)
+    return read_cluster(file, lambda kinds, limits: MACHINE)
 
 
 def profiles(folder: Path, devices: str) -> tuple[DeviceProfile, ...]:
@@ -54,7 +54,7 @@ links:
     assert any("Tesla T4: by its data sheet" in note for note in found.notes)
     assert found.kinds[2] == found.kinds[4] != found.kinds[0]
     file = tmp_path / "cluster.yaml"
-    own = read_cluster(file, lambda kinds: MACHINE, host="any name")
+    own = read_cluster(file, lambda kinds, limits: MACHINE, host="any name")
     assert own.profiles == (GPU, OTHER) and own.links.is_nccl and own.links.bytes_per_second[0, 1] == 2e11
     file.write_text(file.read_text().replace("this machine", "H100"))
     assert len(read_cluster(file, host="old-1").devices) == 2

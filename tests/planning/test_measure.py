@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import types
 from pathlib import Path
 
@@ -23,7 +24,11 @@ RATES = ("stream_bytes", "gather_bytes", "cached_gather_bytes", "pack_bytes")
 
 
 def quick_profile(notes: list[str]) -> DeviceProfile:
-    return measure_device(CPU, seconds=0.4, usable_bytes=USABLE_BYTES, on_note=notes.append)
+    """By the seconds that this process computes, which others on its cores do not make longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("timing", "measure"):
+            patch.setattr(f"nugnn.planning.{module}.time", types.SimpleNamespace(perf_counter=time.process_time))
+        return measure_device(CPU, seconds=0.4, usable_bytes=USABLE_BYTES, on_note=notes.append)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def test_measured_again_it_is_the_same_within_noise_and_torch_is_as_before(
     before = settings()
     again = quick_profile([])
     assert settings() == before
-    for rate in (*RATES, "launch_seconds"):  # of a machine that runs other tests beside this one
+    for rate in (*RATES, "launch_seconds"):  # of a machine whose caches other tests use, too
         assert 1 / 8 < getattr(again, rate) / getattr(measured[0], rate) < 8, rate
 
 
@@ -92,7 +97,7 @@ def test_calls_stay_within_the_budget_but_for_the_least() -> None:
     calls: list[int] = []
     time_calls(lambda: calls.append(0), CPU, budget_seconds=0.0)
     assert len(calls) == 2 + 5
-    time_calls(lambda: calls.append(0), CPU, budget_seconds=60.0)
+    time_calls(lambda: calls.append(0), CPU, budget_seconds=1e6)
     assert len(calls) == 7 + 2 + 100
 
 

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nugnn.comm import halo_transfer
+from exchange_time import let_exchanges_take
 from nugnn.comm.groups import Ranks
-from nugnn.comm.lone_ranks import LoneRanks
 from nugnn.planning.links import Links
 from nugnn.planning.measure_ways import Travel, _line, measure_ways
 from nugnn.planning.measured_ways import MeasuredWays, Way, WaysError, read_ways
 
-_SLOW_SECONDS, _SLOW_PER_BYTE = 0.02, 5e-8
+_SLOW, _FAST = (0.02, 5e-8), (1e-4, 1e-9)
+"""Latency, and seconds of a byte."""
 
 
-def ways_of(ranks: Ranks, travel: Travel, slow: int | None = None) -> tuple[Way, ...]:
+def ways_of(ranks: Ranks, travel: Travel) -> tuple[Way, ...]:
+    return measure_ways(ranks, travel, seconds=0.3)
+
+
+def ways_of_a_slow_rank(ranks: Ranks, travel: Travel, slow: int) -> tuple[Way, ...]:
     """Rank ``slow`` takes longer with what has come."""
-    real = halo_transfer.Exchange.finish
-
-    def finish(self: halo_transfer.Exchange) -> Any:
-        out = real(self)
-        if ranks.rank == slow and len(out) and not isinstance(self._ranks, LoneRanks):
-            time.sleep(_SLOW_SECONDS + _SLOW_PER_BYTE * out.numel())
-        return out
-
-    halo_transfer.Exchange.finish = finish  # type: ignore[method-assign]
+    latency, of_byte = _SLOW if ranks.rank == slow else _FAST
+    undo = let_exchanges_take(lambda num_bytes: latency + of_byte * num_bytes)
     try:
         return measure_ways(ranks, travel, seconds=0.3)
     finally:
-        halo_transfer.Exchange.finish = real  # type: ignore[method-assign]
+        undo()
 
 
 def test_every_rank_knows_every_way(ranks: Any) -> None:
@@ -47,10 +43,12 @@ def test_every_rank_knows_every_way(ranks: Any) -> None:
 
 def test_who_takes_longer_with_rows_is_seen_at_that_end(ranks: Any) -> None:
     travel = Travel(rows=((0, 20_000), (15_000, 0)), row_bytes=(64, 28))
-    other, slow = sorted(ranks.run(2, ways_of, travel, slow=1)[0], key=lambda way: way.rank)
-    assert slow.latency_seconds > max(_SLOW_SECONDS, other.latency_seconds + _SLOW_SECONDS / 2)
-    # a latency that noise has made too long leaves half of all seconds to the bytes
-    assert slow.bytes_per_second < min(2 / _SLOW_PER_BYTE, other.bytes_per_second / 2)
+    ways = sorted(ranks.run(2, ways_of_a_slow_rank, travel, slow=1)[0], key=lambda way: way.rank)
+    for way, (latency, of_byte) in zip(ways, (_FAST, _SLOW), strict=True):
+        # the smallest exchange has a row of 28 bytes
+        assert way.latency_seconds == pytest.approx(latency + 28 * of_byte)
+        # bytes are those of the direction that has more; rank 0 receives three for four that it sends
+        assert way.bytes_per_second == pytest.approx((4 / 3, 1)[way.rank] / of_byte, rel=1e-3)
 
 
 def test_a_rate_comes_from_what_is_beyond_the_latency() -> None:

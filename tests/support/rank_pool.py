@@ -62,6 +62,7 @@ class RankPool:
             pipe.send_bytes(job)
         results: dict[int, Any] = {}
         errors: list[RankError] = []
+        is_whole = True
         pending = {self._pipes[rank]: rank for rank in range(size)}
         while pending:
             ready = wait(list(pending), timeout=5 if errors else timeout)
@@ -71,14 +72,15 @@ class RankPool:
                 assert isinstance(pipe, Connection)
                 rank = pending.pop(pipe)
                 try:
-                    kind, value = cloudpickle.loads(pipe.recv_bytes())
+                    kind, value, was_left = cloudpickle.loads(pipe.recv_bytes())
                 except EOFError:
-                    kind, value = "error", ("Died", "the process ended", "")
+                    kind, value, was_left = "error", ("Died", "the process ended", ""), True
+                is_whole = is_whole and not was_left
                 if kind == "error":
                     errors.append(RankError(rank, *value))
                 else:
                     results[rank] = value
-        if pending or any(error.kind == "Died" for error in errors):
+        if pending or not is_whole:
             self.stop()
             self._start()
         if errors:

@@ -1,4 +1,7 @@
-"""A rank of the test pool: runs pickled functions that arrive on its socket. Forked by `fork_server`."""
+"""A rank of the test pool: runs pickled functions that arrive on its socket. Forked by `fork_server`.
+
+Ranks have what `nugnn.comm.groups.join_ranks` gives to workers on one host's CPUs, direct sums of few values, too.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ def serve(rank: int, port: int, descriptor: int) -> None:
     import cloudpickle
     import torch.distributed as dist
 
+    from nugnn.comm.direct_sums import connect_directly
     from nugnn.comm.groups import Ranks
 
     pipe = Connection(descriptor)
@@ -22,18 +26,23 @@ def serve(rank: int, port: int, descriptor: int) -> None:
     groups: dict[int, Ranks] = {1: Ranks()}
     for size in range(2, MAX_RANKS + 1):
         members = list(range(size))
-        made = Ranks(rank, size, dist.new_group(members), dist.new_group(members))
+        halo, control = dist.new_group(members), dist.new_group(members)
         if rank < size:
-            groups[size] = made
+            direct = connect_directly(rank, size, 600.0, control)
+            assert direct is not None
+            groups[size] = Ranks(rank, size, halo, control, direct=direct)
     pipe.send_bytes(b"ready")
     while True:
         try:
             job = pipe.recv_bytes()
         except EOFError:
             return
+        size = 1
         try:
             size, function, args, kwargs = cloudpickle.loads(job)
             answer: tuple[str, Any] = ("result", function(groups[size], *args, **kwargs))
         except BaseException as error:
             answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
-        pipe.send_bytes(cloudpickle.dumps(answer))
+        direct = groups[size].direct
+        was_left = direct is not None and direct._between.locked()  # a sum that has no successor
+        pipe.send_bytes(cloudpickle.dumps((*answer, was_left)))
