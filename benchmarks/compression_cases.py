@@ -86,8 +86,8 @@ class Case:
         """Of ``nugnn train`` without data folder, workers and seed; what a recipe says written out. Nodes stay where
         they are: runs of a seed have to have the same parts.
         """
-        from nugnn.config import read_recipe
         from nugnn.sample_sets import names_samples
+        from nugnn.settings_file import read_recipe
 
         chosen = dict(ROWS[self.row].settings)
         chosen = (read_recipe(chosen.pop("recipe")) if "recipe" in chosen else {}) | chosen
