@@ -21,6 +21,20 @@ _WAITING_FILES = (
 )
 
 
+class WorkerFailed(Exception):  # noqa: N818 - it reports what happened to a worker, as TimeoutExpired does
+    """A run ended early.
+
+    Args:
+        exit_code: 2, the user's input is wrong; 3, a worker died or did not answer.
+        message: For the user, complete.
+    """
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.message = message
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a run takes place.

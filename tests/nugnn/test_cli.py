@@ -20,7 +20,7 @@ from rich.console import Console
 
 from nugnn import cli
 from nugnn.config import TrainConfig
-from nugnn.launch import WorkerFailed
+from nugnn.failure import WorkerFailed
 from nugnn.options import ConfigError, flag_of, option_spec
 from nugnn.progress import RunProgress
 
