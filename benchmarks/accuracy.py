@@ -33,8 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 from nugnn import fit
-from nugnn.config import TrainConfig, read_recipe
+from nugnn.config import TrainConfig
 from nugnn.graph_run import build_model, prepare
+from nugnn.settings_file import read_recipe
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CODE = ("nugnn", "kernels", "comm", "partition", "precision", "datasets")

@@ -168,7 +168,7 @@ def spawn(arguments: argparse.Namespace, run: str, model: str, *extra: str) -> d
     command += ["--nodes", str(arguments.nodes), "--arcs", str(arguments.arcs), "--epochs", str(arguments.epochs)]
     command += ["--layers", str(arguments.layers)]
     command += ["--data-dir", arguments.data_dir] if arguments.data_dir else []
-    from nugnn.launch import grants_huge_pages
+    from nugnn.worker_environment import grants_huge_pages
 
     asks = grants_huge_pages() and (run.startswith("nugnn") or run.endswith("-huge"))
     environment = os.environ | {"THP_MEM_ALLOC_ENABLE": "1" if asks else "0"}

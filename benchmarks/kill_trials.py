@@ -85,7 +85,7 @@ WITH_NORM = Subject(
 WITHOUT_MODE = replace(WITH_NORM, name="known rows", model=(*_IMAGES, "--layers", "3", "--dropout", "0.3"))
 PHASES = (
     # the innermost frame decides; the first pattern it contains
-    ("checkpoint write", ("/checkpoint.py", "/checkpointer.py", "/trainer_state.py")),
+    ("checkpoint write", ("/checkpoint.py", "/checkpoint_tree.py", "/checkpointer.py", "/trainer_state.py")),
     ("optimizer step", ("/torch/optim/",)),
     ("halo exchange", ("/halo_exchange.py", "/halo_transfer.py")),
     ("gradient sum", ("/gradients.py", "/backward_sums.py", "/buckets.py")),

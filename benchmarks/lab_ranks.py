@@ -17,8 +17,8 @@ from typing import Any
 
 from link_lab import INTERFACE, Lab, address, rate_command, why_not
 
-from nugnn.launch import grants_huge_pages
 from nugnn.worker_cores import equal_cores, own_nodes, stay_on_given_cores
+from nugnn.worker_environment import grants_huge_pages
 
 _PORT = 29_571
 

@@ -1,21 +1,16 @@
-"""Tables of `links.py` in Markdown: milliseconds of each way at each rate, and what comes of them."""
+"""Tables of `links.py`, of a rate on the screen and in Markdown: milliseconds of each way, and what comes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from links import (
-    MEASURED,
-    PEER_WAYS,
-    Row,
-    below,
-    communication_share,
-    crossovers,
-    interface_ratios,
-)
+from link_rows import Row, by_way, communication_share, crossovers, interface_ratios
 
+MEASURED = ("fp32", "bf16", "8bit", "4bit", "int8", "int4", "int2")
+"""The ways that ``auto`` is compared with; gradients get no fewer than 4 bits, rows ``fp16`` for ``bf16``."""
 GOALS = {"fp32": 5.0, "bf16": 2.8}
 """How many times faster 4 bits have to be where communication is at least `_MOSTLY` of a float32 step."""
 _MOSTLY = 0.9
@@ -23,6 +18,61 @@ _BEHIND = 0.1
 """Part of the fastest way's time that ``auto`` may take longer."""
 
 By = Mapping[tuple[str, int], Sequence[Row]]
+
+
+# -- on the screen -----------------------------------------------------------------------------------------------------
+
+
+def heading(about: Mapping[str, Any]) -> str:
+    """Of a model on some ranks."""
+    what = "halo rows of a rank at most" if about["about"] == "gnn" else "parameters"
+    return f"{about['about']}, {about['size']:,.0f} {what}, {about['ranks']} ranks"
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of one rate, at most 80 columns."""
+    cell = {row.way: row for row in rows}
+    exact, half = cell.get("fp32"), cell.get("bf16")
+    said = "no limit" if rows[0].rate is None else f"{rows[0].rate:g} Gb/s"
+    said += f" (a bare exchange: {rows[0].link_rate:.3g}), {rows[0].rounds} rounds"
+    if (share := communication_share(cell)) is not None:
+        said += f", {100 * share:.0f} % of fp32 is communication"
+    yield said
+    yield f"{'way':13}{'ms':>8}{'p20':>8}{'p80':>8}{'model':>8}{'fp32 /':>8}{'bf16 /':>8}{'MB sent':>9}"
+    for row in rows:
+        model = "-" if row.predicted_seconds is None else f"{1000 * row.predicted_seconds:.0f}"
+        gain, gain_16 = (f"{other.seconds / row.seconds:.2f}" if other else "-" for other in (exact, half))
+        yield (
+            f"{row.way:13}{1000 * row.seconds:8.0f}{1000 * row.p20:8.0f}{1000 * row.p80:8.0f}{model:>8}"
+            f"{gain:>8}{gain_16:>8}{row.sent_bytes / 1e6:9.2f}" + (f" {row.chosen}" if row.chosen else "")
+        )
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """What comes of the rows of a model on some ranks: crossovers, bytes, ``auto``."""
+    for (short, exact), (measured, predicted) in crossovers(rows).items():
+        yield f"{short} beats {exact} {below(measured)}; by the model, {below(predicted)}"
+    if (ratios := interface_ratios(rows)) is not None:
+        yield f"interfaces sent {ratios[0]:.3f} to {ratios[1]:.3f} times the bytes of the reports"
+    cells = by_way(rows)
+    for rate, row in cells.get("auto", {}).items():
+        best = min(
+            (cells[way][rate] for way in MEASURED if way in cells),
+            key=lambda other: other.seconds,
+            default=row,
+        )
+        yield (
+            f"auto at {rate:g} Gb/s: {row.chosen}, {100 * (row.seconds / best.seconds - 1):+.0f} % "
+            f"beside the fastest, {best.way}"
+        )
+
+
+def below(rate: float) -> str:
+    """Of a rate below which something is so, in words."""
+    return "at no rate" if rate == 0 else "at every rate" if math.isinf(rate) else f"below {rate:.2g} Gb/s"
+
+
+# -- in Markdown -------------------------------------------------------------------------------------------------------
 
 
 def rows_by_model(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], list[Row]]:
@@ -112,7 +162,7 @@ def said_of(cases: By) -> list[list[str]]:
         for exact in GOALS:
             pair = next((both for (_, other), both in found.items() if other == exact), None)
             line += ["-", "-"] if pair is None else [below(rate).removeprefix("below ") for rate in pair]
-        ratios = interface_ratios([row for row in rows if row.way not in PEER_WAYS])
+        ratios = interface_ratios(rows)
         line.append("-" if ratios is None else f"{ratios[0]:.3f} to {ratios[1]:.3f}")
         lines.append(line)
     return lines

@@ -38,7 +38,7 @@ NUM_NODES = 271
 NUM_ARCS = 1_200
 _HERE = Path(__file__).resolve()
 _ROOT = _HERE.parents[1]
-_PASSED_THROUGH = {_HERE, *(_ROOT / "kernels" / name for name in ("interceptor.py", "backward.py"))}
+_PASSED_THROUGH = {_HERE, *(_ROOT / "kernels" / name for name in ("interceptor.py", "operator_call.py", "backward.py"))}
 
 
 @dataclass(frozen=True)

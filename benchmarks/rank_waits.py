@@ -46,8 +46,9 @@ from nugnn.comm import gloo_threads
 from nugnn.comm.direct_sums import DirectSums
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks, gather_texts, join_ranks
+from nugnn.failure import WorkerFailed
 from nugnn.job import private_job_folder, read_job, write_job
-from nugnn.launch import WorkerFailed, launch
+from nugnn.launch import launch
 from nugnn.limited import cores_on
 from nugnn.worker_cores import given_cores, own_cores, stay_on
 from nugnn.worker_process import WorkerContext

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from codec import WORKS, rate_of
-from compression_accuracy import cost_table, difference_table, runs_of
+from compression_lines import runs_of
+from compression_tables import cost_table, difference_table
 from gradient_sync import WAYS
 from harness import ROOT, markdown, read_rows
 from link_tables import rows_by_model, said_of, step_table, verdict_table

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nugnn.comm.groups import Ranks
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.operator import Operator
+from nugnn.kernels.operator_call import OperatorCall
 from nugnn.kernels.row_follower import where_lost
 from nugnn.kernels.rows import rows_of
 

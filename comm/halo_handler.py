@@ -22,7 +22,8 @@ from nugnn.comm.halo_transfer import HaloPlan
 from nugnn.comm.halo_wire import HaloWire, Travel
 from nugnn.comm.meeting import meet
 from nugnn.comm.overlap import Fetch, Passes, can_overlap, overlapped_sum, repeated_sum
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import OperatorCall
 from nugnn.kernels.structure import Structure
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.byte_exchange import Work, begin_exchange
-from nugnn.comm.groups import Ranks, is_recording
+from nugnn.comm.clock import is_recording
+from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_stale import Arriving
 from nugnn.comm.halo_wire import HaloWire, RowIds, Travel

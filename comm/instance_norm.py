@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from nugnn.comm.groups import Ranks
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import OperatorCall
 from nugnn.kernels.rows import rows_of
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")

@@ -19,7 +19,7 @@ _STEP, _NEEDED = "step", "forward"
 
 
 class StepWatch:
-    """Is told what a rank's clock measures, and keeps the last steps of it; see `nugnn.comm.groups.Watcher`.
+    """Is told what a rank's clock measures, and keeps the last steps of it; see `nugnn.comm.clock.Watcher`.
 
     Seconds count from a moment that is the same on all ranks of a host, and within a message's time across hosts.
 
@@ -47,7 +47,7 @@ class StepWatch:
         return watch
 
     def note(self, what: str, label: str, first: Any, last: Any) -> None:
-        """See `nugnn.comm.groups.Watcher`."""
+        """See `nugnn.comm.clock.Watcher`."""
         if self._device.type == "cuda":
             assert self._base is not None
             event, seconds = self._base
@@ -59,7 +59,7 @@ class StepWatch:
             self._open.append(noted)
 
     def begin_lap(self) -> None:
-        """See `nugnn.comm.groups.Watcher`."""
+        """See `nugnn.comm.clock.Watcher`."""
         self._open.clear()
         if self._device.type == "cuda":
             base = torch.cuda.Event(enable_timing=True)

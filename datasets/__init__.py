@@ -1,11 +1,12 @@
 """Datasets, each as the same ``GraphData``."""
 
 from nugnn.datasets.digits import digits
+from nugnn.datasets.fetch import cache_folder, prepare
 from nugnn.datasets.formats import FORMATS, read_path
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.npz import read_npz, write_npz
-from nugnn.datasets.registry import DatasetEntry, cache_folder, info, list_datasets, load, prepare
+from nugnn.datasets.registry import DatasetEntry, info, list_datasets, load
 from nugnn.datasets.synthetic import mixed_like, planted_communities, products_like
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 

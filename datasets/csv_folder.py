@@ -6,12 +6,10 @@ lines do not count. Shape suffixes: N nodes, E edges, F features, C classes.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn.datasets.csv_columns import EdgeColumns, NodeColumns
 from nugnn.datasets.graph_data import GraphData, Metric, graph_from
 from nugnn.datasets.labels import class_ids
 from nugnn.datasets.node_ids import Ids, kept_ids, number_nodes, rows_of
@@ -27,10 +26,6 @@ from nugnn.datasets.text_table import CellTypeError, read_header, read_table, to
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SRC = ("src", "source")
-_DST = ("dst", "target")
-_ID = ("id", "node_id")
-_MASKS = (("train", "train_mask"), ("val", "val_mask"), ("test", "test_mask"))
 _SPLIT_NAMES = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "": -1, "none": -1}
 _TRUTH = {"1": True, "true": True, "0": False, "false": False, "": False}
 
@@ -83,7 +78,7 @@ def read_edges_csv(
     """
     path = Path(path)
     where = str(path)
-    columns = _EdgeColumns.of(where, read_header(path))
+    columns = EdgeColumns.of(where, read_header(path))
     try:
         table = _read(path, columns.names, columns.ids, "int64")
     except CellTypeError as error:
@@ -121,69 +116,9 @@ def read_edges_csv(
     )
 
 
-@dataclass(frozen=True)
-class _EdgeColumns:
-    names: list[str]
-    src: str
-    dst: str
-    data: list[str]
-
-    @property
-    def ids(self) -> tuple[str, str]:
-        return self.src, self.dst
-
-    @classmethod
-    def of(cls, where: str, names: list[str]) -> _EdgeColumns:
-        src, dst = _needed(where, names, _SRC), _needed(where, names, _DST)
-        data = [name for name in _data_names(names) if name not in (src, dst)]
-        if "weight" not in data:
-            _refuse_misspelt(where, data, ("weight",))
-        return cls(names, src, dst, data)
-
-
-@dataclass(frozen=True)
-class _NodeColumns:
-    names: list[str]
-    id: str
-    label: str | None
-    label_matrix: list[str]
-    split: str | None
-    masks: list[str | None]
-    features: list[str]
-    data: list[str]
-
-    @property
-    def texts(self) -> list[str]:
-        return [name for name in (self.split, *self.masks) if name is not None]
-
-    @classmethod
-    def of(cls, where: str, names: list[str]) -> _NodeColumns:
-        label = _optional(where, names, ("label",))
-        matrix = _numbered(where, names, "label")
-        if label and matrix:
-            raise ValueError(f"{where}: both label and {matrix[0]}; give class numbers or a label matrix")
-        split = _optional(where, names, ("split",))
-        masks = [_optional(where, names, spellings) for spellings in _MASKS]
-        if split and any(masks):
-            raise ValueError(f"{where}: both split and {next(filter(None, masks))}; give one column or three masks")
-        node_id = _needed(where, names, _ID)
-        taken = {node_id, label, split, *matrix, *masks}
-        features = _numbered(where, names, "feat")
-        others = [name for name in _data_names(names) if name not in taken and name not in features]
-        if not (label or matrix):
-            _refuse_misspelt(where, others, ("label",))
-        if not (split or any(masks)):
-            _refuse_misspelt(where, others, ("split",))
-        elif any(masks):
-            lacking = (spellings for spellings, mask in zip(_MASKS, masks, strict=True) if mask is None)
-            _refuse_misspelt(where, others, tuple(spelling for spellings in lacking for spelling in spellings))
-        data = others if features else []
-        return cls(names, node_id, label, matrix, split, masks, features or others, data)
-
-
 def _read_both(nodes: Path, edges: Path, name: str, metric: Metric) -> GraphData:
-    node_columns = _NodeColumns.of(str(nodes), read_header(nodes))
-    edge_columns = _EdgeColumns.of(str(edges), read_header(edges))
+    node_columns = NodeColumns.of(str(nodes), read_header(nodes))
+    edge_columns = EdgeColumns.of(str(edges), read_header(edges))
 
     def read(kind: str) -> tuple[pa.Table, pa.Table]:
         further = dict.fromkeys(node_columns.texts, "string") | dict.fromkeys(node_columns.features, "float64")
@@ -319,7 +254,7 @@ def _features(where: str, table: pa.Table, names: Sequence[str]) -> Tensor | Non
     return torch.from_numpy(x_NF)
 
 
-def _labels(where: str, table: pa.Table, columns: _NodeColumns) -> Tensor | None:
+def _labels(where: str, table: pa.Table, columns: NodeColumns) -> Tensor | None:
     if columns.label is not None:
         values = to_array(table[columns.label]).astype(np.float64)  # empty: NaN
         bad = ~(np.isnan(values) | ((values == np.round(values)) & (np.abs(values) < 2**24)))
@@ -345,7 +280,7 @@ def _labels(where: str, table: pa.Table, columns: _NodeColumns) -> Tensor | None
     return torch.from_numpy(stacked)
 
 
-def _split(where: str, table: pa.Table, columns: _NodeColumns) -> tuple[Tensor, Tensor, Tensor]:
+def _split(where: str, table: pa.Table, columns: NodeColumns) -> tuple[Tensor, Tensor, Tensor]:
     if columns.split is not None:
         which = _looked_up(where, table, columns.split, _SPLIT_NAMES)
         train, val, test = (torch.from_numpy(np.flatnonzero(which == number)) for number in range(3))
@@ -373,7 +308,7 @@ def _looked_up(where: str, table: pa.Table, name: str, meanings: dict[str, Any])
     return np.array(list(meanings.values()))[place]
 
 
-def _edge_data(where: str, table: pa.Table, columns: _EdgeColumns) -> dict[str, Tensor]:
+def _edge_data(where: str, table: pa.Table, columns: EdgeColumns) -> dict[str, Tensor]:
     """``weight`` as float32; other columns as int64, bool or float32, as their cells are."""
     found = {}
     for name in columns.data:
@@ -426,66 +361,6 @@ def _text_of_null(path: str, name: str, row: int) -> str:
     names = read_header(Path(path))
     text = read_table(Path(path), path, names, types={name: "string"}, columns=[name])[name][row].as_py()
     return f"{text!r:.80}, which is no number" if text else "empty"
-
-
-def _refuse_misspelt(where: str, others: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse a column that has all but the name of one that is not there; it would become a feature or be data."""
-    for word in wanted:
-        for name in others:
-            if _is_misspelt(name.lower(), word):
-                raise ValueError(
-                    f"{where}: the column {name!r} has no meaning of its own; did you mean {word!r}? Rename it, also "
-                    "where it is meant to be numbers of another kind, or begin its name with _ to leave it out"
-                )
-
-
-def _is_misspelt(found: str, word: str) -> bool:
-    """Whether one slip of the keyboard after the first letter parts ``found`` from a word of four letters or more.
-
-    The first letter has to be right: ``rain`` is a likely feature, and no slip for ``train``.
-
-    >>> [_is_misspelt(found, "label") for found in ("lable", "labels", "labl", "lavel", "label", "table", "level")]
-    [True, True, True, True, False, False, False]
-    """
-    if found == word or len(word) < 4 or found[:1] != word[0]:
-        return False
-    swapped = {word[:at] + word[at + 1] + word[at] + word[at + 2 :] for at in range(1, len(word) - 1)}
-    if len(found) == len(word):
-        return found in swapped or sum(a != b for a, b in zip(found, word, strict=True)) == 1
-    shorter, longer = sorted((found, word), key=len)
-    return any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
-
-
-def _needed(where: str, names: Sequence[str], spellings: tuple[str, ...]) -> str:
-    found = _optional(where, names, spellings)
-    if found is None:
-        close = [match for name in spellings for match in difflib.get_close_matches(name, names, n=1, cutoff=0.65)]
-        hint = f"did you mean {close[0]!r} to be it? " if close else ""
-        raise ValueError(
-            f"{where}: no column {' or '.join(map(repr, spellings))}; {hint}the columns found are "
-            f"{', '.join(names)!s:.300}"
-        )
-    return found
-
-
-def _optional(where: str, names: Sequence[str], spellings: tuple[str, ...]) -> str | None:
-    found = [name for name in names if name.lower() in spellings]
-    if len(found) > 1:
-        raise ValueError(f"{where}: the columns {' and '.join(map(repr, found))} mean the same; keep one")
-    return found[0] if found else None
-
-
-def _numbered(where: str, names: Sequence[str], prefix: str) -> list[str]:
-    """The columns ``prefix_0 ..``, by number; they have to be complete."""
-    by_number = {int(name[len(prefix) + 1 :]): name for name in names if re.fullmatch(rf"{prefix}_[0-9]{{1,9}}", name)}
-    for number in range(len(by_number)):
-        if number not in by_number:
-            raise ValueError(f"{where}: {prefix}_{number} is missing among {len(by_number)} columns {prefix}_...")
-    return [by_number[number] for number in range(len(by_number))]
-
-
-def _data_names(names: Sequence[str]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
 
 
 def _either(folder: Path, name: str) -> Path | None:

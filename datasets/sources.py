@@ -10,6 +10,8 @@ from nugnn.datasets.graph_data import Metric
 from nugnn.datasets.planetoid import PARTS
 
 Kind = Literal["files", "archive"]
+BUILT_IN = ("digits", "products-like", "mixed-like")
+"""Graphs that need no file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from nugnn.kernels.dropout import dropout_rows
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import OperatorCall
 from nugnn.kernels.random_draws import calling_line
 from nugnn.kernels.rows import Rows, identity_of, rows_of, tag
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nugnn.kernels.dropout import dropout_csr_values, dropout_rows
 from nugnn.kernels.epilogue import epilogue_rows
-from nugnn.kernels.interceptor import Interceptor, OperatorCall, current_interceptor
+from nugnn.kernels.interceptor import Interceptor, current_interceptor
+from nugnn.kernels.operator_call import OperatorCall
 from nugnn.kernels.random_draws import calling_line, draws_now
 from nugnn.kernels.row_follower import where_lost
 from nugnn.kernels.rows import Rows, identity_of, tag

@@ -7,106 +7,28 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from nugnn.kernels.backward import BACKWARD_FUNCTIONS, run_backward
+from nugnn.kernels.module_calls import NO_ROWS, Counters, Counts, Start, address, identify
 from nugnn.kernels.module_state import ModuleState
+from nugnn.kernels.operator_call import KIND_OF, Handler, Observer, OperatorCall
 from nugnn.kernels.passes import Passes
 from nugnn.kernels.philox import RandomKey
 from nugnn.kernels.random_draws import draws
 from nugnn.kernels.row_follower import follower, noting_losses
-from nugnn.kernels.rows import Rows, identity_of, tag
+from nugnn.kernels.rows import Rows, identity_of
 from nugnn.kernels.structure import Structure
-
-
-@dataclass(eq=False, slots=True)
-class OperatorCall:
-    """One operator about to run; not modified once it is made (a frozen dataclass takes five times as long to make).
-
-    Args:
-        name: Module path, kind and count within the step: ``layers.0/spmm``, ``head/linear#1``.
-        kind: ``spmm``, ``sddmm``, ``edge_softmax``, ``linear``, ``matmul``, ``dropout``, ``batch_norm``, ...
-        structure: Sparse structure the operator runs on; None for torch functions.
-        inputs: Positional operands. Graph operators: ``(u, e)`` for spmm, ``(lhs, rhs)`` for sddmm, ``(scores,)``.
-        attrs: Everything else (``op``, ``reduce``, targets, keyword arguments of the torch function).
-        run: Computes the result from ``(structure, *inputs, **attrs)``; torch functions ignore ``structure``.
-    """
-
-    name: str
-    kind: str
-    structure: Structure | None
-    inputs: tuple[Any, ...]
-    attrs: dict[str, Any]
-    run: Callable[..., Any]
-
-    def with_inputs(self, *inputs: Any) -> OperatorCall:
-        return replace(self, inputs=inputs)
-
-    def compute(self) -> Any:
-        if self.structure is None:
-            return self.run(*self.inputs, **self.attrs)
-        return self.run(self.structure, *self.inputs, **self.attrs)
-
-
-class Handler(Protocol):
-    """A link of the chain: may change the call, answer it, or look at it; ``proceed`` runs the rest.
-
-    A call costs Python time in each operator of a model, so a handler asks for no kind that it only passes on.
-    """
-
-    @property
-    def kinds(self) -> frozenset[str] | None:
-        """Kinds of operator this handler wants to see; None for all."""
-
-    def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any: ...
-
-
-class Observer(Protocol):
-    """Stands among the handlers, and is told only that an operator has run: nothing has to be named for it."""
-
-    @property
-    def observed(self) -> frozenset[str]:
-        """Kinds of operator it is told about."""
-
-    def finished(self) -> None: ...
-
 
 H = TypeVar("H")
 
 
-def _kinds() -> dict[Any, str]:
-    table: dict[str, tuple[Any, ...]] = {
-        "linear": (F.linear,),
-        "matmul": (torch.matmul, torch.mm, torch.addmm, Tensor.matmul, Tensor.mm, Tensor.__matmul__, Tensor.addmm),
-        "bmm": (torch.bmm, torch.baddbmm, Tensor.bmm),
-        "conv": (F.conv1d, F.conv2d, F.conv3d),
-        "layer_norm": (F.layer_norm, torch.layer_norm),
-        "batch_norm": (F.batch_norm, torch.batch_norm),
-        "instance_norm": (F.instance_norm, torch.instance_norm),
-        "softmax": (F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax),
-        "dropout": (F.dropout, torch.dropout, torch.dropout_),
-        "structured_dropout": (
-            *(F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-            *(torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
-            *(torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_),
-        ),
-        "recurrent": (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
-        "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
-        "loss": (F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss),
-    }
-    return {function: kind for kind, functions in table.items() for function in functions}
-
-
-_KIND_OF = _kinds()
-KINDS = frozenset((*_KIND_OF.values(), "spmm", "sddmm", "edge_softmax"))
-"""Of operators that get a name when a handler asks for them."""
 _active = threading.local()
 
 
@@ -114,66 +36,6 @@ def current_interceptor() -> Interceptor | None:
     """The innermost interceptor whose ``step`` is open on this thread."""
     stack: list[Interceptor] = getattr(_active, "stack", [])
     return stack[-1] if stack else None
-
-
-class _Counts:
-    """How often each (module path, kind) has been called.
-
-    Args:
-        before: Counts to begin with; not modified.
-    """
-
-    __slots__ = ("_before", "_log", "now")
-
-    def __init__(self, before: dict[tuple[str, str], int] | None = None) -> None:
-        self._before: dict[tuple[str, str], int] = before or {}
-        self._log: list[tuple[str, str]] = []
-        self.now = dict(self._before)
-
-    def add(self, key: tuple[str, str]) -> int:
-        """Calls of ``key`` before this one."""
-        count = self.now.get(key, 0)
-        self.now[key] = count + 1
-        self._log.append(key)
-        return count
-
-    @property
-    def position(self) -> int:
-        """For `at`; a number instead of a copy, for every module call asks."""
-        return len(self._log)
-
-    def at(self, position: int) -> dict[tuple[str, str], int]:
-        """The counts as they were there."""
-        calls = dict(self._before)
-        for key in self._log[:position]:
-            calls[key] = calls.get(key, 0) + 1
-        return calls
-
-
-@dataclass(eq=False, slots=True)
-class _Start:
-    """How a module call began: its first tensor and where that lay, the counts, and the identity of all rows."""
-
-    first: weakref.ref[Tensor] | None
-    pointer: int
-    counts: _Counts
-    position: int
-    rows: tuple[weakref.ref[Rows] | None, ...]
-
-
-_NO_ROWS: tuple[weakref.ref[Rows] | None, ...] = ()
-
-
-@dataclass
-class _Counters:
-    """How often each (module path, kind) has been called, and how each module call began."""
-
-    counts: _Counts = field(default_factory=_Counts)
-    starts: dict[str, list[_Start]] = field(default_factory=dict)
-
-    @property
-    def calls(self) -> dict[tuple[str, str], int]:
-        return self.counts.now
 
 
 _Plan = Callable[["Interceptor", tuple[Any, ...], dict[str, Any]], Any]
@@ -219,7 +81,7 @@ class Interceptor(TorchFunctionMode):
         self._paths = {} if model is None else {id(module): path for path, module in model.named_modules()}
         self._path_stack: list[str] = [""]
         self._scope = ""
-        self._counters = _Counters()
+        self._counters = Counters()
         self._anchor_depth = 0
         self._passes = Passes()
         self._second_run = ExitStack()
@@ -230,7 +92,7 @@ class Interceptor(TorchFunctionMode):
     def step(self, number: int) -> Iterator[Interceptor]:
         """One forward and backward under the random key of step ``number``."""
         self.step_number = number
-        self._counters, self._scope, self._anchor_depth = _Counters(), "", 0
+        self._counters, self._scope, self._anchor_depth = Counters(), "", 0
         self._path_stack = [""]
         self._passes = Passes()
         self._second_run = ExitStack()
@@ -274,7 +136,7 @@ class Interceptor(TorchFunctionMode):
         self._scope = f"{self._next_name(name)}>"
 
         def restart() -> None:
-            self._counters = _Counters()
+            self._counters = Counters()
 
         restart()
         try:
@@ -299,7 +161,7 @@ class Interceptor(TorchFunctionMode):
         """
         before = self._path_stack, self._scope, self._counters, self._anchor_depth
         self._path_stack, self._scope = list(place.path), place.scope
-        self._counters, self._anchor_depth = _Counters(_Counts(place.calls)), len(place.path)
+        self._counters, self._anchor_depth = Counters(Counts(place.calls)), len(place.path)
         try:
             yield
         finally:
@@ -342,16 +204,16 @@ class Interceptor(TorchFunctionMode):
     def _begin_module_call(self, path: str, args: tuple[Any, ...], module: nn.Module | None = None) -> None:
         """Note how a module call begins; when autograd recomputes the call, everything begins like that again."""
         tensors = [x for x in args if isinstance(x, Tensor)]
-        pointer = _address(tensors[0]) if tensors else 0
+        pointer = address(tensors[0]) if tensors else 0
         counters = self._counters
         starts = counters.starts.setdefault(path, [])
         if _graph_task() == -1:  # not in backward
-            first, identities = None, _NO_ROWS
+            first, identities = None, NO_ROWS
             if tensors:
                 first = weakref.ref(tensors[0])
                 identities = tuple([None if (rows := identity_of(x)) is None else weakref.ref(rows) for x in tensors])
             counts = counters.counts
-            starts.append(_Start(first, pointer, counts, counts.position, identities))
+            starts.append(Start(first, pointer, counts, counts.position, identities))
             return
         depth = len(self._path_stack)
         if self._anchor_depth and depth > self._anchor_depth:
@@ -367,7 +229,7 @@ class Interceptor(TorchFunctionMode):
                 "dropout masks cannot be told apart. Give each call a module of its own, or checkpoint the module "
                 "that makes the calls."
             )
-        _identify(path, tensors, matching[0])
+        identify(path, tensors, matching[0])
         if module is not None:
             start = matching[0]
             self._second_run.enter_context(self._counting_from(start.counts.at(start.position), depth))
@@ -376,7 +238,7 @@ class Interceptor(TorchFunctionMode):
     @contextmanager
     def _counting_from(self, calls: dict[tuple[str, str], int], depth: int) -> Iterator[None]:
         before = self._counters.counts
-        self._counters.counts, self._anchor_depth = _Counts(calls), depth
+        self._counters.counts, self._anchor_depth = Counts(calls), depth
         try:
             yield
         finally:
@@ -495,7 +357,7 @@ class Interceptor(TorchFunctionMode):
             )
         if func in BACKWARD_FUNCTIONS:
             return lambda mode, args, kwargs: run_backward(mode, func, args, kwargs)
-        kind = _KIND_OF.get(func) or ("random" if draws(func) else None)
+        kind = KIND_OF.get(func) or ("random" if draws(func) else None)
         follow = noting_losses(func) if self.notes_losses else follower(func)
         is_named = kind is not None and bool(self._chain(kind))
         finished = () if kind is None else self._finished(kind)
@@ -544,27 +406,6 @@ def _has_sparse(args: tuple[Any, ...]) -> bool:
         if isinstance(x, (tuple, list)) and any(isinstance(y, Tensor) and y.layout is not torch.strided for y in x):
             return True
     return False
-
-
-def _identify(path: str, tensors: list[Tensor], start: _Start) -> None:
-    """Give the arguments of a repeated module call their identity: hooks on what autograd saves make new tensors."""
-    for x, identity in zip(tensors, start.rows, strict=False):
-        if identity is None or identity_of(x) is not None:
-            continue
-        if (rows := identity()) is None:
-            raise RuntimeError(
-                f"{path or 'the model'} is recomputed in backward, and the identity of its input rows is lost. Mark "
-                "them inside the module, with nugnn.as_node_rows, nugnn.as_edge_rows or nugnn.as_rows_of."
-            )
-        tag(x, rows)
-
-
-def _address(x: Tensor) -> int:
-    """Where the values of ``x`` lie; a sparse tensor has no storage of its own."""
-    with torch._C.DisableTorchFunction():
-        if x.layout is torch.strided:
-            return x.data_ptr()
-        return x.values().data_ptr() if x.layout is torch.sparse_csr else id(x)
 
 
 _graph_task = torch._C._current_graph_task_id

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import OperatorCall
 
 
 class ReuseHandler:

@@ -15,17 +15,15 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError
 
+from nugnn.checkpoint_tree import Tree, read_tree, write_tree
 from nugnn.comm.groups import Ranks
 
 SCHEMA_VERSION = 1
@@ -37,9 +35,6 @@ _NAME = re.compile(r"epoch-(\d{8,})(?:-step-(\d{8,}))?")
 _PARTIAL, _DOOMED = ".partial", ".removed"
 _SHARED = "shared.safetensors"
 _ANEW = "train without --resume to start anew"
-
-Tree = Any
-"""Tensors and plain values (None, bool, int, float, str) in dictionaries, lists, tuples and counters."""
 
 
 class CheckpointError(ValueError):
@@ -73,11 +68,17 @@ class Checkpoint:
 
     def read_shared(self) -> Tree:
         """What was the same on every rank, tensors on the CPU."""
-        return _read_tree(self.folder / _SHARED)
+        return self._read(_SHARED)
 
     def read_rank(self, rank: int, names: Container[str] | None = None) -> Tree:
         """What rank ``rank`` alone knew, tensors on the CPU; of that what ``names`` lists, all when None."""
-        return _read_tree(self.folder / _rank_file(rank), names)
+        return self._read(_rank_file(rank), names)
+
+    def _read(self, name: str, names: Container[str] | None = None) -> Tree:
+        try:
+            return read_tree(self.folder / name, names)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
 
 
 def write_checkpoint(
@@ -110,13 +111,15 @@ def write_checkpoint(
             folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(folder)
             draft.mkdir()
-            _write_tree(draft / _SHARED, shared)
+            write_tree(draft / _SHARED, shared)
+            _sync(draft / _SHARED)
     ranks.sum_(torch.zeros(1))  # the folder is there
     if not draft.is_dir():
         raise ValueError(f"rank {ranks.rank} does not see {draft}; checkpoints need a folder that all workers share")
     with _saying_what_failed(draft):
         path = draft / _rank_file(ranks.rank)
-        _write_tree(path, own)
+        write_tree(path, own)
+        _sync(path)
         facts = torch.tensor([[path.stat().st_size, *_sha256(path)]])
     rows = torch.cat(ranks.gather_rows(facts)).tolist()  # every file is on the disk
     if ranks.rank == 0:
@@ -342,71 +345,3 @@ class _saying_what_failed:  # noqa: N801 - a context manager, read as a phrase
         free = shutil.disk_usage(parent).free / 2**20
         shutil.rmtree(self._path, ignore_errors=True)  # a full disk needs its room back
         raise OSError(f"{self._path}: the checkpoint cannot be written: {shown} ({free:.0f} MiB free there)") from error
-
-
-# -- trees ---------------------------------------------------------------------------------------------------------
-
-
-def _write_tree(path: Path, tree: Tree) -> None:
-    tensors: dict[str, Tensor] = {}
-    plain = _encode(tree, "", tensors)
-    save_file(tensors, path, metadata={"nugnn": json.dumps(plain)})
-    _sync(path)
-
-
-def _read_tree(path: Path, names: Container[str] | None = None) -> Tree:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            plain = json.loads((file.metadata() or {})["nugnn"])
-            if names is not None:
-                plain["dict"] = [[name, value] for name, value in plain["dict"] if name in names]
-            return _decode(plain, file.get_tensor)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is incomplete or not part of a checkpoint ({error})") from None
-
-
-def _encode(value: Tree, where: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` as JSON, its tensors moved to ``tensors`` under the path that leads to them."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            raise ValueError(f"{where} is a tensor of layout {value.layout}, which a checkpoint cannot hold")
-        name = where
-        while name in tensors:  # "a.b" and "a" -> "b"
-            name += "'"
-        tensors[name] = _own_memory(value, tensors)
-        return {"tensor": name}
-    if type(value) is list:
-        return [_encode(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
-    if type(value) is tuple:
-        return {"tuple": [_encode(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]}
-    if isinstance(value, (dict, Counter)):
-        for key in value:
-            if type(key) not in (int, str):
-                raise ValueError(f"{where} has the key {key!r}; a checkpoint holds texts and whole numbers as keys")
-        kind = "counter" if isinstance(value, Counter) else "dict"
-        return {kind: [[k, _encode(v, f"{where}.{k}" if where else str(k), tensors)] for k, v in value.items()]}
-    raise ValueError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors and plain values only")
-
-
-def _decode(value: Any, get_tensor: Callable[[str], Tensor]) -> Tree:
-    if isinstance(value, list):
-        return [_decode(item, get_tensor) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return get_tensor(content)
-    if kind == "tuple":
-        return tuple(_decode(item, get_tensor) for item in content)
-    pairs = {key: _decode(item, get_tensor) for key, item in content}
-    return {"dict": dict, "counter": Counter}[kind](pairs)
-
-
-def _own_memory(value: Tensor, tensors: dict[str, Tensor]) -> Tensor:
-    """On the CPU, contiguous, and in memory that no other tensor of the file shares: safetensors asks for that."""
-    plain = value.detach().cpu().contiguous()
-    is_whole = plain.untyped_storage().nbytes() == plain.numel() * plain.element_size()
-    is_shared = any(plain.data_ptr() == other.data_ptr() for other in tensors.values())
-    return plain if is_whole and not is_shared else plain.clone()

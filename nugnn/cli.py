@@ -25,19 +25,12 @@ from nugnn import cli_datasets, cli_partition, cli_plan, cli_profile, cli_result
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.cli_options import parameter, setting_parameters
-from nugnn.config import (
-    BUILT_IN_MODELS,
-    TrainConfig,
-    flag_of,
-    option_default,
-    option_spec,
-    read_recipe,
-    read_settings,
-)
+from nugnn.config import BUILT_IN_MODELS, TrainConfig
 from nugnn.member import member_from
-from nugnn.options import ConfigError
+from nugnn.options import ConfigError, flag_of, option_default, option_spec
 from nugnn.progress import RunProgress
-from nugnn.sample_config import RunConfig, SampleConfig, config_kind
+from nugnn.sample_config import RunConfig, SampleConfig, config_kind, refuse_others
+from nugnn.settings_file import read_recipe, read_settings
 from nugnn.torchrun_cores import take_cores
 
 _WIDTH = 80
@@ -177,10 +170,7 @@ def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
         settings |= read_settings(given["config"], given.get("dataset"))
     settings |= {name: value for name, value in given.items() if name not in ("recipe", "config") and value is not None}
     kind = config_kind(settings.get("dataset"))
-    for name in settings.keys() - {entry.name for entry in fields(kind)}:
-        whose, here = ("graphs", "samples") if kind is SampleConfig else ("samples", "a graph")
-        named = f"--dataset {settings['dataset']} names {here}" if settings.get("dataset") else "no --dataset is given"
-        raise ConfigError(f"{flag_of(name)} belongs to {whose}, and {named}; leave it out")
+    refuse_others(kind, settings)
     config = kind(**settings)
     if config.dataset is None:
         raise ConfigError("--dataset is missing: name a data set (--dataset digits) or a recipe (--recipe cora-gcn)")

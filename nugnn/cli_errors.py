@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nugnn._regular_file import shown
-from nugnn.launch import WorkerFailed
+from nugnn.failure import WorkerFailed
 from nugnn.member import member_from
 from nugnn.worker_process import is_user_error
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import typer
 
-from nugnn.config import TrainConfig, flag_of, option_default, option_spec, recipe_names
+from nugnn.config import TrainConfig
+from nugnn.options import flag_of, option_default, option_spec
 from nugnn.sample_config import SampleConfig
+from nugnn.settings_file import recipe_names
 
 
 def setting_parameters(

@@ -105,7 +105,8 @@ def _on_samples(
     run: str, data_dir: str | None, graph_only: dict[str, Any], workers: int, shares: str, device: str
 ) -> tuple[SampleData, SampleFamily] | None:
     """The samples of a run and its best model on them; None for a run on a graph."""
-    from nugnn.sample_config import SampleConfig, read_config
+    from nugnn.sample_config import SampleConfig
+    from nugnn.settings_file import read_config
 
     path = Path(run) / "config.yaml"
     config = read_config(path) if path.is_file() else None

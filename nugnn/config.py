@@ -1,215 +1,23 @@
-"""The settings of a training run: one frozen value, checked when it is made, readable from and writable to YAML."""
+"""The settings of a training run on a graph: one frozen value, checked when it is made."""
 
 from __future__ import annotations
 
-import math
-import re
-import shlex
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields, replace
-from importlib import resources
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
-import yaml
-
-from nugnn._regular_file import no_file, shown
 from nugnn.comm.halo_mode import HALO_MODES, HaloMode, why_not_with
 from nugnn.comm.halo_target import HALO_TARGETS, HaloTarget, why_not_target
-from nugnn.options import ConfigError, OptionSpec, check, closest, option, refusal
-from nugnn.planning.limits import format_limits, parse_limits
+from nugnn.options import ConfigError, flag_of, option, refusal
 from nugnn.sample_sets import names_samples
-from nugnn.schedules import SCHEDULES, check_schedule
+from nugnn.schedules import SCHEDULES
+from nugnn.settings import MODEL_FILE, Settings
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
 _AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
 _NO_SUMS = ("gat", "gatv2", "pool", "lstm", "max")
 """Models and aggregators that make something else of neighbours than a sum or mean of their rows."""
-FREE_ON_RESUME = (
-    *("epochs", "patience", "workers", "shares", "partitioner", "order", "timeout", "out", "predictions"),
-    *(
-        "tensorboard",
-        "timeline",
-        "resume",
-        "checkpoint_every",
-        "partition_cache",
-        "dataset",
-        "data_dir",
-        "num_nodes",
-        "recompute_inputs",
-        "check_replicas",
-        "grad_sync_hosts",
-        "overlap",
-        "cuda_graphs",
-        "activations",
-        "rebalance",
-        "device",
-        "limits",
-        "cluster",
-        "plan",
-    ),
-)
-"""Options a resumed run may change. The graph itself is compared, not where it was found."""
-SHARES_BY_DEVICE = ("auto", "flops", "bandwidth")
-"""Words for shares that follow from what devices can do."""
-_MODEL_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
-_DEVICE = r"(cpu|cuda(:\d+)?|(GPU|MIG)-[0-9A-Za-z/-]+)"
-_DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
 _RATE: dict[str, Any] = {"least": 0.0, "below": 1.0}
-
-
-class Settings:
-    """What the settings of graphs (`TrainConfig`) and of samples (`nugnn.sample_config.SampleConfig`) have in common.
-
-    Subclasses are frozen dataclasses whose fields are options.
-    """
-
-    __slots__ = ()
-
-    dataset: str | None
-    model: str
-    device: str
-    cuda_graphs: str
-    grad_sync: str
-    grad_sync_hosts: str
-    epochs: int
-    schedule: str
-    warmup_epochs: float | None
-    decay_epochs: int | None
-    workers: int
-    limits: str | None
-    shares: str | tuple[float, ...]
-    plan: str | None
-    cluster: str | None
-    out: str | None
-
-    def _check_each(self) -> None:
-        """Each value for itself, and in the type of its option."""
-        for entry in fields(self):  # type: ignore[arg-type]
-            value = check(flag_of(entry.name), getattr(self, entry.name), option_spec(entry))
-            object.__setattr__(self, entry.name, value)
-
-    def _check_device(self) -> None:
-        for flag, value in (("--plan", self.plan), ("--cluster", self.cluster)):
-            for other, given in (("--device", self.device != "auto"), ("--limits", self.limits is not None)):
-                if value is not None and given:
-                    raise ConfigError(f"{flag} {value} says the devices and their limits; leave {other} out")
-        if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
-            allowed = "auto, cpu, cuda, a GPU's uuid, or one for each of --workers, such as cuda:0,cpu"
-            raise ConfigError(refusal("--device", self.device, allowed))
-        if self.cuda_graphs == "on" and "cpu" in self.device.split(","):
-            raise ConfigError(
-                f"--cuda-graphs on needs a GPU for each worker, and --device is {self.device}; leave it at auto or off"
-            )
-
-    def _check_limits(self) -> None:
-        if self.limits is None:
-            return
-        try:
-            limits = parse_limits(self.limits)
-        except ValueError as error:
-            raise ConfigError(f"--limits {shlex.quote(self.limits)}: {error}") from None
-        if len(limits) != self.workers:
-            raise ConfigError(
-                f"--limits {self.limits}: {len(limits)} for --workers {self.workers}; give one for each, with "
-                "semicolons between them, such as 'none;sms=32'"
-            )
-        devices = self.device.split(",")
-        for worker, each in enumerate(limits):
-            if each.sms is not None and devices[worker % len(devices)] == "cpu":
-                raise ConfigError(
-                    f"--limits {self.limits}: worker {worker} computes on the CPU, which has no multiprocessors; give "
-                    "threads, or a GPU with --device"
-                )
-        object.__setattr__(self, "limits", format_limits(limits))  # one spelling of each
-
-    def _check_schedule(self) -> None:
-        try:
-            check_schedule(self.schedule, self.epochs, self.warmup_epochs or 0.0, self.decay_epochs)
-        except ValueError as error:
-            text = str(error)
-            for name in ("warmup_epochs", "decay_epochs"):
-                text = text.replace(name, flag_of(name))
-            raise ConfigError(text.replace("schedule step", "--schedule step")) from None
-
-    def _check_grad_sync(self) -> None:
-        if self.grad_sync_hosts != "auto" and self.grad_sync == "fp32":
-            raise ConfigError(
-                f"--grad-sync-hosts {self.grad_sync_hosts} has no effect on --grad-sync fp32, whose sums are the "
-                "process group's own; leave it out"
-            )
-
-    def _check_shares(self) -> None:
-        object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
-        if self.plan is not None and self.shares != "even":
-            raise ConfigError(f"--plan {self.plan} says the shares; leave --shares out")
-        if self.plan is not None and self.cluster is not None:
-            raise ConfigError(f"--plan {self.plan} says the devices; leave --cluster out")
-
-    @property
-    def fractions(self) -> tuple[float, ...]:
-        """Part of the graph of each worker, ``workers`` numbers that add up to 1.
-
-        Raises:
-            ConfigError: They are to be planned, which takes a model and devices.
-        """
-        if self.shares in SHARES_BY_DEVICE:
-            raise ConfigError(
-                f"--shares {self.shares} takes a model and devices to plan for: give them to nugnn train or nugnn "
-                "plan, and even or fractions here"
-            )
-        return self.shares if isinstance(self.shares, tuple) else (1 / self.workers,) * self.workers
-
-    @property
-    def model_file(self) -> tuple[Path, str] | None:
-        """``(file, class name)`` of a user's model; None for a built-in one."""
-        match = _MODEL_FILE.fullmatch(self.model)
-        return (Path(match["file"]), match["name"]) if match else None
-
-    @property
-    def out_dir(self) -> Path:
-        """Folder for results."""
-        if self.out is not None:
-            return Path(self.out)
-        model = self.model_file[1].lower() if self.model_file else self.model
-        return Path("runs") / f"{Path(self.dataset or 'data').stem}-{model}"
-
-    def replaced(self, **changes: Any) -> Self:
-        """A copy with ``changes``, checked again."""
-        return replace(self, **changes)  # type: ignore[type-var]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types only; ``type(config)(**config.to_dict()) == config``."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    def fixed_settings(self) -> dict[str, Any]:
-        """The settings that a resumed run has to share with its checkpoint; a model file counts by its class."""
-        values = {name: value for name, value in self.to_dict().items() if name not in self.free_on_resume()}
-        return values | ({"model": self.model_file[1]} if self.model_file else {})
-
-    def to_yaml(self) -> str:
-        """Every setting, in declaration order; `from_file` reads it back to an equal value."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-
-    @classmethod
-    def free_on_resume(cls) -> frozenset[str]:
-        """Options that a resumed run may change."""
-        return frozenset(FREE_ON_RESUME)
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Read a YAML file of option names and values.
-
-        Raises:
-            ConfigError: The file cannot be read, is not a mapping, has an unknown option or a wrong value.
-        """
-        values = read_settings(path)
-        try:
-            return cls(**values)
-        except ConfigError as error:  # values that do not fit each other
-            raise ConfigError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -448,7 +256,7 @@ class TrainConfig(Settings):
         self._check_each()
         if self.dataset is not None and names_samples(self.dataset):
             raise ConfigError(f"--dataset {self.dataset} names samples, and this needs a graph; samples are for train")
-        if self.model not in BUILT_IN_MODELS and not _MODEL_FILE.fullmatch(self.model):
+        if self.model not in BUILT_IN_MODELS and not MODEL_FILE.fullmatch(self.model):
             raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
         self._check_device()
         self._check_limits()
@@ -509,114 +317,3 @@ class TrainConfig(Settings):
         if reason is not None:
             flag, value = ("halo-wire", "auto") if self.halo_wire == "auto" else ("halo-target", self.halo_target)
             raise ConfigError(f"--{flag} {value}: {reason}")
-
-
-def option_spec(entry: Field[Any]) -> OptionSpec:
-    """The `OptionSpec` of a field of `TrainConfig`."""
-    spec: OptionSpec = entry.metadata["option"]
-    return spec
-
-
-def option_default(entry: Field[Any]) -> Any:
-    """The default of a field of `TrainConfig`."""
-    assert entry.default is not MISSING, entry.name
-    return entry.default
-
-
-def flag_of(name: str) -> str:
-    """Command-line spelling of an option: ``weight_decay`` -> ``--weight-decay``."""
-    return "--" + name.replace("_", "-")
-
-
-def read_settings(path: str | Path, dataset: str | None = None) -> dict[str, Any]:
-    """The options a YAML file sets, names checked, values as written.
-
-    Args:
-        path: The file.
-        dataset: The data set that is trained on, when it is not the one in the file.
-
-    Raises:
-        ConfigError: The file cannot be read, is not a mapping, or names an unknown option.
-    """
-    if (problem := no_file(Path(path))) is not None:
-        raise ConfigError(f"{shown(Path(path))}: {problem}; --config takes a YAML file of options")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        loaded = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return _settings_from(loaded, str(path), dataset)
-
-
-def recipe_names() -> list[str]:
-    """Names that ``--recipe`` accepts."""
-    entries = (resources.files("nugnn") / "recipes").iterdir()
-    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
-
-
-def read_recipe(name: str) -> dict[str, Any]:
-    """The options a recipe sets.
-
-    Raises:
-        ConfigError: There is no such recipe.
-    """
-    known = recipe_names()
-    if name not in known:
-        raise ConfigError(f"--recipe {name} is not known{closest(name, known)}; known: {', '.join(known)}")
-    text = (resources.files("nugnn") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    return _settings_from(yaml.safe_load(text), f"recipe {name}")
-
-
-def _settings_from(loaded: Any, source: str, dataset: str | None = None) -> dict[str, Any]:
-    if not isinstance(loaded, Mapping):
-        raise ConfigError(f"{source}: expected lines of 'option: value', found {type(loaded).__name__}")
-    specs = _known_options(dataset or loaded.get("dataset"))
-    known = list(specs)
-    settings: dict[str, Any] = {}
-    for key, value in loaded.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            raise ConfigError(f"{source}: unknown option {key!r}{closest(name, known)}")
-        if name in settings:
-            raise ConfigError(f"{source}: option {name!r} is set twice")
-        try:
-            settings[name] = check(flag_of(name), value, specs[name])
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from None
-    return settings
-
-
-def _known_options(dataset: object) -> dict[str, OptionSpec]:
-    """The options of both families; where they share a name, as the family of ``dataset`` has it."""
-    from nugnn.sample_config import SampleConfig, config_kind  # which takes over options from here
-
-    specs: dict[str, OptionSpec] = {}
-    for kind in (TrainConfig, SampleConfig, config_kind(dataset)):
-        specs |= {entry.name: option_spec(entry) for entry in fields(kind)}
-    return specs
-
-
-def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:
-    """A word, or one positive fraction for each worker, scaled to add up to 1."""
-    if shares == "even" or shares in SHARES_BY_DEVICE:
-        return str(shares)
-    allowed = f"even, {', '.join(SHARES_BY_DEVICE)}, or {workers} positive fractions that add up to 1, such as 0.6,0.4"
-    parts = shares.split(",") if isinstance(shares, str) else shares
-    try:
-        fractions = [float(part) for part in parts if not isinstance(part, bool)]
-        if len(fractions) != len(parts) or not all(0 < part <= 1 for part in fractions):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ConfigError(refusal("--shares", shares, allowed)) from None
-    if len(fractions) != workers:
-        raise ConfigError(
-            f"--shares {shares}: {len(fractions)} shares for --workers {workers}; give one for each worker"
-        )
-    total = math.fsum(fractions)
-    # Fractions written with two decimals are each off by at most 0.005: 0.33,0.33,0.33 is a fair way to write thirds.
-    if abs(total - 1) > 0.005 * workers:
-        raise ConfigError(f"--shares {shares}: they add up to {total:g}, not 1")
-    exact = abs(total - 1) <= workers * 2**-52  # rounding of the sum alone: 0.7,0.2,0.1
-    return tuple(fractions) if exact else tuple(part / total for part in fractions)

@@ -16,9 +16,23 @@ EXIT_USER, EXIT_WORKER_LOST = 2, 3
 _MAX_OTHERS = 6
 _WAITING_FILES = (
     *("torch/distributed/", "nugnn/comm/"),
-    *("/comm/groups.py", "/comm/halo_transfer.py", "/comm/halo_exchange.py", "/comm/byte_exchange.py"),
-    "/comm/direct_sums.py",
+    *("/comm/groups.py", "/comm/clock.py", "/comm/halo_transfer.py", "/comm/halo_exchange.py"),
+    *("/comm/byte_exchange.py", "/comm/direct_sums.py"),
 )
+
+
+class WorkerFailed(Exception):  # noqa: N818 - it reports what happened to a worker, as TimeoutExpired does
+    """A run ended early.
+
+    Args:
+        exit_code: 2, the user's input is wrong; 3, a worker died or did not answer.
+        message: For the user, complete.
+    """
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.message = message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +198,7 @@ def how_it_ended(worker: WorkerView, memory: tuple[HostMemory | None, HostMemory
 
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$')
-_PLUMBING = ("/nugnn/kernels/interceptor.py", "/kernels/interceptor.py", "/torch/nn/modules/module.py")
+_PLUMBING = ("/kernels/interceptor.py", "/kernels/operator_call.py", "/torch/nn/modules/module.py")
 
 
 def innermost_frame(dump: str) -> str:

@@ -16,7 +16,7 @@ from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.graph_run import build_model, prepare
 from nugnn.metrics import evaluate_rows
-from nugnn.sample_config import read_config
+from nugnn.settings_file import read_config
 from nugnn.weights import load_weights
 
 _NEEDED = ("config.yaml", "result.json", "model.safetensors")

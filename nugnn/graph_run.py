@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from nugnn.config import TrainConfig, flag_of, option_default
+from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 from nugnn.fit_result import FitResult
 from nugnn.model_on_shard import refuse_empty_features
 from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model, refuse_unused
+from nugnn.options import flag_of, option_default
 from nugnn.predictions import predicted_classes
 from nugnn.predictions import write_predictions as write_rows
 

@@ -14,9 +14,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from nugnn.datasets.registry import cache_folder
+from nugnn.datasets.fetch import cache_folder
 from nugnn.datasets.whole_file import write_whole
-from nugnn.launch import num_cores
 from nugnn.limited import said_of_cores, threads_on
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, cluster_of_machine
@@ -26,6 +25,7 @@ from nugnn.planning.profiles import SCHEMA, DeviceKind, DeviceProfile, MachinePr
 from nugnn.process_state import host_memory
 from nugnn.profile_run import profile_machine
 from nugnn.worker_cores import asked_threads, users_environment
+from nugnn.worker_environment import num_cores
 
 Need = Literal["anew", "measured", "any"]
 

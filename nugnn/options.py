@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 
@@ -44,6 +44,23 @@ class OptionSpec:
 def option(default: Any, kind: type, help: str, **spec: Any) -> Any:
     """A dataclass field with its `OptionSpec`."""
     return field(default=default, metadata={"option": OptionSpec(kind=kind, help=help, **spec)})
+
+
+def option_spec(entry: Field[Any]) -> OptionSpec:
+    """The `OptionSpec` of a field that `option` made."""
+    spec: OptionSpec = entry.metadata["option"]
+    return spec
+
+
+def option_default(entry: Field[Any]) -> Any:
+    """The default of such a field."""
+    assert entry.default is not MISSING, entry.name
+    return entry.default
+
+
+def flag_of(name: str) -> str:
+    """Command-line spelling of an option: ``weight_decay`` -> ``--weight-decay``."""
+    return "--" + name.replace("_", "-")
 
 
 def closest(name: str, known: list[str]) -> str:

@@ -17,9 +17,9 @@ from torch.utils.data import default_collate
 
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import num_samples
+from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
-from nugnn.launch import WorkerFailed
 from nugnn.machine_profiles import are_devices_alike
 from nugnn.own_times import NotTimedError, times_for
 from nugnn.partition.cache import tool_versions

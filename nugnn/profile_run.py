@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from nugnn.devices import devices_of
+from nugnn.failure import WorkerFailed
 from nugnn.job import private_job_folder, write_job
-from nugnn.launch import WorkerFailed, launch, num_cores
+from nugnn.launch import launch
 from nugnn.limited import check_on_devices, cores_of
 from nugnn.planning import device_facts
 from nugnn.planning.limits import DeviceLimits, parse_limits
@@ -28,6 +29,7 @@ from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineP
 from nugnn.process_state import host_memory
 from nugnn.profile_worker import LINKS, device_file
 from nugnn.worker_cores import asked_threads, users_environment
+from nugnn.worker_environment import num_cores
 
 _CPU = torch.device("cpu")
 _STALL_SECONDS = 120.0

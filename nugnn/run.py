@@ -19,12 +19,11 @@ from safetensors.torch import save_file
 from nugnn.checkpoint import installed_versions, list_checkpoints, moment
 from nugnn.config import TrainConfig
 from nugnn.datasets.whole_file import write_whole
-from nugnn.failure import EXIT_WORKER_LOST
+from nugnn.failure import EXIT_WORKER_LOST, WorkerFailed
 from nugnn.fit import fit
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.fit_result import FitResult
 from nugnn.interrupt import Interrupted
-from nugnn.launch import WorkerFailed
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
-from nugnn.config import (
-    FREE_ON_RESUME,
-    SHARES_BY_DEVICE,
-    Settings,
-    TrainConfig,
-    flag_of,
-    option_default,
-    option_spec,
-    read_settings,
-)
-from nugnn.options import ConfigError, option, refusal
+from nugnn.config import TrainConfig
+from nugnn.options import ConfigError, flag_of, option, option_default, option_spec, refusal
 from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
 from nugnn.schedules import usual_warmup
+from nugnn.settings import FREE_ON_RESUME, SHARES_BY_DEVICE, Settings
 
 BUILT_IN_NETWORKS = ("mlp", "cnn", "transformer")
 TORCHVISION_MODELS = ("resnet18", "resnet50", "vgg16")
@@ -252,10 +245,13 @@ def config_kind(dataset: object) -> type[TrainConfig] | type[SampleConfig]:
     return SampleConfig if isinstance(dataset, str) and names_samples(dataset) else TrainConfig
 
 
-def read_config(path: str | Path) -> RunConfig:
-    """The settings in a YAML file, of graphs or of samples.
+def refuse_others(kind: type[Settings], settings: Mapping[str, Any]) -> None:
+    """Refuse options of the other family of data.
 
     Raises:
-        ConfigError: As `nugnn.config.Settings.from_file` does.
+        ConfigError: There is one in ``settings``.
     """
-    return config_kind(read_settings(path).get("dataset")).from_file(path)
+    for name in sorted(settings.keys() - {entry.name for entry in fields(kind)}):  # type: ignore[arg-type]
+        whose, here = ("graphs", "samples") if kind is SampleConfig else ("samples", "a graph")
+        named = f"--dataset {settings['dataset']} names {here}" if settings.get("dataset") else "no --dataset is given"
+        raise ConfigError(f"{flag_of(name)} belongs to {whose}, and {named}; leave it out")

@@ -12,13 +12,12 @@ import numpy as np
 from torch import nn
 
 from nugnn.augmentation import ShiftAndFlip
-from nugnn.config import flag_of
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.datasets.samples.sample_data import SampleData, num_samples
 from nugnn.datasets.whole_file import write_whole
 from nugnn.fit_result import FitResult
 from nugnn.networks import CNN, MLP, TransformerClassifier
-from nugnn.options import ConfigError
+from nugnn.options import ConfigError, flag_of
 from nugnn.sample_config import TORCHVISION_MODELS, SampleConfig
 
 STAGES = {

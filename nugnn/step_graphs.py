@@ -17,7 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nugnn.comm.groups import Recorded, keeps_exchanges
+from nugnn.comm.clock import Recorded
+from nugnn.comm.groups import keeps_exchanges
 from nugnn.family import Family, Work
 from nugnn.kernels.green_context import new_stream
 from nugnn.known_models import HOOKS, is_known

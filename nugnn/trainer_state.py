@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nugnn.checkpoint import Checkpoint, CheckpointError, Tree
+from nugnn.checkpoint import Checkpoint, CheckpointError
+from nugnn.checkpoint_tree import Tree
 from nugnn.comm.compression.gradient_sync import add_residuals, even_share
 from nugnn.fingerprint import differences
 from nugnn.own_rows import sharded_names

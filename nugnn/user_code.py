@@ -13,7 +13,7 @@ from types import FrameType
 from nugnn.worker_process import classify
 
 _MOST_LINES = 8
-_PLUMBING = ("nugnn.kernels.interceptor", "nugnn.kernels.operator", "nugnn.user_code")
+_PLUMBING = ("nugnn.kernels.interceptor", "nugnn.kernels.operator_call", "nugnn.kernels.operator", "nugnn.user_code")
 """Frames of ours that stand between a model and torch: an error that comes through them is not theirs."""
 _LIBRARIES = (
     *(

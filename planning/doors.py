@@ -16,8 +16,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nugnn.kernels.interceptor import Handler, Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.operator import watched_by
+from nugnn.kernels.operator_call import Handler, OperatorCall
 
 _ON_GRAPHS = frozenset(("spmm", "sddmm", "edge_softmax"))
 

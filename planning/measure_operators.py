@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import OperatorCall
 from nugnn.planning.doors import StepWatcher, torch_name
 from nugnn.planning.operator_kinds import SEEN_THROUGH
 

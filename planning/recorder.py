@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from nugnn.kernels.interceptor import KINDS, Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import KINDS, OperatorCall
 from nugnn.planning.doors import StepWatcher, torch_name
 from nugnn.planning.memory_follower import Memory, MemoryFollower
 from nugnn.planning.operator_kinds import SEEN_THROUGH, Described, describe, describe_on_graph, describe_own

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nugnn.comm.buckets import flat, shaped
 from nugnn.comm.compression.adaptive import BITS, bits_for, quantization_errors
 from nugnn.comm.compression.arrangement import Arrangement, across, best, errors_of
 from nugnn.comm.compression.layout import Layout
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.reduction import Rounding, num_slices, sum_encoded
+from nugnn.comm.compression.residuals import Order, Residuals
 from nugnn.comm.compression.rooms import RestRooms
 from nugnn.comm.compression.settings import ADAPTIVE, Compression, check_types
+from nugnn.comm.compression.traffic import Traffic, by_group, sums_of
 from nugnn.comm.compression.wire import Wire
 
 FIRST_PLAN, STEPS_BETWEEN_PLANS = 8, 200
@@ -26,33 +27,6 @@ FIRST_PLAN, STEPS_BETWEEN_PLANS = 8, 200
 as often, how tensors are arranged in buckets."""
 STEPS_BETWEEN_LOOKS = 100
 """Steps whose rounding error is measured."""
-
-
-Order = Sequence[int] | None
-"""Of axes, from the slowest to the fastest, as values are packed; the tensor's own when None."""
-
-
-@dataclass
-class Traffic:
-    """Of one group of gradients that travel together, summed over steps.
-
-    Args:
-        num_values: In it.
-        steps: It has travelled in.
-        sent_bytes: Handed to torch.distributed by this rank for others; ``across_bytes`` of them for other hosts. See
-            `nugnn.comm.compression.link.Sent`.
-        seconds: Of the host, from gradients to their sums; ``exchange_seconds`` of them in exchanges.
-        error: Norm of what this rank's roundings left out, relative to what it had to send; as measured last. None
-            where it was not measured, or something was not finite.
-    """
-
-    num_values: int = 0
-    steps: int = 0
-    sent_bytes: int = 0
-    across_bytes: int = 0
-    seconds: float = 0.0
-    exchange_seconds: float = 0.0
-    error: float | None = None
 
 
 @dataclass
@@ -94,9 +68,7 @@ class Compressor:
         self._wires = dict.fromkeys(self._compressed, settings.first_wire)
         self._choices = Arrangement.choices(settings.bucket)
         self._arranged = dict.fromkeys(self._compressed, self._choices[0])
-        self._kept: dict[str, Tensor] = {}
-        self._orders: dict[str, Order] = {}
-        """In which what is kept lies: that in which it travels."""
+        self._residuals = Residuals(self._named)
         self._packed: dict[str, Order] = {}
         """In which gradients come."""
         self._room: Tensor | None = None
@@ -144,7 +116,7 @@ class Compressor:
         group, num_gradients = names[0] if names else "", len(values) - num_plain
         rest = None
         if feeds_back:
-            rest = self._rest_rooms.room(group, values, self._kept.values())
+            rest = self._rest_rooms.room(group, values, self._residuals.tensors())
         elif looks:
             rest = torch.empty_like(values)  # for one step in many: not held in between
         sizes: list[Tensor] = []
@@ -167,9 +139,7 @@ class Compressor:
         if rest is not None and feeds_back:
             self._keep(rest, names, held)
         traffic.num_values, traffic.steps = num_gradients, traffic.steps + 1
-        traffic.sent_bytes += link.sent.num_bytes - before.num_bytes
-        traffic.across_bytes += link.sent.across_bytes - before.across_bytes
-        traffic.exchange_seconds += link.sent.seconds - before.seconds
+        traffic.count(before, link.sent)
         traffic.seconds += time.perf_counter() - begin
 
     def settle(self, link: Link, *, is_good: bool = True) -> None:
@@ -186,8 +156,7 @@ class Compressor:
         if self._bits_are_measured:
             before = replace(link.sent)
             self._choose_bits(self._pending.errors, link)
-            self._plans.sent_bytes += link.sent.num_bytes - before.num_bytes
-            self._plans.across_bytes += link.sent.across_bytes - before.across_bytes
+            self._plans.count(before, link.sent)
         self._pending = _Pending()
         self.step += 1
 
@@ -211,7 +180,7 @@ class Compressor:
         """Pack ``values`` as they are arranged and add what was kept; see `_add_residuals`."""
         self._turn(values, names, back=False)
         for name in names:
-            self._pack_as(name, self._travelling(name))
+            self._residuals.pack_as(name, self._travelling(name))
         return self._add_residuals(values, names) if feeds_back else {}
 
     def _turn(self, values: Tensor, names: Sequence[str], *, back: bool) -> None:
@@ -249,7 +218,7 @@ class Compressor:
         """Add what was kept, where there is a gradient; where there is none it stays, and is returned."""
         held = {}
         for name, part in self._parts(values, names):
-            kept = self._flat_residual(name)
+            kept = self._residuals[name]
             if part.device.type == "cpu":
                 if part.numel() and any(end != 0 for end in torch.stack(torch.aminmax(part)).tolist()):  # NaN, too
                     part.add_(kept, alpha=float(self._scale))
@@ -269,15 +238,7 @@ class Compressor:
 
     def _commit_all(self, finite: Tensor) -> None:
         """Keep what the step has left, unless something was not finite."""
-        if finite.device.type == "cpu":
-            if bool(finite):
-                self._kept.update(self._pending.rests)
-            return
-        for name, rest in self._pending.rests.items():  # without waiting for an answer
-            kept = self._flat_residual(name)
-            torch.where(finite, rest, kept, out=kept)
-            if rest.is_cuda:  # made on another stream, and free from here on
-                rest.record_stream(torch.cuda.current_stream(rest.device))
+        self._residuals.commit(self._pending.rests, finite)
 
     def _parts(self, values: Tensor, names: Sequence[str]) -> list[tuple[str, Tensor]]:
         """Each compressed parameter's values."""
@@ -289,33 +250,10 @@ class Compressor:
             start += size
         return parts
 
-    def _flat_residual(self, name: str) -> Tensor:
-        """As the gradient travels."""
-        parameter = self._named[name]
-        if name not in self._kept:
-            self._kept[name] = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        return self._kept[name]
-
-    def _pack_as(self, name: str, order: Order) -> None:
-        if name in self._kept:
-            before = self._kept[name]
-            self._kept[name] = self._repacked(before, name, self._orders[name], order)
-            if (
-                before.is_cuda and self._kept[name] is not before
-            ):  # perhaps made on another stream, and free from here on
-                before.record_stream(torch.cuda.current_stream(before.device))
-        self._orders[name] = order
-
-    def _repacked(self, x: Tensor, name: str, before: Order, after: Order) -> Tensor:
-        """``x (n,)`` in another order of its axes."""
-        return x if before == after else flat(shaped(x, self._named[name].shape, before), after)
-
     @property
     def residuals(self) -> dict[str, Tensor]:
         """What this rank has kept, by name and in the shape of the parameter, float32: copies."""
-        return {
-            name: shaped(kept, self._named[name].shape, self._orders[name]).clone() for name, kept in self._kept.items()
-        }
+        return self._residuals.copies()
 
     # -- plans, the same on every rank ---------------------------------------------------------------------------------
 
@@ -364,10 +302,10 @@ class Compressor:
             plan = self._agreed(of_each, choose, link, parts[0][1].device)
             self._arranged |= {name: self._choices[number] for (name, _), number in zip(parts, plan, strict=True)}
             self._set_wires(wires)
-        packed, before = dict(held), dict(self._orders)
+        packed, before = dict(held), {name: self._residuals.order(name) for name in held}
         self._as_they_travel(values, names, feeds_back=False)
         for name, kept in held.items():
-            packed[name] = self._repacked(kept, name, before[name], self._orders[name])
+            packed[name] = self._residuals.repacked(kept, name, before[name], self._residuals.order(name))
         return packed
 
     def _agreed(
@@ -428,12 +366,7 @@ class Compressor:
             wires |= {name: f"{bits}bit" for name, bits in shared["bits"].items()}
         self._set_wires(wires)
         self._check_names(residuals)
-        self._kept.clear()
-        for name, kept in residuals.items():
-            if kept.shape != self._named[name].shape:
-                raise ValueError(f"what was kept of {name} has shape {tuple(kept.shape)}, not that of the parameter")
-            self._orders[name] = None
-            self._flat_residual(name).copy_(kept.reshape(-1))
+        self._residuals.load(residuals)
 
     def _check_names(self, given: Iterable[str]) -> None:
         if unknown := sorted(set(given) - set(self._compressed)):
@@ -446,20 +379,8 @@ class Compressor:
             "error_feedback": self.settings.feeds_back,
             "steps": self.step,
             "compressed_values": sum(self._named[name].numel() for name in self._compressed),
-            "sent_bytes": sum(t.sent_bytes for t in (*self.traffic.values(), self._plans)),
-            "sent_bytes_across_hosts": sum(t.across_bytes for t in (*self.traffic.values(), self._plans)),
-            "exchange_seconds": sum(t.exchange_seconds for t in self.traffic.values()),
-            "codec_seconds": sum(t.seconds - t.exchange_seconds for t in self.traffic.values()),
+            **sums_of(self.traffic, self._plans),
             **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),
             **({"arranged": self.shared_state()["arranged"]} if self.settings.is_quantized else {}),
-            "buckets": {
-                name: {
-                    "values": t.num_values,
-                    "sent_bytes": t.sent_bytes,
-                    "seconds": t.seconds,
-                    "exchange_seconds": t.exchange_seconds,
-                    "error": t.error,
-                }
-                for name, t in self.traffic.items()
-            },
+            "buckets": by_group(self.traffic),
         }

@@ -1,12 +1,10 @@
-"""Accuracy over paired seeds: the arithmetic of the interval, pairs that are pairs, and a file one can go on from."""
+"""Accuracy over paired seeds: what runs in which order, pairs that are pairs, and a file one can go on from."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,68 +12,32 @@ from typing import Any
 import compression_accuracy as accuracy
 import pytest
 import worker_groups
-from compression_accuracy import BASELINE, Case, Queue, paired_interval
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
+from compression_accuracy import Queue
+from compression_cases import BASELINE, COLUMNS, ROWS, TARGETS, Case, Row, in_order
+from compression_lines import CURVES, read_runs, runs_of
+from compression_run import merged
+from compression_tables import cost_table, difference_table
+from paired_runs import paired_interval
 
 from rank_pool import RankPool
 
 FOLDER = Path(accuracy.__file__).parent
 DATA = Path(os.environ.get("NUGNN_DATA") or FOLDER.parent.parent / "shared" / "data")
 
-points = st.floats(-5, 5)
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(st.floats(40, 99), points), min_size=2, max_size=40))
-def test_the_interval_is_that_of_the_paired_t_test(pairs: list[tuple[float, float]]) -> None:
-    ours, plain = [a + b for a, b in pairs], [a for a, _ in pairs]
-    differences = [x - y for x, y in zip(ours, plain, strict=True)]
-    found = paired_interval(differences)
-    assert found.num_pairs == len(pairs) and found.mean == pytest.approx(statistics.fmean(differences))
-    if statistics.stdev(differences) > 1e-9:  # scipy refuses to judge samples that are all the same
-        expected = stats.ttest_rel(ours, plain).confidence_interval(0.95)
-        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-12)
-    moved = paired_interval([x + 3 for x in differences])
-    assert (moved.low, moved.high) == pytest.approx((found.low + 3, found.high + 3), abs=1e-9)
-
-
-def test_of_two_pairs_the_interval_has_a_closed_form() -> None:
-    found = paired_interval([0.0, 1.0])  # t with one degree of freedom is Cauchy: its quantile is a tangent
-    assert (found.low, found.high) == pytest.approx(
-        (0.5 - 0.5 * math.tan(0.475 * math.pi), 0.5 * (1 + math.tan(0.475 * math.pi)))
-    )
-
-
-@pytest.mark.parametrize(
-    ("differences", "verdict"),
-    [
-        ([0.1, -0.1, 0.2, 0.0], "within"),
-        ([-1.1, -0.9, -1.0, -1.0], "beyond"),
-        ([1.1, 0.9, 1.0, 1.0], "beyond"),
-        ([-2.0, 2.0, 0.0, 0.1], "open"),
-        ([0.0], "open"),
-        ([0.0, 0.0], "within"),
-    ],
-)
-def test_what_an_interval_tells(differences: list[float], verdict: str) -> None:
-    assert paired_interval(differences).verdict == verdict
-
 
 def test_seeds_are_begun_whole_and_rows_keep_pace() -> None:
-    pieces = accuracy.in_order(list(accuracy.ROWS), None, None)
-    for name, row in accuracy.ROWS.items():
+    pieces = in_order(list(ROWS), None, None)
+    for name, row in ROWS.items():
         mine = [piece for piece in pieces if piece[0][0] == name]
         assert [piece[0][2] for piece in mine] == list(range(row.seeds))
         assert all([column for _, column, _ in piece] == list(row.columns) for piece in mine)
-    done = dict.fromkeys(accuracy.ROWS, 0)
+    done = dict.fromkeys(ROWS, 0)
     for piece in pieces:
         done[piece[0][0]] += 1
-        parts = [done[name] / row.seeds for name, row in accuracy.ROWS.items()]
-        assert max(parts) - min(parts) <= max(1 / row.seeds for row in accuracy.ROWS.values()) + 1e-9
-    for column in accuracy.TARGETS:
-        assert any(column in row.columns and row.seeds >= 30 for row in accuracy.ROWS.values())
+        parts = [done[name] / row.seeds for name, row in ROWS.items()]
+        assert max(parts) - min(parts) <= max(1 / row.seeds for row in ROWS.values()) + 1e-9
+    for column in TARGETS:
+        assert any(column in row.columns and row.seeds >= 30 for row in ROWS.values())
 
 
 def test_after_the_limit_no_seed_is_begun_and_begun_ones_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,19 +56,6 @@ def a_run(test: float = 0.8, val: tuple[float, ...] = (0.5, 0.8), **more: Any) -
     run |= {"initial": "a", "first_loss": 1.0, "parameters": 10, "steps": 2, "best_epoch": 1, "last_test": test}
     run |= {"part": {"nodes": 5, "edges": 9, "halo_rows": 2}, "gradient_bytes": 100, "halo_bytes": 50}
     return run | {"seconds": 1.0, "processor_seconds": 1.0} | more
-
-
-def test_time_to_accuracy_counts_runs_that_never_get_there() -> None:
-    plain = a_run(val=(0.5, 0.79, 0.81, 0.8))  # 99 % of 0.8 is 0.792
-    pairs = [(plain, a_run(val=values)) for values in ((0.8, 0.1, 0.1, 0.1), (0.1, 0.1, 0.795, 0.1), (0.1,) * 4)]
-    assert accuracy.time_to_accuracy(pairs) == (3, 1.5, 1)
-    assert accuracy.time_to_accuracy([(plain, plain)]) == (3, 1.5, 0)
-    assert accuracy.time_to_accuracy(pairs[2:]) == (math.inf, math.inf, 1)
-    late = a_run(val=(0.5, 0.5, 0.5, 0.8))  # epoch 4 and 2 s, where this seed's fp32 run took epoch 2 and 1 s
-    assert accuracy.beside_baseline([(a_run(val=(0.5, 0.8, 0.8, 0.8)), late)]) == (2, 2)
-    assert accuracy.beside_baseline(pairs) == (1, 1)  # of 1/3, 1 and never
-    other = [tuple(run | {"jobs": 1} for run in pair) for pair in pairs]
-    assert accuracy.timed_alike([*other[:1], *pairs, *other[1:]]) == other
 
 
 def in_this_process(outcome_of: Callable[[Case], Any], stop_after: int | None = None) -> Callable[..., None]:
@@ -156,7 +105,7 @@ def test_it_goes_on_where_it_stopped(call: Any, tmp_path: Path, capsys: pytest.C
     path.write_text(text[:-30])  # the machine went away while the last line was written
     code, lines = call(noted)
     assert code == 0 and "passed over" in capsys.readouterr().err
-    wanted = {(column, seed) for column in accuracy.COLUMNS for seed in range(2)}
+    wanted = {(column, seed) for column in COLUMNS for seed in range(2)}
     assert {(line["column"], line["seed"]) for line in lines} == wanted and len(lines) == len(wanted)
     assert len(asked) == len(wanted) + 1  # the line that was cut off ran twice
     call(noted)
@@ -170,9 +119,9 @@ def test_runs_of_other_code_or_settings_are_not_gone_on_from(
     _, lines = call(made_up)
     monkeypatch.setattr(accuracy, "code_version", lambda: "changed")
     assert len(call(made_up)[1]) == 2 * len(lines)
-    row = accuracy.ROWS["cora-random"]
-    changed = accuracy.Row(row.title, {**row.settings, "hidden": 8}, row.seeds, row.seconds, row.columns)
-    monkeypatch.setitem(accuracy.ROWS, "cora-random", changed)
+    row = ROWS["cora-random"]
+    changed = Row(row.title, {**row.settings, "hidden": 8}, row.seeds, row.seconds, row.columns)
+    monkeypatch.setitem(ROWS, "cora-random", changed)
     capsys.readouterr()
     assert len(call(made_up)[1]) == 3 * len(lines)
     assert f"left out {2 * len(lines)} runs of other code than changed, or of other settings" in capsys.readouterr().err
@@ -194,13 +143,13 @@ def test_what_is_kept_makes_the_tables_that_the_runs_make(call: Any, tmp_path: P
     call(outcome)
     path, kept = tmp_path / "runs.jsonl", tmp_path / "kept.jsonl"
     assert accuracy.main([f"--json={path}", f"--keep={kept}"]) == 0
-    runs = accuracy.read_runs(path, "here")
+    runs = read_runs(path, "here")
     lines = [json.loads(text) for text in kept.read_text().splitlines()]
-    assert len(lines) == len(runs) and not any(name in line for line in lines for name in accuracy.CURVES)
-    again = accuracy.runs_of(lines)
-    assert accuracy.difference_table(again) == accuracy.difference_table(runs)
-    costs = accuracy.cost_table(again)
-    assert costs == accuracy.cost_table(runs)
+    assert len(lines) == len(runs) and not any(name in line for line in lines for name in CURVES)
+    again = runs_of(lines)
+    assert difference_table(again) == difference_table(runs)
+    costs = cost_table(again)
+    assert costs == cost_table(runs)
     told = {line[1]: line[2:8] for line in costs[1:]}
     assert told["stale"] == ["2", "-", "-", "1", "-", "-"]  # the median of one that did and one that never does
     assert told["int4 halo"] == ["2", "2", "1.00", "", "1", "1.00"]
@@ -214,16 +163,16 @@ def test_more_seeds_of_some_columns_stand_beside_the_fp32_runs_of_theirs(call: A
 
     call(outcome)
     _, lines = call(outcome, None, "--seeds=4", "--column=int4 halo")
-    assert len(lines) == 2 * len(accuracy.COLUMNS) + 2 * 2
+    assert len(lines) == 2 * len(COLUMNS) + 2 * 2
     kept = tmp_path / "of" / "kept.jsonl"
     assert accuracy.main([f"--json={tmp_path / 'runs.jsonl'}", f"--keep={kept}"]) == 0
-    runs = accuracy.runs_of([json.loads(text) for text in kept.read_text().splitlines()])
+    runs = runs_of([json.loads(text) for text in kept.read_text().splitlines()])
     assert len(runs) == len(lines)
-    table = {line[1]: line[2:] for line in accuracy.difference_table(runs)[1:]}
+    table = {line[1]: line[2:] for line in difference_table(runs)[1:]}
     assert [table[name][0] for name in (BASELINE, "int4 halo", "stale")] == ["4", "4", "2"]
     means = {name: float(table[name][2].split()[0]) for name in ("int4 halo", "stale")}
     assert means == {"int4 halo": -1.5, "stale": -0.5}  # of four seeds and of two, each a point worse than the last
-    costs = {line[1]: line[2:5] for line in accuracy.cost_table(runs)[1:]}
+    costs = {line[1]: line[2:5] for line in cost_table(runs)[1:]}
     assert costs[BASELINE] == ["4", "4", ""] and costs["int4 halo"] == ["4", "4", "1.00"]
     assert costs["stale"] == ["2", "2", "1.00"]  # 2 epochs beside 4 of all fp32 runs, and beside 2 of their own
 
@@ -235,9 +184,9 @@ def test_a_run_that_fails_is_told_and_left_for_the_next_time(call: Any, capsys: 
 
     code, lines = call(outcome)
     assert code == 1 and "cora-random int2 halo 1: rank 1: FloatingPointError" in capsys.readouterr().err
-    assert len(lines) == 2 * len(accuracy.COLUMNS) - 1
+    assert len(lines) == 2 * len(COLUMNS) - 1
     code, lines = call(made_up)
-    assert code == 0 and len(lines) == 2 * len(accuracy.COLUMNS)
+    assert code == 0 and len(lines) == 2 * len(COLUMNS)
 
 
 def test_ranks_that_end_with_other_results_are_a_failure(call: Any) -> None:
@@ -254,39 +203,36 @@ def _trained(ranks: Any, folder: str, cases: list[tuple[str, str, int]]) -> list
     import sys
 
     sys.path.append(folder)
-    import compression_accuracy as here
+    import compression_cases as here
+    from compression_run import train
 
     graph = {"recipe": "digits-gcn", "hidden": 64, "epochs": 2, "partitioner": "random"}
     samples = {"dataset": "digits-images", "epochs": 1, "hidden": 8}
     here.ROWS["graph"] = here.Row("", graph, 1, 1, here.COLUMNS)
     here.ROWS["samples"] = here.Row("", samples, 1, 1, here.COLUMNS)
-    return [here.train(ranks, here.Case(*case, ".")) for case in cases]
+    return [train(ranks, here.Case(*case, ".")) for case in cases]
 
 
 def test_runs_differ_in_what_travels_alone(ranks: RankPool) -> None:
-    columns = [*accuracy.COLUMNS, BASELINE, "int4 halo"]
+    columns = [*COLUMNS, BASELINE, "int4 halo"]
     cases = [("graph", column, 3) for column in columns] + [("samples", "4bit gradients", 0)]
     cases += [("samples", BASELINE, 0)]
     found = ranks.run(2, _trained, str(FOLDER), cases)
-    merged = [accuracy.merged(Case(*case, "."), [each[n] for each in found]) for n, case in enumerate(cases)]
-    graph, samples = dict(zip(columns, merged, strict=False)), merged[-2:]
-    for run in merged[:-2]:
-        assert (run["initial"], run["part"], run["steps"]) == (merged[0]["initial"], merged[0]["part"], 2)
+    runs = [merged(Case(*case, "."), [each[n] for each in found]) for n, case in enumerate(cases)]
+    graph, samples = dict(zip(columns, runs, strict=False)), runs[-2:]
+    for run in runs[:-2]:
+        assert (run["initial"], run["part"], run["steps"]) == (runs[0]["initial"], runs[0]["part"], 2)
     # the same run again, after all others, is the same to the last bit
-    for name, again in ((BASELINE, merged[-4]), ("int4 halo", merged[-3])):
+    for name, again in ((BASELINE, runs[-4]), ("int4 halo", runs[-3])):
         assert (again["val"], again["test"], again["first_loss"]) == tuple(
             graph[name][key] for key in ("val", "test", "first_loss")
         )
     plain = graph[BASELINE]
     for name, run in graph.items():  # gradients come after the first loss, and halo rows before it
-        column = accuracy.COLUMNS[name]
+        column = COLUMNS[name]
         is_exact_at_first = "halo_wire" not in column and column.get("halo_mode") in (None, "stale")
         assert (run["first_loss"] == plain["first_loss"]) == is_exact_at_first, name
-    losses = {
-        name: graph[name]["first_loss"]
-        for name in accuracy.COLUMNS
-        if accuracy.COLUMNS[name].get("halo_wire") == "int2"
-    }
+    losses = {name: graph[name]["first_loss"] for name in COLUMNS if COLUMNS[name].get("halo_wire") == "int2"}
     assert (
         losses["int2 halo, feedback"] == losses["int2 halo, to nearest"] != losses["int2 halo"]
     )  # nothing is owed yet

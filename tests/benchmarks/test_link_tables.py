@@ -4,22 +4,49 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import link_rows
 import link_tables
-import links
+from link_rows import Row
 
 SENT = {"fp32": 87e6, "bf16": 43e6, "4bit": 11e6, "auto": 11e6}
 
 
-def rows(ranks: int = 2, **seconds: dict[float | None, float]) -> list[links.Row]:
+def rows(ranks: int = 2, **seconds: dict[float | None, float]) -> list[Row]:
     """Of a model whose step takes the processor 0.05 s; seconds by way and rate."""
     return [
-        links.Row(
+        Row(
             "transformer", ranks, rate, 0.09, way, took, took, took, 3, SENT[way], 0.0, 1.01 * SENT[way], 0.05,
-            links.predicted_seconds(0.05, SENT[way], rate), "4bit" if way == "auto" else None,
+            link_rows.predicted_seconds(0.05, SENT[way], rate), "4bit" if way == "auto" else None,
         )
         for way, by_rate in seconds.items()
         for rate, took in by_rate.items()
     ]  # fmt: skip
+
+
+def _row(way: str, rate: float | None, seconds: float, sent: float, chosen: str | None = None) -> Row:
+    local, spread = 0.5, (seconds, 0.9 * seconds, 12345.678)
+    return Row(
+        "mlp", 2, rate, 0.0956, way, *spread, 3, sent, 0.0, 1.002 * sent, local,
+        link_rows.predicted_seconds(local, sent, rate), chosen,
+    )  # fmt: skip
+
+
+def test_tables_fit_and_say_who_won() -> None:
+    rows = [
+        _row(way, rate, seconds / (rate or 10), sent, chosen)
+        for rate in (None, 0.1, 1.0)
+        for way, seconds, sent, chosen in (
+            ("fp32", 1.0, 87e6, None), ("bf16", 0.6, 43e6, None), ("4bit", 0.2, 11e6, None),
+            ("auto", 0.21, 11e6, "4bit"), ("ddp powersgd", 0.3, 1e6, None), ("longest", 0.5, 1e6, "fp32+int8"),
+        )
+    ]  # fmt: skip
+    lines = [line for rate in (None, 0.1, 1.0) for line in link_tables.table([row for row in rows if row.rate == rate])]
+    assert all(len(line) <= 80 for line in lines), max(lines, key=len)
+    assert sum("95 % of fp32 is communication" in line for line in lines) == 1
+    said = list(link_tables.summary(rows))
+    assert "auto at 0.1 Gb/s: 4bit, +5 % beside the fastest, 4bit" in said
+    assert any(line.startswith("4bit beats fp32 at every rate; by the model") for line in said)
+    assert any("1.002 to 1.002 times" in line for line in said)
 
 
 def test_a_goal_that_is_missed_is_bold_where_communication_is_nearly_all_of_a_step() -> None:
@@ -36,7 +63,7 @@ def test_a_goal_that_is_missed_is_bold_where_communication_is_nearly_all_of_a_st
 def test_steps_stand_beside_the_model() -> None:
     head, line, auto = link_tables.step_table(rows(fp32={None: 0.1, 0.1: 8.0}, auto={None: 0.1, 0.1: 1.2345}))
     assert head == ["way", "MB sent", "0.1 Gb/s", "no limit"]
-    assert line == ["`fp32`", "87.00", f"8,000 ({1000 * links.predicted_seconds(0.05, 87e6, 0.1):,.0f})", "100"]
+    assert line == ["`fp32`", "87.00", f"8,000 ({1000 * link_rows.predicted_seconds(0.05, 87e6, 0.1):,.0f})", "100"]
     assert auto == ["`auto`", "", "1,234 4bit", "100 4bit"]
 
 
@@ -53,6 +80,6 @@ def test_the_last_row_of_a_measurement_counts() -> None:
 def test_crossings_are_those_of_the_script() -> None:
     found = rows(fp32={None: 0.1, 0.1: 8.0, 1.0: 0.1}, **{"4bit": {None: 0.1, 0.1: 2.0, 1.0: 0.2}})
     _, line = link_tables.said_of({("transformer", 2): found})
-    measured, _ = links.crossovers(found)["4bit", "fp32"]
+    measured, _ = link_rows.crossovers(found)["4bit", "fp32"]
     assert 0.1 < measured < 1 and line[2] == f"{measured:.2g} Gb/s"
     assert line[4:] == ["-", "-", "1.010 to 1.010"]

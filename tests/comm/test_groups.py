@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nugnn.comm import groups
 from nugnn.comm.collectives import extreme_over_ranks, gather_over_ranks, sum_over_ranks
 from nugnn.comm.groups import Ranks, keeps_exchanges, leave_ranks
 
@@ -114,7 +113,7 @@ def _waited(ranks: Ranks, folder: Path) -> list[float]:
 
         ranks.sum_(torch.zeros(1))
         ranks.clock.take()
-        with mock.patch.object(groups, "time", SimpleNamespace(perf_counter=now)):
+        with mock.patch("nugnn.comm.clock.time", SimpleNamespace(perf_counter=now)):
             if ranks.rank == 1:
                 while not began.exists():
                     time.sleep(0.001)

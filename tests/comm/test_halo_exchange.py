@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nugnn.comm.groups import CommClock, Ranks
+from nugnn.comm.clock import CommClock
+from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import add_home, fetch_halo, max_home
 from nugnn.comm.halo_transfer import HaloExchangeError, HaloPlan
 from nugnn.comm.local_ranks import run_local_ranks

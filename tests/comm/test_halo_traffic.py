@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nugnn.comm import groups, halo_exchange, halo_traffic, halo_transfer
-from nugnn.comm.groups import CommClock, Ranks
+from nugnn.comm import halo_exchange, halo_traffic, halo_transfer
+from nugnn.comm.clock import CommClock
+from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_bits import HaloBits
 from nugnn.comm.halo_exchange import fetch_halo
 from nugnn.comm.halo_feedback import HaloFeedback
@@ -181,7 +182,7 @@ def test_nothing_is_measured_while_a_step_is_recorded() -> None:
 
 def test_a_recorded_step_counts_each_time_that_it_runs() -> None:
     clock, traffic, gpu = CommClock(), ExchangeTraffic(), torch.device("cuda")
-    with mock.patch.object(groups, "is_recording", lambda device: True):
+    with mock.patch("nugnn.comm.clock.is_recording", lambda device: True):
         clock.count(gpu, lambda: traffic.begun(7))
     assert traffic.count == 0
     recorded = clock.withdraw()
@@ -212,7 +213,7 @@ class _Event:
 def test_seconds_between_events_are_counted_when_the_clock_is_read() -> None:
     clock, traffic, gpu = CommClock(), ExchangeTraffic(), torch.device("cuda")
     with (
-        mock.patch.object(groups, "is_recording", lambda device: False),
+        mock.patch("nugnn.comm.clock.is_recording", lambda device: False),
         mock.patch.object(torch.cuda, "Event", _Event),
         clock.measure("halo", gpu, "here", traffic.took),
     ):

@@ -17,7 +17,8 @@ import torch
 from loopback import serve, status, whole
 from nugnn.datasets import GraphData, load, write_npz
 from nugnn.datasets.download import RemoteFile
-from nugnn.datasets.registry import cache_folder, info, list_datasets, prepare
+from nugnn.datasets.fetch import cache_folder, prepare
+from nugnn.datasets.registry import info, list_datasets
 from nugnn.datasets.sources import PUBLISHED, Source, normalised, source_of_file
 from planetoid_files import small, write_raw
 

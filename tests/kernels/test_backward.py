@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nugnn.kernels.interceptor import Interceptor, OperatorCall
+from nugnn.kernels.interceptor import Interceptor
+from nugnn.kernels.operator_call import OperatorCall
 
 
 class _CountsMatmuls:

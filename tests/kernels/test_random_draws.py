@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 
 from nugnn.batches import Batch
 from nugnn.comm.groups import Ranks
-from nugnn.kernels.interceptor import _KIND_OF
+from nugnn.kernels.operator_call import KIND_OF
 from nugnn.kernels.random_draws import draws, draws_now
 from nugnn.samples import as_samples, intercept_samples
 
@@ -127,7 +127,7 @@ def test_every_function_in_python_that_draws_inside_is_known() -> None:
 def test_what_draws_is_refused_over_ranks_and_plain_on_one(function: Callable[..., Any]) -> None:
     plain = _run(function)
     with intercept_samples(nn.Identity(), Ranks()).step(0):
-        alone = _run(function) if _KIND_OF.get(function) != "dropout" else plain
+        alone = _run(function) if KIND_OF.get(function) != "dropout" else plain
     torch.testing.assert_close(alone, plain, rtol=0, atol=0, equal_nan=True)
     refusals = (NotImplementedError, ValueError)  # the latter from dropout, of rows whose samples are not known
     with intercept_samples(nn.Identity(), TWO).step(0), pytest.raises(refusals, match=r"test_random_draws\.py, line"):

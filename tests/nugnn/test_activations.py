@@ -25,13 +25,13 @@ from nugnn.activations import ACTIVATIONS, Offloaded
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.config import TrainConfig, option_spec
+from nugnn.config import TrainConfig
 from nugnn.datasets.graph_data import GraphData
 from nugnn.kernels.module_state import ModuleState
 from nugnn.model_on_shard import ModelOnShard
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.offload import HostMemory
-from nugnn.options import ConfigError
+from nugnn.options import ConfigError, option_spec
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.seam import install

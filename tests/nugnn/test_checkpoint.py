@@ -27,16 +27,15 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn import checkpoint as module
+from nugnn import checkpoint_tree
 from nugnn.checkpoint import (
     CheckpointError,
-    _decode,
-    _encode,
     list_checkpoints,
     newest_checkpoint,
     open_checkpoint,
     write_checkpoint,
 )
+from nugnn.checkpoint_tree import decode, encode
 from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
@@ -322,8 +321,8 @@ def _equal(a: Any, b: Any) -> bool:
 @given(tree=_trees)
 def test_trees_come_back_as_they_were(tree: Any) -> None:
     tensors: dict[str, Tensor] = {}
-    plain = json.loads(json.dumps(_encode(tree, "", tensors)))
-    assert _equal(_decode(plain, tensors.__getitem__), tree)
+    plain = json.loads(json.dumps(encode(tree, "", tensors)))
+    assert _equal(decode(plain, tensors.__getitem__), tree)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +335,7 @@ def test_trees_come_back_as_they_were(tree: Any) -> None:
 )
 def test_what_cannot_be_kept_is_named(tree: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        _encode(tree, "", {})
+        encode(tree, "", {})
 
 
 def put(folder: Path, epoch: int) -> Path:
@@ -380,7 +379,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Callab
 
         monkeypatch.undo()
         for owner, name in [
-            (module, "save_file"),
+            (checkpoint_tree, "save_file"),
             (os, "fsync"),
             (os, "unlink"),
             (os, "rmdir"),
@@ -506,7 +505,7 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_one(tmp_path: Path, monkeypa
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "save_file", full)
+    monkeypatch.setattr(checkpoint_tree, "save_file", full)
     with pytest.raises(OSError, match=r"epoch-00000002.*cannot be written: No space left on device \(\d+ MiB free"):
         put(tmp_path, 2)
     newest, problems = newest_checkpoint(tmp_path)

@@ -19,9 +19,9 @@ import pytest
 from rich.console import Console
 
 from nugnn import cli
-from nugnn.config import TrainConfig, flag_of, option_spec
-from nugnn.launch import WorkerFailed
-from nugnn.options import ConfigError
+from nugnn.config import TrainConfig
+from nugnn.failure import WorkerFailed
+from nugnn.options import ConfigError, flag_of, option_spec
 from nugnn.progress import RunProgress
 
 RESULT: dict[str, Any] = {

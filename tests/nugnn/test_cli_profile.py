@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from nugnn import cli, cli_profile, profile_run
-from nugnn.launch import WorkerFailed
+from nugnn.failure import WorkerFailed
 from nugnn.planning import datasheet
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile, read_profile
 from nugnn.profile_run import Measured, profile_machine

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nugnn.config import TrainConfig, flag_of, option_spec, read_recipe, read_settings, recipe_names
-from nugnn.options import ConfigError
+from nugnn.config import TrainConfig
+from nugnn.options import ConfigError, flag_of, option_spec
 from nugnn.sample_config import SampleConfig
+from nugnn.settings_file import read_recipe, read_settings, recipe_names
 
 
 def test_defaults_are_valid_and_frozen() -> None:
@@ -180,6 +181,8 @@ def test_yaml_there_and_back(tmp_path_factory: pytest.TempPathFactory, values: d
         ("a: [", "not valid YAML"),
         ("lr: 1\nlr: 2\nself-loops: add\nself_loops: keep", "'self_loops' is set twice"),
         ("lr: -1", "--lr -1 is not allowed"),
+        ("batch_size: 8", "--batch-size belongs to samples, and no --dataset is given"),
+        ("dataset: cora\nflip: true", "--flip belongs to samples, and --dataset cora names a graph"),
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:

@@ -22,9 +22,9 @@ from launchers_time import PATIENCE_SECONDS, TimeOfComputing, TimeOfLooks, lette
 from nugnn.comm.pulse import Stamp
 from nugnn.datasets.graph_data import GraphData
 from nugnn.disk import DiskFullError, naming_full_disk
-from nugnn.failure import Place, WorkerView, failure_of, how_it_ended, innermost_frame, stall_of
+from nugnn.failure import Place, WorkerFailed, WorkerView, failure_of, how_it_ended, innermost_frame, stall_of
 from nugnn.job import WorkerError, private_job_folder, write_job
-from nugnn.launch import WorkerFailed, launch
+from nugnn.launch import launch
 from nugnn.process_state import HostMemory, ProcessState, host_memory, process_state
 from nugnn.worker_process import classify
 
@@ -216,7 +216,8 @@ _ON_A_SMALL_DISK = """
 import sys
 from pathlib import Path
 from nugnn.job import private_job_folder, write_job
-from nugnn.launch import WorkerFailed, launch
+from nugnn.failure import WorkerFailed
+from nugnn.launch import launch
 with private_job_folder() as folder:
     write_job(folder, {"scenario": "trouble_on_rank_1", "how": sys.argv[1]})
     try:

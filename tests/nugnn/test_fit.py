@@ -21,8 +21,8 @@ import nugnn
 import user_models
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from launchers_time import PATIENCE_SECONDS
+from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
-from nugnn.launch import WorkerFailed
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.trainer import Epoch
 

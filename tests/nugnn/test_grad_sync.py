@@ -513,8 +513,9 @@ def test_gradient_descent_stays_within_what_is_kept(ranks: Any, name: str) -> No
 @pytest.mark.parametrize("kind", ["graphs", "samples"])
 def test_the_option_reaches_the_trainer_of_either_family(kind: str) -> None:
     from nugnn import graph_run, sample_run
-    from nugnn.config import ConfigError, TrainConfig
+    from nugnn.config import TrainConfig
     from nugnn.fit_options import FitOptions
+    from nugnn.options import ConfigError
     from nugnn.sample_config import SampleConfig
     from nugnn.sample_options import SampleOptions
 

@@ -23,10 +23,13 @@ import pytest
 from exactness import make_graph
 from launchers_time import PATIENCE_SECONDS, TimeOfLooks, letter_of, seconds_waited, stamp_of
 from nugnn.comm import pulse
+from nugnn.failure import WorkerFailed
 from nugnn.job import is_done, private_job_folder, pulse_path, read_job, write_job
-from nugnn.launch import WorkerFailed, _EventReader, _Watch, grants_huge_pages, launch, num_cores, worker_environment
+from nugnn.launch import launch
 from nugnn.shares import shards_on_disk
+from nugnn.worker_environment import grants_huge_pages, num_cores, worker_environment
 from nugnn.worker_process import classify
+from nugnn.worker_watch import EventReader, WorkerWatch
 
 HERE = Path(__file__).resolve().parent
 
@@ -200,9 +203,9 @@ def watched(workers: Any, folder: Path, timeout: float, on_event: Callable[[Any]
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     workers[0].events_fd = write_end
-    events = _EventReader(read_end, on_event)
+    events = EventReader(read_end, on_event)
     try:
-        _Watch(workers, stamps, folder, folder / "logs", timeout, events).until_done()
+        WorkerWatch(workers, stamps, folder, folder / "logs", timeout, events).until_done()
     finally:
         events.close()
         os.close(read_end)
@@ -266,7 +269,7 @@ class AnswersLate:
 
 def test_a_worker_on_busy_cores_has_time_to_say_where_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = AnswersLate(tmp_path / "logs" / "worker-0.log")
-    monkeypatch.setattr("nugnn.launch.time", late)
+    monkeypatch.setattr("nugnn.worker_watch.time", late)
     with pytest.raises(WorkerFailed, match=r"^worker 0 of 1 hangs in /a/model.py:7 \(forward\): no progress for"):
         watched([late], tmp_path, 0.2)
     assert late.waits == 3
@@ -450,7 +453,7 @@ def test_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_divide_all_cores_into_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nugnn.launch.num_cores", lambda: 5)
+    monkeypatch.setattr("nugnn.worker_environment.num_cores", lambda: 5)
     assert [worker_environment(rank, 3, 1234, 5.0)["OMP_NUM_THREADS"] for rank in range(3)] == ["2", "2", "1"]
 
 
@@ -467,9 +470,9 @@ def test_huge_pages_are_asked_for_where_they_are_granted_and_not_refused(
         assert grants_huge_pages(setting) is expected
     assert not grants_huge_pages(tmp_path / "missing")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    monkeypatch.setattr("nugnn.launch.grants_huge_pages", lambda: False)
+    monkeypatch.setattr("nugnn.worker_environment.grants_huge_pages", lambda: False)
     assert "THP_MEM_ALLOC_ENABLE" not in worker_environment(0, 2, 1234, 5.0)
-    monkeypatch.setattr("nugnn.launch.grants_huge_pages", lambda: True)
+    monkeypatch.setattr("nugnn.worker_environment.grants_huge_pages", lambda: True)
     assert worker_environment(0, 2, 1234, 5.0)["THP_MEM_ALLOC_ENABLE"] == "1"
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
     assert worker_environment(0, 2, 1234, 5.0)["THP_MEM_ALLOC_ENABLE"] == "0"
@@ -539,7 +542,7 @@ def test_events_split_over_reads_are_put_together() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     events: list[dict[str, Any]] = []
-    reader = _EventReader(read_end, events.append)
+    reader = EventReader(read_end, events.append)
     for piece in (b'{"a"', b': 1}\n{"b": 2}\n{', b'"c": 3}\n'):
         os.write(write_end, piece)
         reader.read(0)

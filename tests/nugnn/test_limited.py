@@ -16,9 +16,10 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn import DeviceLimits, cli
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
+from nugnn.failure import WorkerFailed
 from nugnn.fit_joined import _stay_apart, fit_joined
 from nugnn.job import private_job_folder, write_job
-from nugnn.launch import WorkerFailed, launch, worker_environment
+from nugnn.launch import launch
 from nugnn.limited import (
     apply_limits,
     check_on_devices,
@@ -34,6 +35,7 @@ from nugnn.process_state import host_memory
 from nugnn.profile_run import limits_of_devices, profile_machine
 from nugnn.sample_config import SampleConfig
 from nugnn.worker_cores import divide_cores, equal_cores, fair_threads, own_cores, own_nodes
+from nugnn.worker_environment import worker_environment
 
 HERE = Path(__file__).resolve().parent
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -20,11 +20,11 @@ from nugnn import cli, limited, machine_profiles, own_times, plan_run, plan_trai
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.datasets import load
+from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.graph_part import GraphPart
 from nugnn.graph_task import GraphTask
-from nugnn.launch import WorkerFailed
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.own_times import NotTimedError

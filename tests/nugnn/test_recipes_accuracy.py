@@ -20,7 +20,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from nugnn.config import recipe_names
+from nugnn.settings_file import recipe_names
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("NUGNN_DATA") or REPOSITORY.parent / "shared" / "data")

@@ -20,8 +20,9 @@ from nugnn.datasets.samples import load_samples, registry
 from nugnn.datasets.samples.image_sources import IMAGE_SETS
 from nugnn.networks import CNN, MLP
 from nugnn.options import ConfigError
-from nugnn.sample_config import SampleConfig, read_config
+from nugnn.sample_config import SampleConfig
 from nugnn.sample_run import build_model, fit_arguments
+from nugnn.settings_file import read_config
 
 
 def _settings(*words: str) -> Any:

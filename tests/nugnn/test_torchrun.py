@@ -18,10 +18,11 @@ import pytest
 import torch.distributed as dist
 
 import nugnn
-from nugnn import torchrun
+from nugnn import mutual_watch
 from nugnn.comm.pulse import SIZE
 from nugnn.config import TrainConfig
 from nugnn.member import Member, member_from, process_space
+from nugnn.mutual_watch import Card, MutualWatch, Note
 from nugnn.run import run_from_config
 from nugnn.torchrun_cores import _is_torchruns_own, variables
 from nugnn.worker_cores import asked_threads, equal_cores, fair_threads, own_cores, own_nodes, users_environment
@@ -201,25 +202,25 @@ class Left(Exception):  # noqa: N818 - stands for the end of the process
     """The process would have ended."""
 
 
-def watch_of(rank: int, world_size: int, store: dist.Store) -> torchrun._Watch:
+def watch_of(rank: int, world_size: int, store: dist.Store) -> MutualWatch:
     """A watch that is not started, of a process that torchrun started on this host."""
     member = Member(rank=rank, world_size=world_size, is_one_host=True, address="", port=0, hosts_store=False)
-    return torchrun._Watch(member, store, bytearray(SIZE), 3.0)
+    return MutualWatch(member, store, bytearray(SIZE), 3.0)
 
 
-def card_of(pid: int, space: str) -> torchrun._Card:
-    return torchrun._Card(
+def card_of(pid: int, space: str) -> Card:
+    return Card(
         tick=1, host="node-b", space=space, pid=pid, beats=0, is_stepping=True, is_done=False, waits_in=None, frame=""
     )
 
 
-@pytest.mark.parametrize("after_seconds", [0.0, 0.1, 0.3, torchrun._TICK_SECONDS])
+@pytest.mark.parametrize("after_seconds", [0.0, 0.1, 0.3, mutual_watch._TICK_SECONDS])
 def test_a_peer_that_has_gone_is_named_whenever_its_last_card_was_read(
     after_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It publishes as it goes, and this process reads that up to a tick later."""
-    clock, notes = Clock(), list[torchrun._Note]()
-    monkeypatch.setattr(torchrun, "time", clock)
+    clock, notes = Clock(), list[Note]()
+    monkeypatch.setattr(mutual_watch, "time", clock)
     watch = watch_of(1, 3, dist.HashStore())
     monkeypatch.setattr(watch, "leave", notes.append)
     watch._cards[2], watch._seen_at[2] = card_of(7, "of another host"), clock.now + after_seconds
@@ -235,7 +236,7 @@ def test_a_process_that_hangs_is_not_ended_before_it_has_shown_why(
     """Rank 0 found out that it hangs itself: nobody else shows its note."""
     store, killed = dist.HashStore(), list[tuple[int, bool]]()
     monkeypatch.setattr(
-        torchrun,
+        mutual_watch,
         "os",
         SimpleNamespace(
             **{**vars(os), "kill": lambda pid, _: killed.append((pid, store.check(["shown"]))), "_exit": leave}
@@ -243,12 +244,12 @@ def test_a_process_that_hangs_is_not_ended_before_it_has_shown_why(
     )
     watch = watch_of(1, 2, store)
     watch._cards[0] = card_of(7, process_space())
-    note = torchrun._Note(rank=0, exit_code=3, text="worker 0 of 2 hangs", end=(0,))
+    note = Note(rank=0, exit_code=3, text="worker 0 of 2 hangs", end=(0,))
     store.set("note", json.dumps(asdict(note)))
     shows = threading.Timer(shows_after_seconds, store.set, ["shown", "1"])
     shows.start()
     with pytest.raises(Left):
-        watch.leave(torchrun._Note(rank=1, exit_code=3, text="the same", end=(0,)))
+        watch.leave(Note(rank=1, exit_code=3, text="the same", end=(0,)))
     shows.join()
     assert killed == [(7, True)]
 
@@ -261,7 +262,7 @@ def test_a_note_is_shown_once_though_two_threads_have_it(monkeypatch: pytest.Mon
     """The one that fails, and the watch that reads the note before the process has ended."""
     shown, has_shown, has_ended = list[str](), threading.Event(), threading.Event()
 
-    def show(note: torchrun._Note, how_to_go_on: str) -> None:
+    def show(note: Note, how_to_go_on: str) -> None:
         shown.append(note.text)
         has_shown.set()
         time.sleep(0.3)
@@ -270,9 +271,9 @@ def test_a_note_is_shown_once_though_two_threads_have_it(monkeypatch: pytest.Mon
         has_ended.set()
         threading.Event().wait()
 
-    monkeypatch.setattr(torchrun, "_show", show)
-    monkeypatch.setattr(torchrun, "os", SimpleNamespace(**{**vars(os), "_exit": end}))
-    watch, note = watch_of(0, 2, dist.HashStore()), torchrun._Note(rank=0, exit_code=2, text="row 7: class 12 of 10")
+    monkeypatch.setattr(mutual_watch, "_show", show)
+    monkeypatch.setattr(mutual_watch, "os", SimpleNamespace(**{**vars(os), "_exit": end}))
+    watch, note = watch_of(0, 2, dist.HashStore()), Note(rank=0, exit_code=2, text="row 7: class 12 of 10")
     for act in (watch.leave, watch._act_on):
         threading.Thread(target=act, args=(note,), daemon=True).start()
         assert has_shown.wait(60)
@@ -283,15 +284,15 @@ def test_a_note_is_shown_once_though_two_threads_have_it(monkeypatch: pytest.Mon
 
 def test_who_has_finished_does_not_wait_for_a_store_that_went_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(torchrun, "time", clock)
-    monkeypatch.setattr(torchrun.signal, "set_wakeup_fd", lambda fd: None)
-    monkeypatch.setattr(torchrun.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(mutual_watch, "time", clock)
+    monkeypatch.setattr(mutual_watch.signal, "set_wakeup_fd", lambda fd: None)
+    monkeypatch.setattr(mutual_watch.signal, "signal", lambda *_: None)
     watch, begin = watch_of(1, 2, Gone()), clock.now
     watch._is_done = True  # so the thread ends at once
     watch.start()
     watch.join(60)
     watch.finish()
-    assert clock.now - begin < torchrun._BYE_SECONDS
+    assert clock.now - begin < mutual_watch._BYE_SECONDS
 
 
 class Gone(dist.Store):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import nugnn
 from nugnn.cli_errors import errors_reported
-from nugnn.launch import WorkerFailed
+from nugnn.failure import WorkerFailed
 from nugnn.sample_family import SampleFamily
 from nugnn.user_code import UserCodeError
 from sample_cases import make_data

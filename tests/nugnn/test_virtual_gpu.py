@@ -15,7 +15,7 @@ import torch
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn.launch import WorkerFailed
+from nugnn.failure import WorkerFailed
 from nugnn.models import GNN
 from nugnn.profile_run import profile_machine
 

@@ -1,4 +1,4 @@
-"""Stands for ``time`` in `nugnn.launch`: limits run from where a test wants them to, by what is done, not by a clock.
+"""Stands for ``time`` in the launcher: limits run from where a test wants them to, by what is done, not by a clock.
 
 A limit of seconds on processes that start, import torch and are scheduled beside others is one on the machine, too.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nugnn import launch
+from nugnn import launch, worker_watch
 from nugnn.comm import pulse
 from nugnn.job import pulse_path
 from nugnn.process_state import process_state
@@ -33,7 +33,7 @@ class TimeOfLooks:
 
     def monotonic(self) -> float:
         self._is_there = self._is_there or self._has_come()
-        self.now += launch._POLL_SECONDS * self._is_there
+        self.now += worker_watch.POLL_SECONDS * self._is_there
         return self.now
 
     @staticmethod
@@ -41,8 +41,9 @@ class TimeOfLooks:
         time.sleep(seconds)  # for others, which do something meanwhile
 
     def stands_for_time(self, patch: pytest.MonkeyPatch) -> None:
-        """In `nugnn.launch`."""
-        patch.setattr(launch, "time", self)
+        """In `nugnn.launch` and in its watch."""
+        for module in (launch, worker_watch):
+            patch.setattr(module, "time", self)
 
 
 class TimeOfComputing(TimeOfLooks):

@@ -121,15 +121,15 @@ def test_what_is_kept_takes_turns_in_two_tensors(wire: str) -> None:
     def run(ranks: Ranks) -> None:
         run, places = _Run(ranks, wire=wire), set[int]()
         for step in range(8):
-            before, own = run.compressor.residuals, dict(run.compressor._kept)
+            before, own = run.compressor.residuals, dict(run.compressor._residuals._kept)
             is_good = step not in (3, 4)
             run.step(_gradients(ranks.rank, step), is_good=is_good)
             after = run.compressor.residuals
             if step:
                 assert all(torch.equal(kept, after[name]) is not is_good for name, kept in before.items())
             if not is_good:
-                assert all(run.compressor._kept[name] is kept for name, kept in own.items())
-            places |= {kept.untyped_storage().data_ptr() for kept in run.compressor._kept.values()}
+                assert all(run.compressor._residuals._kept[name] is kept for name, kept in own.items())
+            places |= {kept.untyped_storage().data_ptr() for kept in run.compressor._residuals._kept.values()}
         assert len(places) == 2 * len(run.groups)
 
     run_local_ranks(2, run)
