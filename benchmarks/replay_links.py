@@ -58,7 +58,9 @@ from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.replay import replay
 from nugnn.planning.step_program import passes_of
 from nugnn.planning.timed_operators import TimedOperator
+from nugnn.planning.timeline import Timeline
 from nugnn.planning.times_of_steps import times_of
+from nugnn.planning.trace import StepTrace
 from nugnn.random_data import random_part, random_samples
 from nugnn.sample_family import SampleFamily
 from nugnn.shard_graph import ShardGraph
@@ -328,6 +330,8 @@ def measured(
             place.time_whole()
             _meet(ranks)
             place.time_inside()
+            _meet(ranks)
+            place.time_rested()
         for rate, run in zip(rates, runs, strict=True):
             lab_ranks.limit_rate(rate)
             for _ in range(_STEPS_AFTER_CHANGE):
@@ -373,12 +377,14 @@ def _meet(ranks: Ranks) -> None:
 def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict[str, Any]:
     """Columns of a row: by the replay, one of the steps that follow a first one, before which links have rested."""
     steps = [pair.setting.trace.at(each) for each in pair.sizes]
-    overlap = passes_of("auto", is_nccl=False, num_hosts=1)
-    first, several = (replay(steps, tables, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
+    several, step_seconds = replayed(steps, tables, links)
+    warm = [table.model_copy(update={"after_rest": None}) for table in tables]
     seconds = [several.seconds(rank) for rank in range(links.num_ranks)]
     seconds = [{name: each / _STEPS_REPLAYED for name, each in told.items()} for told in seconds]
     return {
-        "predicted_seconds": (several.makespan - first.makespan) / (_STEPS_REPLAYED - 1),
+        "predicted_seconds": step_seconds,
+        "predicted_seconds_warm": replayed(steps, warm, links)[1],
+        "after_rests": [None if each.after_rest is None else each.after_rest.model_dump() for each in tables],
         "predicted_comm": statistics.fmean((each["halo"] + each["sync"]) / each["epoch"] for each in seconds),
         "predicted_parts": seconds,
         "link_bytes_per_second": float(links.bytes_per_second[0, 1]),
@@ -386,6 +392,15 @@ def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict
         "link_burst_seconds": links.burst_seconds,
         "link_sums": dataclasses.asdict(links.sums_inside[0]),
     }
+
+
+def replayed(
+    steps: Sequence[StepTrace], times: Sequence[MeasuredTimes], links: Links
+) -> tuple[Timeline, float]:
+    """Some steps, and seconds of one that is not the first."""
+    overlap = passes_of("auto", is_nccl=False, num_hosts=1)
+    first, several = (replay(steps, times, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
+    return several, (several.makespan - first.makespan) / (_STEPS_REPLAYED - 1)
 
 
 def told(runs: Sequence[dict[str, list[float]]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
+from nugnn.planning.after_rest import Rests
 from nugnn.planning.cores_taken import CoresTaken
 from nugnn.planning.links import Links, RankLink, Rested
 from nugnn.planning.measured_peaks import MeasuredPeaks
@@ -221,6 +222,7 @@ class _Part:
         self.tables, self._trace, self._peaks = tables, trace, device.peaks
         self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
         self._aside = [(i, exchange) for i, exchange in enumerate(program.exchanges) if exchange.is_aside]
+        self._times = device.times
         self._how_taken = work.links, rank, device.times, work.gradient_wire
         launched = program.launched(trace, is_captured=device.is_captured)
         launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
@@ -236,7 +238,9 @@ class _Part:
         if self._burst_seconds:
             rested = _OwnRested(self._burst_seconds, [wire.passing_seconds(symbols) for wire in self._wires])
         taken = {i: taken_seconds(exchange.at(symbols), *self._how_taken) for i, exchange in self._aside}
-        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes), taken, rested)
+        of_record = self.tables.seconds.seconds(sizes)
+        rests = Rests.of_step(self._times.after_rest, float(of_record.sum()))
+        return self._walk.seconds(of_record, wires, halo_share_of(sizes), taken, rested, rests)
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
@@ -387,6 +391,7 @@ class _Walk:
         halo_share: float,
         taken: Mapping[int, float],
         rested: _OwnRested | None,
+        rests: Rests,
     ) -> float:
         """Until both have done all.
 
@@ -396,6 +401,7 @@ class _Walk:
             halo_share: Of the edges, those from halo rows.
             taken: What exchanges take from computing beside them; none where a host launches operators.
             rested: What a rested link saves them; None where it saves nothing.
+            rests: What computing loses to waiting for them.
         """
         each = of_record[self._order]
         each[self._inner] *= 1.0 - halo_share
@@ -413,7 +419,8 @@ class _Walk:
         beside = CoresTaken()
         for do, which in self._steps:
             if do == Do.RUN:
-                device = max(device + beside.seconds(device, after_device[which]), host + after_host[which])
+                lost = rests.lost()
+                device = max(device + beside.seconds(device, lost + after_device[which]), host + after_host[which])
                 host += self._of_host[which]
             elif do == Do.BEGIN:
                 begin = max(device, free)
@@ -421,6 +428,7 @@ class _Walk:
                 free = ends[which] = begin + wires[which] - saved
                 beside.add(begin, free, taken.get(which, 0.0))
             else:
+                rests.add(max(ends[which] - device, 0.0))
                 device = max(device, ends[which])
                 if self._blocks_host:
                     host = max(host, device)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
+from nugnn.planning.after_rest import Rests
 from nugnn.planning.cores_taken import CoresTaken
 from nugnn.planning.links import Links, Rested
 from nugnn.planning.operator_costs import number
@@ -153,6 +154,7 @@ def _rank_on(
         halo_share=halo_share,
         taken=[taken_seconds(each, links, rank, times, wire) for each in program.exchanges],
         blocks_host=links.blocks_host(rank),
+        rests=Rests.of_step(times.after_rest, sum(seconds)),
     )
 
 
@@ -187,6 +189,7 @@ class _Rank:
         halo_share: Of the edges, those from halo rows; None to tell from each sum.
         taken: What each exchange takes from computing beside it.
         blocks_host: Whether the host waits where the device waits for an exchange.
+        rests: When it stands still, and what it loses to that.
     """
 
     step: StepTrace
@@ -197,6 +200,7 @@ class _Rank:
     halo_share: float | None
     taken: Sequence[float]
     blocks_host: bool
+    rests: Rests
     events: list[Event] = field(default_factory=list)
     _host: float = 0.0
     _device: float = 0.0
@@ -234,6 +238,7 @@ class _Rank:
         while self._at < len(self.program.instructions):
             self._do(self.program.instructions[self._at])
         self._at = 0
+        self.rests.begin_step()
         if self.step.family == "graph":
             self._host = self._device = self.end
 
@@ -255,7 +260,7 @@ class _Rank:
             took = self.seconds[which] * self._share(do, record)
             # several operators in a row, each as long: the device begins with the first, and ends after the last
             start = max(self._device, first, self._host - took * (1 - 1 / max(count, 1)))
-            took = self._beside.seconds(start, took)
+            took = self._beside.seconds(start, took + self.rests.lost())
             self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
             self._device = start + took
         self._at += 1
@@ -274,6 +279,7 @@ class _Rank:
             if until > since:
                 self.events.append(Event(what.name, kind, phase, "device", since, until - since, what.clock))
                 since = until
+        self.rests.add(max(end - self._device, 0.0))
         self._device = max(self._device, end)
         if self.blocks_host:
             self._host = max(self._host, self._device)
