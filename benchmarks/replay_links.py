@@ -394,9 +394,7 @@ def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict
     }
 
 
-def replayed(
-    steps: Sequence[StepTrace], times: Sequence[MeasuredTimes], links: Links
-) -> tuple[Timeline, float]:
+def replayed(steps: Sequence[StepTrace], times: Sequence[MeasuredTimes], links: Links) -> tuple[Timeline, float]:
     """Some steps, and seconds of one that is not the first."""
     overlap = passes_of("auto", is_nccl=False, num_hosts=1)
     first, several = (replay(steps, times, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
