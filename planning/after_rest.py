@@ -73,7 +73,8 @@ class AfterRest(Strict):
 def after_rest_of(measured: Sequence[StepLaps]) -> AfterRest | None:
     """What follows from steps that were timed at some sizes; None where none followed a rest, or none took longer.
 
-    What a step takes longer is shrunk by the share of its square that its own variance explains.
+    Steps of all sizes lose about as much. What one loses beside the others is shrunk by the share of its square that
+    its own variance explains, so that a size whose steps vary more than that counts as the others (James and Stein).
 
     Args:
         measured: Steps at each size.
@@ -90,13 +91,18 @@ def after_rest_of(measured: Sequence[StepLaps]) -> AfterRest | None:
     products = sum(x * y / variance for x, y, variance in zip(short, long, variances, strict=True))
     constant = _constant_of(products / squares if squares else 1.0)
     whole = _part(LONG_REST, constant)
+    mean = sum(y / v for y, v in zip(long, variances, strict=True)) / sum(1 / v for v in variances)
+    if mean <= 0:
+        return None
     steps = [
-        RestedStep(seconds=each.median_seconds, most_seconds=y * max(0.0, 1 - variance / y**2) / whole if y > 0 else 0)
+        RestedStep(seconds=each.median_seconds, most_seconds=max(mean + _beyond_noise(y - mean, variance), 0.0) / whole)
         for each, y, variance in zip(known, long, variances, strict=True)
     ]
-    if not any(each.most_seconds for each in steps):
-        return None
     return AfterRest(constant_seconds=constant, steps=tuple(sorted(steps, key=lambda each: each.seconds)))
+
+
+def _beyond_noise(off: float, variance: float) -> float:
+    return off * max(0.0, 1 - variance / off**2) if off else 0.0
 
 
 def _variance_of_median(samples: Sequence[float]) -> float:
