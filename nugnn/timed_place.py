@@ -50,8 +50,8 @@ class Place:
     _laps: list[tuple[float, ...]] = field(default_factory=list)
     _seconds: list[float] = field(default_factory=list)
     _host: list[float] = field(default_factory=list)
-    _after_short_rest: list[float] = field(default_factory=list)
-    _after_long_rest: list[float] = field(default_factory=list)
+    _rested: dict[float, list[float]] = field(default_factory=lambda: {0.0: [], SHORT_REST: [], LONG_REST: []})
+    """Seconds of steps by the rest that they followed."""
 
     def __post_init__(self) -> None:
         family = self.trainer.family
@@ -90,11 +90,12 @@ class Place:
         self._laps.append(tuple(self._timer.laps))
 
     def time_rested(self) -> None:
-        """Of a CPU, a step after a short rest and one after a long one; none of steps so long that it would be lost."""
+        """Of a CPU, steps after none, a short and a long rest; none of steps so long that it would be lost."""
         if self.device.type == "cuda" or (self._seconds and statistics.median(self._seconds) > _LONGEST_RESTED):
             return
-        for rest, seconds in ((SHORT_REST, self._after_short_rest), (LONG_REST, self._after_long_rest)):
-            time.sleep(rest)
+        for rest, seconds in self._rested.items():
+            if rest:
+                time.sleep(rest)
             begin = self.now()
             self._step(0)
             seconds.append(self.now() - begin)
@@ -113,7 +114,7 @@ class Place:
     @property
     def laps(self) -> StepLaps:
         """So far."""
-        rested = tuple(self._after_short_rest), tuple(self._after_long_rest)
+        rested = map(tuple, self._rested.values())
         return StepLaps(tuple(self._timer.names), tuple(self._laps), tuple(self._seconds), tuple(self._host), *rested)
 
     def _step(self, number: int) -> None:

@@ -32,11 +32,13 @@ class RestedStep(Strict):
 
     Args:
         seconds: That it takes without a rest.
-        most_seconds: That it takes longer after the longest rest.
+        most_seconds: That it takes longer after the longest rest than right after another one of the same trainer.
+        lost_seconds: Of these, what is in ``seconds`` already, since caches had been others' before.
     """
 
     seconds: _Positive
     most_seconds: Quantity
+    lost_seconds: Quantity = 0.0
 
 
 class AfterRest(Strict):
@@ -52,20 +54,20 @@ class AfterRest(Strict):
     constant_seconds: _Positive
     steps: tuple[RestedStep, ...] = Field(min_length=1)
 
-    def most_seconds(self, step_seconds: float) -> float:
+    def most_and_lost(self, step_seconds: float) -> tuple[float, float]:
         """Of a step that takes ``step_seconds`` without a rest; as the nearest one beyond those that were measured.
 
-        >>> steps = RestedStep(seconds=1, most_seconds=4), RestedStep(seconds=3, most_seconds=2)
-        >>> [AfterRest(constant_seconds=1, steps=steps).most_seconds(x) for x in (0.5, 2.0, 9.0)]
-        [4.0, 3.0, 2.0]
+        >>> steps = RestedStep(seconds=1, most_seconds=4), RestedStep(seconds=3, most_seconds=2, lost_seconds=1)
+        >>> [AfterRest(constant_seconds=1, steps=steps).most_and_lost(x) for x in (0.5, 2.0, 9.0)]
+        [(4.0, 0.0), (3.0, 0.5), (2.0, 1.0)]
         """
-        of_steps = [(each.seconds, each.most_seconds) for each in self.steps]
-        return float(np.interp(step_seconds, *np.array(of_steps).T))
+        seconds, most, lost = np.array([(x.seconds, x.most_seconds, x.lost_seconds) for x in self.steps]).T
+        return float(np.interp(step_seconds, seconds, most)), float(np.interp(step_seconds, seconds, lost))
 
     def scaled(self, factor: float) -> AfterRest:
         """Where steps, and what they lose, take ``factor`` times as long."""
         steps = (
-            RestedStep(seconds=factor * each.seconds, most_seconds=factor * each.most_seconds) for each in self.steps
+            RestedStep(**{name: factor * value for name, value in each.model_dump().items()}) for each in self.steps
         )
         return AfterRest(constant_seconds=self.constant_seconds, steps=tuple(steps))
 
@@ -79,30 +81,39 @@ def after_rest_of(measured: Sequence[StepLaps]) -> AfterRest | None:
     Args:
         measured: Steps at each size.
     """
-    known = [each for each in measured if each.after_short_rest and each.after_long_rest]
+    known = [each for each in measured if each.after_no_rest and each.after_short_rest and each.after_long_rest]
     if not known:
         return None
-    short, long, variances = [], [], []
+    short, long, already, variances = [], [], [], []
     for each in known:
-        short.append(statistics.median(each.after_short_rest) - each.median_seconds)
-        long.append(statistics.median(each.after_long_rest) - each.median_seconds)
-        variances.append(_variance_of_median(each.seconds) + _variance_of_median(each.after_long_rest))
+        none = statistics.median(each.after_no_rest)
+        short.append(statistics.median(each.after_short_rest) - none)
+        long.append(statistics.median(each.after_long_rest) - none)
+        already.append(each.median_seconds - none)
+        variances.append(_variance_of_median(each.after_no_rest) + _variance_of_median(each.after_long_rest))
     squares = sum(y * y / variance for y, variance in zip(long, variances, strict=True))
     products = sum(x * y / variance for x, y, variance in zip(short, long, variances, strict=True))
     constant = _constant_of(products / squares if squares else 1.0)
     whole = _part(LONG_REST, constant)
-    mean = sum(y / v for y, v in zip(long, variances, strict=True)) / sum(1 / v for v in variances)
-    if mean <= 0:
+    most = _shrunk(long, variances)
+    if most is None:
         return None
+    lost = _shrunk(already, variances) or [0.0] * len(known)
     steps = [
-        RestedStep(seconds=each.median_seconds, most_seconds=max(mean + _beyond_noise(y - mean, variance), 0.0) / whole)
-        for each, y, variance in zip(known, long, variances, strict=True)
+        RestedStep(seconds=each.median_seconds, most_seconds=x / whole, lost_seconds=y)
+        for each, x, y in zip(known, most, lost, strict=True)
     ]
     return AfterRest(constant_seconds=constant, steps=tuple(sorted(steps, key=lambda each: each.seconds)))
 
 
-def _beyond_noise(off: float, variance: float) -> float:
-    return off * max(0.0, 1 - variance / off**2) if off else 0.0
+def _shrunk(values: Sequence[float], variances: Sequence[float]) -> list[float] | None:
+    """Values of 0 or more, as far as they differ from their mean beyond their noise; None where that is below 0."""
+    mean = sum(x / v for x, v in zip(values, variances, strict=True)) / sum(1 / v for v in variances)
+    if mean <= 0:
+        return None
+    off = [x - mean for x in values]
+    beyond = [x * max(0.0, 1 - v / x**2) if x else 0.0 for x, v in zip(off, variances, strict=True)]
+    return [max(mean + x, 0.0) for x in beyond]
 
 
 def _variance_of_median(samples: Sequence[float]) -> float:
@@ -136,6 +147,7 @@ class Rests:
     Args:
         most_seconds: That a step can lose.
         constant_seconds: See `AfterRest`.
+        already_lost: What of it the seconds of operators have in them.
 
     >>> rests = Rests(2.0, 1.0)
     >>> rests.add(1.0)
@@ -147,15 +159,20 @@ class Rests:
 
     most_seconds: float
     constant_seconds: float
+    already_lost: float = 0.0
     _rest: float = 0.0
     _lost: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.begin_step()
 
     @classmethod
     def of_step(cls, after_rest: AfterRest | None, step_seconds: float) -> Rests:
         """Of a rank whose step takes so long without a rest."""
         if after_rest is None:
             return cls(0.0, 1.0)
-        return cls(after_rest.most_seconds(step_seconds), after_rest.constant_seconds)
+        most, lost = after_rest.most_and_lost(step_seconds)
+        return cls(most, after_rest.constant_seconds, lost)
 
     def add(self, seconds: float) -> None:
         """The rank waits."""
@@ -169,4 +186,4 @@ class Rests:
 
     def begin_step(self) -> None:
         """Another step begins, whose caches are lost again."""
-        self._lost = 0.0
+        self._lost = self.already_lost

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nugnn.networks import MLP
-from nugnn.planning.after_rest import LONG_REST, SHORT_REST, AfterRest, RestedStep, after_rest_of
+from nugnn.planning.after_rest import LONG_REST, SHORT_REST, AfterRest, RestedStep, Rests, after_rest_of
 from nugnn.planning.links import Links
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
@@ -29,12 +29,12 @@ def _part(rest: float, constant: float = CONSTANT) -> float:
     return 1 - math.exp(-rest / constant)
 
 
-def _laps(step: float, most: float, noise: float = 0.0, count: int = 9) -> StepLaps:
+def _laps(step: float, most: float, noise: float = 0.0, count: int = 9, lost: float = 0.0) -> StepLaps:
     """Steps that lose ``most`` to a rest, each ``noise`` times a random number longer."""
     draw = random.Random(int(1e6 * step))
-    rested = ([step + most * _part(rest) for rest in (0.0, SHORT_REST, LONG_REST)],)
-    whole, short, long = (tuple(x + noise * draw.gauss(0, 1) for _ in range(count)) for x in rested[0])
-    return StepLaps(("a",), ((step,),) * count, whole, whole, short, long)
+    seconds = [step + lost, *(step + most * _part(rest) for rest in (0.0, SHORT_REST, LONG_REST))]
+    whole, none, short, long = (tuple(x + noise * draw.gauss(0, 1) for _ in range(count)) for x in seconds)
+    return StepLaps(("a",), ((step,),) * count, whole, whole, none, short, long)
 
 
 def _times(most: float, seconds_of_byte: float = 1e-9) -> LinearTimes:
@@ -55,6 +55,20 @@ def test_what_steps_lose_and_how_quickly_is_found_again():
         (2e-3, 1.2e-3),
         (5e-3, 8e-4),
     ]
+
+
+def test_what_steps_that_follow_others_have_lost_already_is_not_lost_again():
+    found = after_rest_of([_laps(2e-3, 1e-3, lost=3e-4)])
+    assert found is not None and found.constant_seconds == pytest.approx(CONSTANT, rel=1e-3)
+    assert found.most_and_lost(1.0) == pytest.approx((1e-3, 3e-4), rel=1e-3)
+    rests = Rests.of_step(found, 1.0)
+    rests.add(1e-4)
+    assert rests.lost() == 0
+    rests.add(LONG_REST)
+    assert rests.lost() == pytest.approx(1e-3 * _part(LONG_REST) - 3e-4, rel=1e-3)
+    rests.begin_step()
+    rests.add(LONG_REST)
+    assert rests.lost() == pytest.approx(1e-3 * _part(LONG_REST) - 3e-4, rel=1e-3)
 
 
 def test_what_is_within_noise_is_not_taken_for_a_loss():
@@ -118,7 +132,7 @@ def test_a_table_keeps_it_scales_it_and_takes_it_from_the_first_that_knows():
     assert without.after_rest is None and without.joined([table]).after_rest == after
     assert table.joined([table.with_factor(3.0)]).after_rest == after
     assert table.with_factor(2.0).after_rest == after.scaled(2.0)
-    assert after.scaled(2.0).most_seconds(9.0) == 1e-3
+    assert after.scaled(2.0).most_and_lost(9.0) == (1e-3, 0.0)
 
 
 def test_steps_are_timed_after_both_rests_unless_they_are_long():
@@ -129,7 +143,8 @@ def test_steps_are_timed_after_both_rests_unless_they_are_long():
     place.time_whole()
     for _ in range(2):
         place.time_rested()
-    assert (len(place.laps.after_short_rest), len(place.laps.after_long_rest)) == (2, 2)
+    laps = place.laps
+    assert [len(x) for x in (laps.after_no_rest, laps.after_short_rest, laps.after_long_rest)] == [2, 2, 2]
     ticks = iter(range(1000))
     slow = Place(trainer, BATCH, now=lambda: float(next(ticks)))
     slow.time_whole()
