@@ -39,7 +39,8 @@ from unittest import mock
 import torch
 from harness import Recorder, brief, markdown, read_rows
 from replay_cases import Case
-from replay_links import Pair, add_options, cases_of, stepped
+from replay_links import add_options
+from replay_pairs import Pair, cases_of, stepped
 from torch import Tensor
 
 from nugnn.comm import gloo_threads

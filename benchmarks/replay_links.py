@@ -6,7 +6,7 @@
     python benchmarks/replay_links.py --samples 1 --mixed 0 --graphs 0 --rates 1 --rounds 3
 
 Each rank is a process in a network namespace of its own; what it sends passes a token bucket (`link_lab`). Models,
-widths, batches and parts are drawn by a seed before anything is measured (`replay_cases`); a batch is split unevenly,
+widths, batches and parts are drawn by a seed before anything is measured (`replay_pairs`); a batch is split unevenly,
 and so are the nodes of a graph. In ``mixed`` ones each linear layer and convolution computes in float32 or bfloat16
 (`replay_mixed`): operators are timed in steps that are all in one format and in the other, and casts by themselves. All
 configurations are reported, failures too.
@@ -24,7 +24,6 @@ other, the mean of both ranks, by the replay and by the trainer's clock.
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import itertools
 import json
@@ -39,38 +38,28 @@ from typing import Any
 import lab_ranks
 import torch
 from harness import Recorder, brief, markdown, read_rows
-from replay_cases import NUM_CLASSES, Case, Setting, Sizes, drawn, graph_setting, sample_setting
-from replay_mixed import Drawn, configurations, settings_of
+from replay_cases import Case
+from replay_mixed import Drawn
+from replay_pairs import NUM_RANKS, Pair, cases_of, stepped
 from torch import Tensor
 
-from nugnn import seam
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks, gather_texts
-from nugnn.graph_family import GraphFamily
-from nugnn.partition.shard import Shard
 from nugnn.planning.links import Links
 from nugnn.planning.links import Place as PlaceOfRank
 from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measure_links import as_links, measure_exchanges, measure_sums
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.replay import replay
 from nugnn.planning.step_program import passes_of
 from nugnn.planning.timed_operators import TimedOperator
-from nugnn.planning.times_of_steps import times_of
-from nugnn.random_data import random_part, random_samples
-from nugnn.sample_family import SampleFamily
-from nugnn.shard_graph import ShardGraph
+from nugnn.planning.timeline import Timeline
+from nugnn.planning.trace import StepTrace
 from nugnn.timed_place import Place
-from nugnn.traced_step import LonePart
-from nugnn.trainer import Trainer
 
 RATES = (0.3, 1.0, 3.0)
 """Gb/s; steps without a limit are measured besides."""
-_NUM_RANKS = 2
-_IN_FEATURES, _GRAPH_CLASSES = 100, 47
-_BATCH = {"mlp": 512, "cnn": 24, "transformer": 16}
 _STEPS_BEFORE = 4
 """Gradients travel beside backward from the second step on; memory and connections are there."""
 _STEPS_AFTER_CHANGE = 2
@@ -82,119 +71,6 @@ _STEPS_REPLAYED = 3
 _SECONDS_OF_CASTS, _MOST_VALUES_CAST = 1.0, 1 << 22
 _DRAWN_BY = ("samples", "mixed", "graphs", "rounds", "scale", "seed")
 """Options that ranks get, too."""
-
-
-# -- configurations ----------------------------------------------------------------------------------------------------
-
-
-def cases_of(samples: int, graphs: int, seed: int, scale: float, mixed: int = 0) -> list[Case | Drawn]:
-    """What is drawn; each test of a case is what one of the ranks has.
-
-    Args:
-        samples: Configurations of samples.
-        graphs: Of graphs.
-        seed: Of all.
-        scale: Factor on batches and graphs.
-        mixed: Configurations of samples whose operators have formats of their own.
-    """
-    batch = {kind: max(4, int(n * scale)) for kind, n in _BATCH.items()}
-    sizes = Sizes(int(12_000 * scale), int(120_000 * scale), _NUM_RANKS, _NUM_RANKS, is_random=True, batch=batch)
-    of_samples = drawn(samples, seed, ["samples"], ["fp32"], sizes)
-    of_formats = configurations(mixed, seed, _NUM_RANKS, 1.0, "cpu", batch)
-    return [*of_samples, *of_formats, *drawn(graphs, seed, ["graph"], ["fp32"], sizes)]
-
-
-def agreed(tests: Sequence[PartSizes]) -> tuple[PartSizes, PartSizes]:
-    """Sizes of two parts of one graph: a rank receives what the other one sends.
-
-    >>> one, other = agreed([PartSizes(inner=90, halo=40, edges=95), PartSizes(inner=30, halo=50, edges=60)])
-    >>> (one.halo, other.sent), (other.halo, one.sent)
-    ((30, 30), (50, 50))
-    """
-    first, second = tests
-    read = min(first.halo, second.inner), min(second.halo, first.inner)
-    return (
-        dataclasses.replace(first, halo=read[0], sent=read[1], edges=max(first.edges, read[0])),
-        dataclasses.replace(second, halo=read[1], sent=read[0], edges=max(second.edges, read[1])),
-    )
-
-
-def two_parts(sizes: Sequence[PartSizes]) -> tuple[Shard, Shard]:
-    """Both parts of one random graph, of sizes as `agreed` gives them."""
-    parts = [random_part(each, _IN_FEATURES, _GRAPH_CLASSES, multilabel=False, num_parts=2) for each in sizes]
-    counts = {"num_nodes_global": "inner", "num_edges_global": "edges", "num_train_global": "train"}
-    of_whole: dict[str, Any] = {name: sum(getattr(each, count) for each in sizes) for name, count in counts.items()}
-    uses = [torch.bincount(part.indices.long(), minlength=part.num_local) for part in parts]
-    found = []
-    for rank, own in enumerate(parts):
-        peer = 1 - rank
-        other, own_uses, other_uses = parts[peer], uses[rank], uses[peer]
-        nodes_before, edges_before = rank * sizes[0].inner, rank * sizes[0].edges
-        splits = {"send_splits": len(own.send_rows), "recv_splits": own.num_halo}
-        found.append(
-            dataclasses.replace(
-                own, rank=rank, **of_whole, **{name: (n, 0) if rank else (0, n) for name, n in splits.items()},
-                global_node_ids=own.global_node_ids + nodes_before,
-                halo_global_ids=other.send_rows + peer * sizes[0].inner,
-                global_edge_ids=own.global_edge_ids + edges_before, edge_starts=own.edge_starts + edges_before,
-                out_degrees=own_uses[: own.num_inner].index_add(0, own.send_rows, other_uses[other.num_inner :]),
-            )
-        )  # fmt: skip
-    return found[0], found[1]
-
-
-@dataclasses.dataclass(eq=False)
-class Pair:
-    """A case on two ranks.
-
-    Args:
-        setting: Of what is trained.
-        sizes: Of each rank.
-        timed: In whose steps operators are timed.
-    """
-
-    setting: Setting
-    sizes: tuple[PartSizes, PartSizes]
-    timed: tuple[Setting, ...]
-
-    @classmethod
-    def of(cls, case: Case | Drawn) -> Pair:
-        if isinstance(case, Drawn):
-            step = settings_of(case, "cpu", _NUM_RANKS)
-            return cls(step.mixed, (step.mixed.tests[0], step.mixed.tests[1]), (step.single, step.half))
-        if case.family == "graph":
-            setting = graph_setting(case, "cpu", _NUM_RANKS, None)
-            return cls(setting, agreed(setting.tests), (setting,))
-        setting = sample_setting(case, "cpu", _NUM_RANKS)
-        return cls(setting, (setting.tests[0], setting.tests[1]), (setting,))
-
-    def places(self) -> list[list[Place]]:
-        """Where operators are timed, by setting, warm. A batch of one is no place: batch norm needs more."""
-        found = [
-            [Place(setting.trainer(each), each) for each in setting.ladder if each.batch != 1] for setting in self.timed
-        ]
-        for place in itertools.chain(*found):
-            place.warm_up()
-        return found
-
-    def table(self, places: Sequence[Sequence[Place]]) -> MeasuredTimes:
-        """Of the operators that were timed there."""
-        laps = [[(place.sizes, place.laps) for place in each] for each in places]
-        device = places[0][0].device
-        tables = [times_of(setting.trace, each, device) for setting, each in zip(self.timed, laps, strict=True)]
-        return tables[0].joined(tables[1:])
-
-    def trainer(self, ranks: Ranks) -> Trainer:
-        """Of this rank; a collective call."""
-        setting = self.setting
-        if not setting.sample:
-            seam.install()
-            shard = two_parts(self.sizes)[ranks.rank]
-            return setting.trainer(LonePart(ShardGraph(shard, ranks), shard.train_rows))
-        batches = [each.batch for each in self.sizes]
-        data = random_samples(setting.sample, 4 * sum(batches), NUM_CLASSES)
-        family = SampleFamily(copy.deepcopy(setting.model), data, ranks, sizes=batches)
-        return Trainer(family, check_replicas=0)
 
 
 # -- a rank ------------------------------------------------------------------------------------------------------------
@@ -328,6 +204,8 @@ def measured(
             place.time_whole()
             _meet(ranks)
             place.time_inside()
+            _meet(ranks)
+            place.time_rested()
         for rate, run in zip(rates, runs, strict=True):
             lab_ranks.limit_rate(rate)
             for _ in range(_STEPS_AFTER_CHANGE):
@@ -336,18 +214,6 @@ def measured(
             known = [torch.tensor(losses), *trainer.model.parameters()]
             run.is_agreed &= equal_everywhere(known, ranks) and all(map(math.isfinite, losses))
     return pair.table(places), runs
-
-
-def stepped(trainer: Trainer) -> Callable[[], Tensor | float]:
-    """What makes one step of the trainer and gives its loss: of a graph, whose step is an epoch, that over all ranks.
-
-    Of samples, which are read beforehand and whose loss is summed once an epoch, it is the rank's own share.
-    """
-    if isinstance(trainer.family, GraphFamily):
-        return trainer.train_epoch
-    works = itertools.cycle(list(trainer.family.steps(0)))
-    trainer.model.train()
-    return lambda: trainer.step(next(works))
 
 
 def timed(step: Callable[[], Tensor | float], ranks: Ranks, run: Run) -> float:
@@ -373,12 +239,14 @@ def _meet(ranks: Ranks) -> None:
 def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict[str, Any]:
     """Columns of a row: by the replay, one of the steps that follow a first one, before which links have rested."""
     steps = [pair.setting.trace.at(each) for each in pair.sizes]
-    overlap = passes_of("auto", is_nccl=False, num_hosts=1)
-    first, several = (replay(steps, tables, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
+    several, step_seconds = replayed(steps, tables, links)
+    warm = [table.model_copy(update={"after_rest": None}) for table in tables]
     seconds = [several.seconds(rank) for rank in range(links.num_ranks)]
     seconds = [{name: each / _STEPS_REPLAYED for name, each in told.items()} for told in seconds]
     return {
-        "predicted_seconds": (several.makespan - first.makespan) / (_STEPS_REPLAYED - 1),
+        "predicted_seconds": step_seconds,
+        "predicted_seconds_warm": replayed(steps, warm, links)[1],
+        "after_rests": [None if each.after_rest is None else each.after_rest.model_dump() for each in tables],
         "predicted_comm": statistics.fmean((each["halo"] + each["sync"]) / each["epoch"] for each in seconds),
         "predicted_parts": seconds,
         "link_bytes_per_second": float(links.bytes_per_second[0, 1]),
@@ -386,6 +254,13 @@ def predicted(pair: Pair, tables: Sequence[MeasuredTimes], links: Links) -> dict
         "link_burst_seconds": links.burst_seconds,
         "link_sums": dataclasses.asdict(links.sums_inside[0]),
     }
+
+
+def replayed(steps: Sequence[StepTrace], times: Sequence[MeasuredTimes], links: Links) -> tuple[Timeline, float]:
+    """Some steps, and seconds of one that is not the first."""
+    overlap = passes_of("auto", is_nccl=False, num_hosts=1)
+    first, several = (replay(steps, times, links, overlap=overlap, num_steps=count) for count in (1, _STEPS_REPLAYED))
+    return several, (several.makespan - first.makespan) / (_STEPS_REPLAYED - 1)
 
 
 def told(runs: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
@@ -536,7 +411,7 @@ def main(given: list[str] | None = None) -> int:
     same = {"kind": "step of two ranks", "seed": arguments.seed, "scale": arguments.scale}
     failed = ""
     try:
-        lab_ranks.run(_NUM_RANKS, __file__, options, lambda row: recorder.add(same | row))
+        lab_ranks.run(NUM_RANKS, __file__, options, lambda row: recorder.add(same | row))
     except RuntimeError as error:
         failed = str(error)
     cases = drawn_cases(arguments)

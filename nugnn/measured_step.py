@@ -115,9 +115,9 @@ def measure_places(
 ) -> MeasuredTimes:
     """Times of a trace's operators from steps at some places.
 
-    On a CPU, which others may use as well, places take turns, so that all of them have the same share of bad moments;
-    on a GPU one is done before the next is made, and memory has to suffice for one. There the most memory that a step
-    takes is measured as well.
+    On a CPU, which others may use as well, places take turns, so that all of them have the same share of bad moments,
+    and steps that wait for other ranks are timed after rests, too; on a GPU one is done before the next is made, and
+    memory has to suffice for one. There the most memory that a step takes is measured as well.
 
     Args:
         trace: Of their step.
@@ -131,7 +131,7 @@ def measure_places(
     """
     if trace.device != "cuda":
         made = [make("off") for make in places]
-        time_in_turns(made, rounds=_ROUNDS, seconds=seconds)
+        time_in_turns(made, rounds=_ROUNDS, seconds=seconds, rests=trace.ranks > 1)
         return times_of(trace, [(place.sizes, place.laps) for place in made], made[0].device, limits=limits)
     measured, looked = laps_one_by_one(
         [functools.partial(make, "off") for make in places],

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from nugnn.graph_family import GraphFamily
+from nugnn.planning.after_rest import LONG_REST, SHORT_REST
 from nugnn.planning.measure_operators import Now, OperatorTimer, clock_for
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_laps import StepLaps
@@ -24,6 +25,8 @@ from nugnn.trainer import Trainer
 T = TypeVar("T")
 _STEPS_BEFORE = 3
 _CAPTURED_ROUNDS = 5
+_LONGEST_RESTED = 0.1
+"""Seconds of a step; what it loses to a rest is about one percent of that, and less of a longer one."""
 
 
 @dataclass(eq=False)
@@ -47,6 +50,8 @@ class Place:
     _laps: list[tuple[float, ...]] = field(default_factory=list)
     _seconds: list[float] = field(default_factory=list)
     _host: list[float] = field(default_factory=list)
+    _rested: dict[float, list[float]] = field(default_factory=lambda: {0.0: [], SHORT_REST: [], LONG_REST: []})
+    """Seconds of steps by the rest that they followed."""
 
     def __post_init__(self) -> None:
         family = self.trainer.family
@@ -84,6 +89,17 @@ class Place:
             self._step(0)
         self._laps.append(tuple(self._timer.laps))
 
+    def time_rested(self) -> None:
+        """Of a CPU, steps after none, a short and a long rest; none of steps so long that it would be lost."""
+        if self.device.type == "cuda" or (self._seconds and statistics.median(self._seconds) > _LONGEST_RESTED):
+            return
+        for rest, seconds in self._rested.items():
+            if rest:
+                time.sleep(rest)
+            begin = self.now()
+            self._step(0)
+            seconds.append(self.now() - begin)
+
     def captured_host_seconds(self) -> float | None:
         """The host's part of a step that runs as a CUDA graph; None of a trainer that records none."""
         for number in range(_STEPS_BEFORE + 2):  # the fourth is recorded
@@ -98,14 +114,20 @@ class Place:
     @property
     def laps(self) -> StepLaps:
         """So far."""
-        return StepLaps(tuple(self._timer.names), tuple(self._laps), tuple(self._seconds), tuple(self._host))
+        rested = map(tuple, self._rested.values())
+        return StepLaps(tuple(self._timer.names), tuple(self._laps), tuple(self._seconds), tuple(self._host), *rested)
 
     def _step(self, number: int) -> None:
         self.trainer.step(self._works[number % len(self._works)])
 
 
 def time_in_turns(
-    timed: Sequence[Place], plain: Sequence[Place] = (), *, rounds: tuple[int, int], seconds: float = math.inf
+    timed: Sequence[Place],
+    plain: Sequence[Place] = (),
+    *,
+    rounds: tuple[int, int],
+    seconds: float = math.inf,
+    rests: bool = False,
 ) -> None:
     """Steps of places on one device, in turns.
 
@@ -114,6 +136,7 @@ def time_in_turns(
         plain: Whose steps are not.
         rounds: Fewest and most of them.
         seconds: After which no other begins, once there are the fewest.
+        rests: Time steps of ``timed`` after rests, too.
     """
     with current((*timed, *plain)[0].device):
         for place in (*timed, *plain):
@@ -125,6 +148,8 @@ def time_in_turns(
             for place in timed:
                 place.time_whole()
                 place.time_inside()
+                if rests:
+                    place.time_rested()
             for place in plain:
                 place.time_whole()
 

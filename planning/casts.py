@@ -22,8 +22,8 @@ FLOATING = ("float64", "float32", "bfloat16", "float16")
 """Formats that operators may be given, as torch names them."""
 _FOLLOWS = frozenset(("elementwise", "reduction", "copy", "rows", "exchange", "metadata"))
 """Kinds that can do with any format."""
-_BATCH_NORM = "/batch_norm"
-"""Ends the name of an operator of many records where its statistics are those of all ranks; all have their format."""
+_BATCH_NORM = "batch_norm"
+"""A call of many records where its statistics are those of all ranks; all have their format."""
 _FOLLOWS_IN_LOSS = frozenset(("rows", "metadata"))
 _GRADIENT = "/gradient"
 """Ends the name of the record in which a parameter gets its gradient."""
@@ -152,7 +152,7 @@ class _Retyped:
             return self._chosen[record.name]
         follows = _FOLLOWS_IN_LOSS if record.phase == "loss" else _FOLLOWS
         found = {self._now(x).dtype for x in record.inputs if x.dtype == recorded and self._is_made(x)}
-        can_follow = record.kind in follows and not record.name.endswith(_BATCH_NORM)
+        can_follow = record.kind in follows and record.within != _BATCH_NORM
         wanted = found.pop() if can_follow and len(found) == 1 else recorded
         if record.phase != "backward":
             self._chosen[record.name] = wanted

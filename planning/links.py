@@ -402,6 +402,10 @@ class Rested:
         self._since = np.maximum(self._since, begin + passing - at_once)
         return np.asarray(passing - at_once, np.float64)
 
+    def saved(self, begin: float, passing: float) -> float:
+        """Of an exchange of one rank alone, what `left` takes off."""
+        return float((passing - self.left(begin, np.array([passing])))[0])
+
 
 @dataclass(frozen=True)
 class RankLink:

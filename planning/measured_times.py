@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from nugnn.datasets.whole_file import write_whole
+from nugnn.planning.after_rest import AfterRest
 from nugnn.planning.casts import CAST
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.nearest_operator import Entries, Lookup
@@ -49,7 +50,8 @@ class MeasuredTimes(Strict):
         captured_launch_seconds: The same in steps that run as CUDA graphs, see
             `nugnn.planning.operator_times.OperatorTimes`; None where none was measured.
         factor: By which measured steps are longer than the sum of their operators; see `nugnn.planning.calibration`.
-            Applied to all seconds, those of launches have it already.
+            Applied to all seconds, those of launches and after rests have it already.
+        after_rest: What steps take longer after a rest; None of a GPU, and where none was timed after one.
         peaks: Memory of the steps that operators were timed in; None on a CPU, where the trace sees all.
         operators: The entries.
         versions: ``torch``, ``driver``, ``nugnn``, as far as there are such.
@@ -66,6 +68,7 @@ class MeasuredTimes(Strict):
     launch_seconds: Quantity = 0.0
     captured_launch_seconds: Quantity | None = None
     factor: _Positive = 1.0
+    after_rest: AfterRest | None = None
     operators: tuple[TimedOperator, ...] = Field(min_length=1)
     peaks: MeasuredPeaks | None = None
     versions: dict[str, str] = Field(default_factory=dict)
@@ -111,16 +114,19 @@ class MeasuredTimes(Strict):
         launches = {
             "launch_seconds": self.launch_seconds * factor,
             "captured_launch_seconds": None if captured is None else captured * factor,
+            "after_rest": None if self.after_rest is None else self.after_rest.scaled(factor),
         }
         return self.model_copy(update={"factor": self.factor * factor, **launches})
 
     def joined(self, others: Iterable[MeasuredTimes]) -> MeasuredTimes:
         """With what other tables of the same device know; factor, launches and peaks are this table's.
 
+        What steps take longer after a rest is that of the first table that knows it.
+
         Raises:
             TimesError: One is of another device, other limits or versions.
         """
-        operators = list(self.operators)
+        operators, others = list(self.operators), list(others)
         for other in others:
             for field in ("device", "kind", "uuid", "limits", "multiprocessors", "versions"):
                 if getattr(self, field) != getattr(other, field):
@@ -129,7 +135,8 @@ class MeasuredTimes(Strict):
                         f"{getattr(other, field)!r} in the other; measure both the same way"
                     )
             operators += [each.scaled(other.factor / self.factor) for each in other.operators]
-        return self.with_operators(operators)
+        known = [each.after_rest for each in (self, *others) if each.after_rest is not None]
+        return self.with_operators(operators).model_copy(update={"after_rest": next(iter(known), None)})
 
     def with_operators(self, operators: Iterable[TimedOperator]) -> MeasuredTimes:
         """The same device with these entries; those of one operator become one."""

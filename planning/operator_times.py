@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from nugnn.planning.after_rest import AfterRest
 from nugnn.planning.operator_costs import bytes_of, flops_of, item_bytes, number, storage_bytes, tensor_bytes
 from nugnn.planning.profiles import DeviceProfile, Format
 from nugnn.planning.trace_records import OperatorRecord, Storage, TensorRecord
@@ -45,10 +46,12 @@ class OperatorTimes(Protocol):
         captured_launch_seconds: The same in steps that run as CUDA graphs, for the graph and for each operator that
             follows; None where no such step was measured.
         multiprocessors: Of a GPU; threads in use of a CPU.
+        after_rest: What steps take longer after a rest; None where it is not known, and of a GPU.
     """
 
     launch_seconds: float
     captured_launch_seconds: float | None
+    after_rest: AfterRest | None
     multiprocessors: int
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
@@ -91,6 +94,7 @@ class ProfileTimes:
         is_gpu = profile.kind == "cuda"
         self.launch_seconds = profile.launch_seconds if is_gpu else 0.0
         self.captured_launch_seconds: float | None = None
+        self.after_rest: AfterRest | None = None
         self.multiprocessors = profile.multiprocessors
         self._each_operator = 0.0 if is_gpu else profile.launch_seconds
         self.fallbacks: dict[Format, str] = {}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
-from nugnn.planning.cores_taken import CoresTaken
+from nugnn.planning.after_rest import Rests
 from nugnn.planning.links import Links, RankLink, Rested
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.operator_costs import number
@@ -23,6 +23,7 @@ from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import DeviceKind
+from nugnn.planning.rank_time import RankTime
 from nugnn.planning.seconds_table import SecondsTable
 from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, make_program
 from nugnn.planning.trace import StepTrace
@@ -221,6 +222,7 @@ class _Part:
         self.tables, self._trace, self._peaks = tables, trace, device.peaks
         self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
         self._aside = [(i, exchange) for i, exchange in enumerate(program.exchanges) if exchange.is_aside]
+        self._times = device.times
         self._how_taken = work.links, rank, device.times, work.gradient_wire
         launched = program.launched(trace, is_captured=device.is_captured)
         launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
@@ -232,11 +234,12 @@ class _Part:
         self._trace.check(sizes)
         symbols = sizes.symbols()
         wires = [wire.seconds(symbols) for wire in self._wires]
-        rested = None
-        if self._burst_seconds:
-            rested = _OwnRested(self._burst_seconds, [wire.passing_seconds(symbols) for wire in self._wires])
+        passing = [wire.passing_seconds(symbols) for wire in self._wires] if self._burst_seconds else []
         taken = {i: taken_seconds(exchange.at(symbols), *self._how_taken) for i, exchange in self._aside}
-        return self._walk.seconds(self.tables.seconds.seconds(sizes), wires, halo_share_of(sizes), taken, rested)
+        of_record = self.tables.seconds.seconds(sizes)
+        time = RankTime(Rests.of_step(self._times.after_rest, float(of_record.sum())))
+        rested = Rested(self._burst_seconds, 1)
+        return self._walk.seconds(of_record, wires, halo_share_of(sizes), taken, time, rested, passing)
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
@@ -313,23 +316,6 @@ class _OwnExchange:
         return collective_passing_seconds(exchange, self._work.links, self._work.gradient_wire)
 
 
-class _OwnRested:
-    """What a link that has rested saves the exchanges of one device.
-
-    Args:
-        burst_seconds: See `Rested`.
-        passing: Seconds of each exchange in which bytes are on their way.
-    """
-
-    def __init__(self, burst_seconds: float, passing: Sequence[float]) -> None:
-        self._rested, self._passing = Rested(burst_seconds, 1), [np.array([seconds]) for seconds in passing]
-
-    def saved(self, exchange: int, begin: float) -> float:
-        """Of an exchange that begins then; in the order in which they begin."""
-        passing = self._passing[exchange]
-        return float((passing - self._rested.left(begin, passing))[0])
-
-
 class _Walk:
     """Host and device of one rank with nobody to wait for, in a few array operations.
 
@@ -386,7 +372,9 @@ class _Walk:
         wires: Sequence[float],
         halo_share: float,
         taken: Mapping[int, float],
-        rested: _OwnRested | None,
+        time: RankTime,
+        rested: Rested,
+        passing: Sequence[float],
     ) -> float:
         """Until both have done all.
 
@@ -395,7 +383,9 @@ class _Walk:
             wires: Seconds of each exchange.
             halo_share: Of the edges, those from halo rows.
             taken: What exchanges take from computing beside them; none where a host launches operators.
-            rested: What a rested link saves them; None where it saves nothing.
+            time: Of the device, at the begin of a step.
+            rested: How long its link has rested.
+            passing: Seconds of each exchange in which bytes are on their way; none where a rested link saves nothing.
         """
         each = of_record[self._order]
         each[self._inner] *= 1.0 - halo_share
@@ -408,20 +398,20 @@ class _Walk:
             after_launch = np.maximum(after_launch, self._launched + rest - self._before_last * each)
         after_host = np.maximum.reduceat(after_launch, self._starts).tolist()
         after_device = totals.tolist()
-        host = device = free = 0.0
+        host = free = 0.0
         ends = [0.0] * self._num_exchanges
-        beside = CoresTaken()
         for do, which in self._steps:
             if do == Do.RUN:
-                device = max(device + beside.seconds(device, after_device[which]), host + after_host[which])
+                time.computes(time.device, after_device[which])
+                time.device = max(time.device, host + after_host[which])
                 host += self._of_host[which]
             elif do == Do.BEGIN:
-                begin = max(device, free)
-                saved = 0.0 if rested is None else rested.saved(which, begin)
+                begin = max(time.device, free)
+                saved = rested.saved(begin, passing[which]) if passing else 0.0
                 free = ends[which] = begin + wires[which] - saved
-                beside.add(begin, free, taken.get(which, 0.0))
+                time.travels(begin, free, taken.get(which, 0.0))
             else:
-                device = max(device, ends[which])
+                time.waits(ends[which])
                 if self._blocks_host:
-                    host = max(host, device)
-        return max(host, device)
+                    host = max(host, time.device)
+        return max(host, time.device)

@@ -56,7 +56,7 @@ class Recorder(StepWatcher):
         self._writer: dict[int, int] = {}
         self._node_of: list[int] = []
         self._path_stack: list[str] = []
-        self._names: list[str] = []
+        self._calls: list[OperatorCall] = []
         self._name_of_node: dict[int, str] = {}
         self._record_of_node: dict[int, OperatorRecord] = {}
         self._step_of_optimizer: tuple[_Operands, list[Memory], LaunchCount] | None = None
@@ -253,6 +253,7 @@ class Recorder(StepWatcher):
             name=self._name(op), op=op, kind=described.kind, phase=self._phase(), inputs=operands.inputs,
             outputs=tuple(dict.fromkeys(outputs)), sizes=dict(described.sizes), attrs=described.attrs,
             depends_on=operands.written_by, workspace=workspace, launches=launches,
+            within=self._calls[-1].kind if self._calls else "",
         )  # fmt: skip
         self.operators.append(record)
         self._node_of.append(_node_in_backward())
@@ -268,8 +269,8 @@ class Recorder(StepWatcher):
         return "loss" if self._has_left_model else "optimizer"
 
     def _name(self, op: str) -> str:
-        if self._names:
-            return self._names[-1]
+        if self._calls:
+            return self._calls[-1].name
         if _in_backward() and not self._path_stack:
             return self._name_in_backward(op)
         path = self._path_stack[-1] if self._path_stack else ""
@@ -292,12 +293,12 @@ class _Naming:
     kinds: frozenset[str] | None = KINDS
 
     def __call__(self, call: OperatorCall, proceed: Callable[[OperatorCall], Any], interceptor: Interceptor) -> Any:
-        names = self.recorder._names
-        names.append(call.name)
+        calls = self.recorder._calls
+        calls.append(call)
         try:
             return proceed(call)
         finally:
-            names.pop()
+            calls.pop()
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
-from nugnn.planning.cores_taken import CoresTaken
+from nugnn.planning.after_rest import Rests
 from nugnn.planning.links import Links, Rested
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
@@ -27,6 +27,7 @@ from nugnn.planning.predicted_work import (
     halo_share_of,
     taken_seconds,
 )
+from nugnn.planning.rank_time import RankTime
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace
@@ -153,6 +154,7 @@ def _rank_on(
         halo_share=halo_share,
         taken=[taken_seconds(each, links, rank, times, wire) for each in program.exchanges],
         blocks_host=links.blocks_host(rank),
+        time=RankTime(Rests.of_step(times.after_rest, sum(seconds))),
     )
 
 
@@ -187,6 +189,7 @@ class _Rank:
         halo_share: Of the edges, those from halo rows; None to tell from each sum.
         taken: What each exchange takes from computing beside it.
         blocks_host: Whether the host waits where the device waits for an exchange.
+        time: Of its device.
     """
 
     step: StepTrace
@@ -197,19 +200,18 @@ class _Rank:
     halo_share: float | None
     taken: Sequence[float]
     blocks_host: bool
+    time: RankTime
     events: list[Event] = field(default_factory=list)
     _host: float = 0.0
-    _device: float = 0.0
     _at: int = 0
     _free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     """When a process group has done what it was given: that of sums beside backward, and the others."""
-    _beside: CoresTaken = field(default_factory=CoresTaken)
     _begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)
     """When each exchange could begin here, began on all ranks, and ended here."""
 
     @property
     def end(self) -> float:
-        return max(self._host, self._device)
+        return max(self._host, self.time.device)
 
     def run_to(self, exchange: int) -> float:
         """Go on until ``exchange`` may begin here: when that is."""
@@ -223,7 +225,7 @@ class _Rank:
         what = self.program.exchanges[exchange]
         self._begun[exchange] = ready, begin, begin + took
         self._free[what.is_aside] = begin + took
-        self._beside.add(begin, begin + took, self.taken[exchange])
+        self.time.travels(begin, begin + took, self.taken[exchange])
         phase = self.step.operators[what.record].phase if what.record >= 0 else "loss"
         if begin > ready:
             self.events.append(Event(what.name, WAIT, phase, "wire", ready, begin - ready, what.clock))
@@ -234,8 +236,9 @@ class _Rank:
         while self._at < len(self.program.instructions):
             self._do(self.program.instructions[self._at])
         self._at = 0
+        self.time.rests.begin_step()
         if self.step.family == "graph":
-            self._host = self._device = self.end
+            self._host = self.time.device = self.end
 
     def _begin_of(self, exchange: int) -> Instruction:
         return Instruction(Do.BEGIN, exchange, self.program.exchanges[exchange].clock)
@@ -254,10 +257,9 @@ class _Rank:
                 first, self._host = self._host + self.launch_seconds, self._host + launching
             took = self.seconds[which] * self._share(do, record)
             # several operators in a row, each as long: the device begins with the first, and ends after the last
-            start = max(self._device, first, self._host - took * (1 - 1 / max(count, 1)))
-            took = self._beside.seconds(start, took)
+            start = max(self.time.device, first, self._host - took * (1 - 1 / max(count, 1)))
+            took = self.time.computes(start, took)
             self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
-            self._device = start + took
         self._at += 1
 
     def _share(self, do: Do, record: OperatorRecord) -> float:
@@ -269,14 +271,14 @@ class _Rank:
     def _wait(self, exchange: int) -> None:
         what, (ready, begin, end) = self.program.exchanges[exchange], self._begun[exchange]
         phase = self.step.operators[what.record].phase if what.record >= 0 else "loss"
-        since = max(self._device, ready)
+        since = max(self.time.device, ready)
         for kind, until in ((WAIT, begin), (TRANSFER, end)):
             if until > since:
                 self.events.append(Event(what.name, kind, phase, "device", since, until - since, what.clock))
                 since = until
-        self._device = max(self._device, end)
+        self.time.waits(end)
         if self.blocks_host:
-            self._host = max(self._host, self._device)
+            self._host = max(self._host, self.time.device)
 
 
 def _halo_share(record: OperatorRecord) -> float:

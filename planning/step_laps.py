@@ -25,12 +25,19 @@ class StepLaps:
         seconds: Of whole steps that nobody timed inside, from the first operator until the device is done; of several
             steps one after the other, the mean.
         host_seconds: The host's part of ``seconds``, until it could have gone on.
+        after_no_rest: As ``seconds``, of steps right after another one of the same trainer; ``seconds`` may be of steps
+            that follow those of others.
+        after_short_rest: Of steps before which the device stood still for `nugnn.planning.after_rest.SHORT_REST`.
+        after_long_rest: Likewise.
     """
 
     names: tuple[str, ...]
     laps: tuple[tuple[float, ...], ...]
     seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
+    after_no_rest: tuple[float, ...] = ()
+    after_short_rest: tuple[float, ...] = ()
+    after_long_rest: tuple[float, ...] = ()
 
     @property
     def median_seconds(self) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from nugnn.planning import device_facts
+from nugnn.planning.after_rest import after_rest_of
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
@@ -96,6 +97,7 @@ def times_of(
         multiprocessors=device_facts.num_multiprocessors(device),
         launch_seconds=min(shortest.host_seconds) / num_launched if is_gpu else 0.0,
         captured_launch_seconds=None if captured_seconds is None else captured_seconds / launches_of_graph(trace),
+        after_rest=None if is_gpu else after_rest_of([laps for _, laps in measured]),
         operators=joined_operators(operators),
         peaks=None if peaks is None else MeasuredPeaks.of(zip((at.peak_bytes() for at in traces), peaks, strict=True)),
         versions=device_facts.versions(has_gpu=is_gpu) | trace.versions,

@@ -98,6 +98,8 @@ class OperatorRecord(Strict):
         depends_on: Records that made its inputs, or changed them last.
         workspace: What it takes while it runs, in order, results among them; an operator of torch's own does not say.
         launches: Operators that a GPU's host puts into the queue for it: of the optimizer those of its step.
+        within: Kind of the interceptor's call that it is a part of, such as ``batch_norm``; empty without one, and
+            in backward.
     """
 
     name: str
@@ -111,6 +113,7 @@ class OperatorRecord(Strict):
     depends_on: tuple[int, ...] = ()
     workspace: tuple[WorkspaceRecord, ...] = ()
     launches: Annotated[int, Field(ge=1)] = 1
+    within: str = ""
 
 
 def value_of(dim: Dim, symbols: Mapping[str, int]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import lab_ranks
 import pytest
 import replay_links
+import replay_pairs
 import torch
 from harness import read_rows
 from hypothesis import given
@@ -30,8 +31,8 @@ def sizes(draw: Any) -> PartSizes:
 
 @given(sizes(), sizes())
 def test_parts_are_two_of_one_graph(one: PartSizes, other: PartSizes) -> None:
-    agreed = replay_links.agreed((one, other))
-    shards = replay_links.two_parts(agreed)
+    agreed = replay_pairs.agreed((one, other))
+    shards = replay_pairs.two_parts(agreed)
     check_shards(list(shards))
     for shard, own in zip(shards, agreed, strict=True):
         assert (shard.num_inner, shard.num_halo, shard.num_edges) == (own.inner, own.halo, own.edges)
@@ -39,11 +40,11 @@ def test_parts_are_two_of_one_graph(one: PartSizes, other: PartSizes) -> None:
 
 
 def test_configurations_follow_from_the_seed_alone() -> None:
-    cases = replay_links.cases_of(8, 4, 3, 1.0)
-    assert cases == replay_links.cases_of(8, 4, 3, 1.0) != replay_links.cases_of(8, 4, 4, 1.0)
+    cases = replay_pairs.cases_of(8, 4, 3, 1.0)
+    assert cases == replay_pairs.cases_of(8, 4, 3, 1.0) != replay_pairs.cases_of(8, 4, 4, 1.0)
     assert [case.family for case in cases] == ["samples"] * 8 + ["graph"] * 4
-    with_formats = replay_links.cases_of(8, 4, 3, 1.0, 2)
-    assert [*with_formats[:8], *with_formats[10:]] == cases and with_formats[8:10] == replay_links.cases_of(
+    with_formats = replay_pairs.cases_of(8, 4, 3, 1.0, 2)
+    assert [*with_formats[:8], *with_formats[10:]] == cases and with_formats[8:10] == replay_pairs.cases_of(
         0, 0, 3, 1.0, 2
     )
     assert [replay_links.about(case)["family"] for case in with_formats[7:11]] == ["samples", "mixed", "mixed", "graph"]
@@ -52,9 +53,9 @@ def test_configurations_follow_from_the_seed_alone() -> None:
 
 
 def test_operators_are_timed_where_batch_norm_has_rows() -> None:
-    (case,) = replay_links.cases_of(1, 0, 4, 0.05)
+    (case,) = replay_pairs.cases_of(1, 0, 4, 0.05)
     assert case.kind == "mlp"  # whose hidden layers are normed over the batch
-    pair = replay_links.Pair.of(case)
+    pair = replay_pairs.Pair.of(case)
     pair.timed[0].ladder = [PartSizes(batch=batch) for batch in (1, 2, 4, 8)]
     assert [[place.sizes.batch for place in each] for each in pair.places()] == [[2, 4, 8]]
 
@@ -105,7 +106,7 @@ def test_the_page_says_what_the_kept_rows_say() -> None:
 
 
 def test_what_a_rank_that_failed_has_not_reported_is_known() -> None:
-    cases = replay_links.cases_of(2, 1, 0, 0.1)
+    cases = replay_pairs.cases_of(2, 1, 0, 0.1)
     rows = [{"number": 0, "rate": None}, {"number": 0, "rate": 1.0}, {"number": 1, "rate": None}]
     left = [(row["number"], row["rate"], row["family"]) for row in replay_links.missing(cases, [None, 1.0], rows)]
     assert left == [(1, 1.0, "samples"), (2, None, "graph"), (2, 1.0, "graph")]

@@ -168,6 +168,26 @@ def test_what_can_do_with_any_format_follows_if_all_before_it_agree():
     assert _dtypes(pinned)["relu"] == "float32"
 
 
+def test_batch_norm_over_ranks_computes_in_float32_whatever_its_records_are_called():
+    torch.manual_seed(0)
+    model = MLP(30, CLASSES, hidden=24, layers=2, norm="batch")
+    given = trace_sample_step(model, [torch.zeros(30)], num_classes=CLASSES, ranks=2)
+    inside = [i for i, record in enumerate(given.operators) if record.within == "batch_norm"]
+    assert len(inside) > 10 and {given.operators[i].phase for i in inside} == {"forward"}
+    renamed = given.model_copy(
+        update={"operators": tuple(r.model_copy(update={"name": r.name.replace("batch", "")}) for r in given.operators)}
+    )
+    for trace in (given, renamed):
+        found = with_formats(trace, dict.fromkeys(_names(trace, "product"), "bfloat16"))
+        norm = [record for record in found.operators if record.within == "batch_norm"]
+        assert len(norm) == len(inside)
+        assert {x.dtype for record in norm for x in (*record.inputs, *record.outputs)} == {"float32"}
+        (name,) = {record.name for record in norm}
+        assert [cast.outputs[0].dtype for cast in _casts(found) if (cast.name, cast.phase) == (name, "forward")] == [
+            "float32"
+        ]
+
+
 def test_a_cast_depends_on_what_it_reads_and_is_read_in_its_place():
     step = with_formats(_diamond(), {"c": "float16"})
     (cast,) = _casts(step)

@@ -30,6 +30,7 @@ class OfLaunches:
 
     launch_seconds = LAUNCH
     captured_launch_seconds = None
+    after_rest = None
     multiprocessors = 1
 
     def __init__(self, each: float) -> None:

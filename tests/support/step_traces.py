@@ -9,6 +9,7 @@ import torch
 
 from nugnn.models import GNN
 from nugnn.networks import MLP
+from nugnn.planning.after_rest import AfterRest
 from nugnn.planning.operator_costs import tensor_bytes
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, Storage
@@ -46,6 +47,7 @@ class LinearTimes:
     def __init__(self, of_byte: float, of_operator: float = 0.0, launch_seconds: float = 0.0, threads: int = 1) -> None:
         self.of_byte, self.of_operator, self.launch_seconds = of_byte, of_operator, launch_seconds
         self.captured_launch_seconds: float | None = None
+        self.after_rest: AfterRest | None = None
         self.multiprocessors = threads
 
     def seconds(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
