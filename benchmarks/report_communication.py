@@ -3,7 +3,7 @@
     python benchmarks/report_communication.py
 
 Rows are those of ``codec.py --speed cuda --out`` and ``gradient_sync.py --device cuda --out`` in
-``benchmarks/rows/communication``, of ``links.py --json`` in ``links`` and ``links_faster_cores``, and of
+``benchmarks/rows/communication``, of ``links.py --json`` in ``links`` and ``links_own_cores``, and of
 ``compression_accuracy.py --keep`` in ``accuracy``. Of rows that measure the same on the same card the last one counts.
 The text around the tables is written by hand.
 """
@@ -98,8 +98,9 @@ def tables(folder: Path) -> dict[str, str]:
         found[f"links.py {model} {ranks}"] = f"{head}\n\n{_markdown(step_table(own))}"
     found["links.py reached"] = _markdown(verdict_table(by_model))
     found["links.py crossings"] = _markdown(said_of(by_model))
-    faster = rows_by_model(read_rows(folder / "links_faster_cores"))
-    found["links.py reached, faster cores"] = _markdown(verdict_table(faster))
+    lines = read_rows(folder / "links_own_cores")
+    head = f"torch {_code_of(lines, 'torch')}; code: {_code_of(lines, 'code')}."
+    found["links.py reached, own cores"] = f"{head}\n\n{_markdown(verdict_table(rows_by_model(lines)))}"
     lines = read_rows(folder / "accuracy")
     runs = runs_of(lines)
     head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."

@@ -40,8 +40,9 @@ moved nodes, from what ranks were busy with in some epochs, as re-balancing leve
 `even`, `flops`, `bandwidth` and `auto` the fastest by its prediction, `=` where that is `auto`.
 `nugnn train --shares auto` cuts all four and keeps it; it then aims at shares of a faster step, which no row here has.
 `over bound`: beside 1 / sum(1 / T), what both devices would do together if nothing had to travel; `with halo`: beside
-that bound if each device also spends what its rows that travel take; `gain`: how much of the way from even shares to the first bound;
-`waits`: share of an epoch in which each rank stands still, exchanges included. All four of `plan`. {losses}
+that bound if each device also spends what its rows that travel take; `gain`: how much of the way from even shares to
+the first bound; `waits`: share of an epoch in which each rank stands still, exchanges included. All four of `plan`.
+{losses}
 """
 _SAME_LOSSES = "Losses of all splits agree with those of one device."
 _FOUND = """`plan` beside the best of the three: {plan}; `auto`: {auto}; `tuned`: {tuned}.
