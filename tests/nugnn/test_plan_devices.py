@@ -125,7 +125,7 @@ def test_a_worker_is_planned_at_the_speed_of_its_threads_whoever_said_how_many(
     sheet = replace(cpu_sheet(), cores=16, threads=16)
     monkeypatch.setattr(machine_profiles, "cpu_sheet", lambda: sheet)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for module in ("worker_cores", "launch"):
+    for module in ("worker_cores", "worker_environment"):
         monkeypatch.setattr(f"nugnn.{module}.own_cores", lambda: tuple(range(cores)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
