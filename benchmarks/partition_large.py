@@ -23,12 +23,12 @@ HEAD = "M arcs  P system         lists  cuts  moves  all, s   GiB   cut  /bound 
 Row = dict[str, Any]
 Graph = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 TEXT = (
-    "`METIS, twice` is what plans of graphs of 30 M edges and more were made of: a cut by work and one with "
-    "corrected targets, of neighbour lists made by SciPy. `METIS loop` is what smaller graphs got: all starting "
-    "splits, rounds, and moves of single nodes, which plans have no more. `clusters loop` is the same with "
-    "clusters that are found once, and what graphs of 30 M edges now get where no partitioner is named. It is "
-    "never worse by the model than its own starting splits; METIS' are not among these, and it may be worse than "
-    "one of them.",
+    "`METIS, twice` is what plans of graphs of 30 M edges and more were made of: a cut by work and one with corrected "
+    "targets, of neighbour lists made by SciPy. `METIS loop` is what smaller graphs got: all starting splits, rounds, "
+    "and moves of single nodes, which plans now have only where memory is lacking. `clusters loop` is the same with "
+    "clusters that are found once, and what graphs of 30 M edges now get where no partitioner is named. It is never "
+    "worse by the model than its own starting splits; METIS' are not among these, and it may be worse than one of "
+    "them.",
     "Processor seconds on one thread: `lists`, neighbour lists for the partitioner; `cuts` and `moves`, medians of "
     "rounds, counting included; `all` of it. `GiB`: growth to the peak. `beside`: slowest part beside `METIS, twice`.",
 )

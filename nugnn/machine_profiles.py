@@ -96,7 +96,7 @@ def _threads_together(kinds: Sequence[DeviceKind], limits: Sequence[DeviceLimits
         return num_cores()
     each = [DeviceLimits()] * len(kinds) if limits is None else limits
     own = [limit.threads or asked for kind, limit in zip(kinds, each, strict=True) if kind == "cpu"] or [asked]
-    return min(sum(own), max(num_cores(), *own))
+    return min(sum(own), max(num_cores(), asked))  # a limit beyond that is refused
 
 
 def kept_profile(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> Path:

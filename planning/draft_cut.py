@@ -38,6 +38,7 @@ _ROUNDS = {
     "bandwidth": "by bandwidth",
     "counts": "as its counts foresee",
     "targets": "for corrected shares",
+    "moves": "single nodes, for want of memory",
 }
 
 
@@ -61,8 +62,8 @@ def draft_with_cut(
 ) -> Draft:
     """Shares of a graph with its cut: counted, and for ``auto`` not slower than any baseline by the forecast.
 
-    Where all devices are alike, one cut that balances work is made and refined; there are no other shares to find, and
-    the baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
+    Where all devices are alike, one cut that balances work is made; there are no other shares to find, and the
+    baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
     baselines. For ``auto`` sets of devices are then weighed by counts, and the graph is cut among the few likely
     ones (`nugnn.planning.cut_among_sets`); of all cuts the fastest by the forecast is kept.
 

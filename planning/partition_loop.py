@@ -75,8 +75,8 @@ def partition_to_fit(
             for the first shares only.
         also: Further shares of the nodes to start from, a dictionary by name, each in any unit: baselines that the
             result shall not be worse than.
-        moves: Whether single nodes move, where there is no ``whole_step``: they balance what each part takes for
-            itself. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
+        moves: Whether single nodes move. They balance what each part takes for itself, so with a ``whole_step`` they
+            only leave parts that lack memory. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
         beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
             that the result is not worse than those either.
         only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held

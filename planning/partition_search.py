@@ -37,6 +37,7 @@ _PATIENCE = 2
 """Rounds in a row that bring nothing before the loop ends."""
 _REACH, _LEAST_REACH = 0.08, 0.004
 """How far targets look for a faster step at first and in the end, in the logarithm of a share."""
+_NO_ROOM = "No single nodes were moved: the graph is too large for the table that needs."
 _MOST_STEPS, _PAIRS = 50, 50_000
 """Steps that are foreseen for a round's targets, and pairs of ranks in all of them: a second or two."""
 
@@ -101,13 +102,12 @@ class PartitionSearch:
         return self._keep("moves", self.rounds[start].shares, part_N, began)
 
     def refine(self, most_rounds: int, weights_N: Floats, imbalance: float, moves: bool) -> None:
-        """Correct and move until devices hardly wait, or two calls of the partitioner in a row brought nothing."""
-        moves = moves and self.whole_step is None
-        if moves and not self._moves.has_room:
-            moves = False
-            self.notes.append("No single nodes were moved: the graph is too large for the table that needs.")
+        """Correct and move until devices hardly wait, or two calls of the partitioner in a row brought nothing.
+
+        Where a step of all parts is foreseen, single nodes move out of parts that lack memory, and for nothing else.
+        """
         if moves:
-            self.move(self._best())
+            self._move_from(self._best())
         idle_rounds = 0
         for number in range(1, most_rounds + 1):
             best = self.rounds[self._best()]
@@ -122,12 +122,21 @@ class PartitionSearch:
             self.partition("targets", shares, weights_N, self.seed + number)
             self.by_work = len(self.rounds) - 1
             if moves:
-                self.move(self.by_work)
+                self._move_from(self.by_work)
             now = self.rounds[self._best()]
             is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - WORTH_WHILE)
             idle_rounds = 0 if is_better else idle_rounds + 1
             if idle_rounds >= _PATIENCE:
                 break
+
+    def _move_from(self, start: int) -> None:
+        """Move single nodes of the parts of round ``start``, if there is a reason and room to do so."""
+        if self.whole_step is not None and self.rounds[start].lacking_bytes == 0:
+            return
+        if self._moves.has_room:
+            self.move(start)
+        elif _NO_ROOM not in self.notes:
+            self.notes.append(_NO_ROOM)
 
     def result(self, relaxed: SharePlan | None) -> FittedParts:
         """The best round, checked by the partitioners' own door; refused if memory is lacking."""

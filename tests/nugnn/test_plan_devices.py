@@ -17,7 +17,7 @@ from nugnn.fit_plan import request_of
 from nugnn.machine_profiles import are_devices_alike, cluster_here, kept_profile, profile_of_this_machine
 from nugnn.plan_request import found_here, this_machine_for
 from nugnn.planning import device_facts
-from nugnn.planning.cluster import read_cluster
+from nugnn.planning.cluster import ClusterError, read_cluster
 from nugnn.planning.datasheet import cpu_sheet, sheet_of
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import DeviceProfile, MachineProfile
@@ -125,7 +125,7 @@ def test_a_worker_is_planned_at_the_speed_of_its_threads_whoever_said_how_many(
     sheet = replace(cpu_sheet(), cores=16, threads=16)
     monkeypatch.setattr(machine_profiles, "cpu_sheet", lambda: sheet)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for module in ("worker_cores", "launch"):
+    for module in ("worker_cores", "worker_environment"):
         monkeypatch.setattr(f"nugnn.{module}.own_cores", lambda: tuple(range(cores)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
@@ -149,6 +149,21 @@ def test_a_worker_is_planned_at_the_speed_of_its_threads_whoever_said_how_many(
     alone = [sheet.as_profile(threads) for threads in expected]
     for rate in (lambda profile: profile.gemm_flops["fp32"], lambda profile: profile.cached_gather_bytes):
         assert [rate(each) for each in cluster.profiles] == pytest.approx([rate(each) for each in alone])
+
+
+def test_a_limit_of_more_threads_than_cores_is_refused_whatever_the_user_has_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sheet = replace(cpu_sheet(), cores=16, threads=16)
+    monkeypatch.setattr(machine_profiles, "cpu_sheet", lambda: sheet)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("nugnn.worker_environment.own_cores", lambda: tuple(range(4)))
+    entry = "{device: this machine, limits: {threads: 8}}"
+    (tmp_path / "c.yaml").write_text(f"schema: nugnn.cluster/1\nhosts: [{{name: a, devices: [{entry}]}}]\n")
+    for asked in ("2", ""):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        with pytest.raises(ClusterError, match="threads is 8, and .* has 4"):
+            read_cluster(tmp_path / "c.yaml", this_machine_for("any", str, str))
 
 
 def test_the_only_worker_on_the_cpu_has_the_threads_that_others_on_gpus_leave(monkeypatch: pytest.MonkeyPatch) -> None:

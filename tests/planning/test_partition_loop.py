@@ -182,6 +182,22 @@ def test_targets_of_a_faster_step_keep_memories() -> None:
     assert fitted.sizes[1].inner > 0.9 * rows
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize(("count", "room"), [(2, 1.05), (4, 1.1)])
+def test_where_a_step_decides_nodes_leave_parts_that_lack_memory(count: int, room: float, is_quick: bool) -> None:
+    """No cut of METIS holds these, by a row or two."""
+    graph = grid(40)
+    rows, held = LinearCost(inner=1e-6), LinearCost(inner=1.0, halo=1.0)
+    work, limits = LinearWork((rows,) * count, (held,) * count), [room * 1600 / count] * count
+    how = {"only_work": True, "rounds": 0} if is_quick else {}
+
+    def step(sizes) -> float:
+        return 1e-6 * max(size.inner for size in sizes)
+
+    fitted = partition_to_fit(*graph, work, limits, whole_step=step, groups=[0] * count, **how)
+    check(fitted, work, graph, limits)
+
+
 def test_equal_devices_get_about_equal_parts() -> None:
     graph = num_nodes, src, dst = grid(40)
     fitted = partition_to_fit(num_nodes, src, dst, devices(1, 1, 1, 1), [NO_LIMIT] * 4)
