@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from nugnn import balancer, node_move, trainer
-from nugnn.comm import groups
+from nugnn.comm import clock
 from nugnn.comm.groups import Ranks
 
-_MEASURING: tuple[Any, ...] = (balancer, groups, node_move, trainer)
+_MEASURING: tuple[Any, ...] = (balancer, clock, node_move, trainer)
 _CPU = torch.device("cpu")
 
 
