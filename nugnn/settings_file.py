@@ -31,7 +31,10 @@ def read_config(path: str | Path) -> RunConfig:
 def read_as(kind: type[Kind], path: str | Path) -> Kind:
     """See `nugnn.settings.Settings.from_file`."""
     values = read_settings(path)
+    dataset = values.get("dataset")
     try:  # values that do not fit each other
+        if dataset is not None and config_kind(dataset) is not kind:
+            kind(dataset=dataset)  # type: ignore[call-arg]  # says what it takes in place of that
         refuse_others(kind, values)
         return kind(**values)
     except ConfigError as error:

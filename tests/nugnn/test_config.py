@@ -183,6 +183,7 @@ def test_yaml_there_and_back(tmp_path_factory: pytest.TempPathFactory, values: d
         ("lr: -1", "--lr -1 is not allowed"),
         ("batch_size: 8", "--batch-size belongs to samples, and no --dataset is given"),
         ("dataset: cora\nflip: true", "--flip belongs to samples, and --dataset cora names a graph"),
+        ("dataset: mnist\nflip: true", "--dataset mnist names samples, and this needs a graph"),
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -191,6 +192,13 @@ def test_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig.from_file(file)
     assert str(file) in str(caught.value) and words in str(caught.value)
+
+
+def test_a_file_for_a_graph_is_none_for_samples(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(TrainConfig(dataset="cora").to_yaml())
+    with pytest.raises(ConfigError, match=r"mine\.yaml: --dataset cora is not allowed; allowed: digits-images"):
+        SampleConfig.from_file(file)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
