@@ -115,6 +115,7 @@ def _cut_among(
             only_work=True,
             symmetric=cuts,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
+            groups=[graph.cluster.kinds[rank] for rank in ranks],
         )
         part, notes = fitted.assignment.part.numpy(), fitted.assignment.notes
     degrees = np.bincount(graph.src, minlength=num_nodes) + np.bincount(graph.dst, minlength=num_nodes)

@@ -38,8 +38,8 @@ _PATIENCE = 2
 _REACH, _LEAST_REACH = 0.08, 0.004
 """How far targets look for a faster step at first and in the end, in the logarithm of a share."""
 _NO_ROOM = "No single nodes were moved: the graph is too large for the table that needs."
-_MOST_STEPS, _PAIRS = 50, 50_000
-"""Steps that are foreseen for a round's targets, and pairs of ranks in all of them: a second or two."""
+_MOST_STEPS, _PAIRS, _FEWEST_STEPS = 50, 50_000, 8
+"""Steps that are foreseen for a round's targets, and pairs of ranks in all of them: a second or two; some at least."""
 
 
 class PartitionSearch:
@@ -246,7 +246,7 @@ class PartitionSearch:
             fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
             return whole_step(sizes) if fits else math.inf
 
-        most = min(_MOST_STEPS, _PAIRS // max(self.num_parts**2, 1))
+        most = max(min(_MOST_STEPS, _PAIRS // self.num_parts**2), _FEWEST_STEPS)
         start = tuple(reached.tolist())
         found = faster_shares(start, self.groups, seconds, most=most, reach=_REACH, least_reach=_LEAST_REACH)
         return start, found
