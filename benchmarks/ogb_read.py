@@ -73,7 +73,7 @@ def read_ours(path: Path, num_edges: int, folder: Path | None) -> tuple[list[np.
     from isal import igzip  # noqa: F401
 
     from nugnn.datasets.array_writers import MemoryArrays, NpyFolder
-    from nugnn.datasets.ogb import write_edges
+    from nugnn.datasets.ogb_csv import write_edges
 
     clock = Clock()
     arrays = MemoryArrays() if folder is None else NpyFolder(folder)

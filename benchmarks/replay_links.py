@@ -46,7 +46,6 @@ from torch import Tensor
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks, gather_texts
 from nugnn.planning.links import Links
-from nugnn.planning.links import Place as PlaceOfRank
 from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measure_links import as_links, measure_exchanges, measure_sums
 from nugnn.planning.measured_times import MeasuredTimes
@@ -101,7 +100,7 @@ def measured_links(ranks: Ranks, rates: Sequence[float | None], seconds: float) 
     """At each rate in turn, medians of some turns: as a cluster of one host has them; a collective call."""
     turns = [[_measured_link(ranks, rate, seconds / _LINK_TURNS) for rate in rates] for _ in range(_LINK_TURNS)]
     medians = [median_link(found) for found in zip(*turns, strict=True)]
-    return [Links.of_places([PlaceOfRank(host=0)] * ranks.world_size, {0: [link]}) for link in medians]
+    return [Links.of_host(ranks.world_size, link) for link in medians]
 
 
 def _measured_link(ranks: Ranks, rate: float | None, seconds: float) -> LinkProfile:

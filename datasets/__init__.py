@@ -1,7 +1,8 @@
 """Datasets, each as the same ``GraphData``."""
 
+from nugnn.datasets.cache_location import cache_folder
 from nugnn.datasets.digits import digits
-from nugnn.datasets.fetch import cache_folder, prepare
+from nugnn.datasets.fetch import prepare
 from nugnn.datasets.formats import FORMATS, read_path
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.labels import class_ids

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from nugnn.datasets.archive import extract
+from nugnn.datasets.cache_location import cache_folder
 from nugnn.datasets.download import DownloadError, Progress, RemoteFile, download, locked
 from nugnn.datasets.on_disk import in_cache, is_archive
 from nugnn.datasets.sources import PUBLISHED, Published, normalised
@@ -102,11 +103,3 @@ def _check_space_twice(entry: Published, store: Path) -> None:
             f"{entry.name} needs about {needed / 1e9:.1f} GB, for its archive and what is in it, and {store} has "
             f"{free / 1e9:.1f} GB free; free some, or name another cache folder with NUGNN_CACHE"
         )
-
-
-def cache_folder() -> Path:
-    """``$NUGNN_CACHE``, else ``$XDG_CACHE_HOME/nugnn/datasets``, else ``~/.cache/nugnn/datasets``; may not exist."""
-    if own := os.environ.get("NUGNN_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "nugnn" / "datasets"

@@ -12,9 +12,10 @@ from typing import Literal
 
 from nugnn._regular_file import is_folder, no_file, shown
 from nugnn.datasets.archive import ARCHIVE_SUFFIXES, extract
+from nugnn.datasets.cache_location import cache_folder
 from nugnn.datasets.digits import digits
 from nugnn.datasets.download import Progress, locked
-from nugnn.datasets.fetch import cache_folder, prepare
+from nugnn.datasets.fetch import prepare
 from nugnn.datasets.graph_data import GraphData, Metric
 from nugnn.datasets.layouts import FILE_SUFFIXES, read_any
 from nugnn.datasets.on_disk import in_cache, is_archive, look, names_in, stem

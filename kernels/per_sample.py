@@ -1,8 +1,8 @@
 """The list of torch functions that work on each sample by itself, by how many axes one sample has.
 
 Row ``i`` of the result depends on row ``i`` of the operands alone, for every index of the axes in front of a sample's
-own. `nugnn.kernels.row_rules` turns the list into rules; the law it states, that a batch gives what its parts give put
-together, is tried on every name (``tests/kernels/test_per_sample.py``).
+own. `nugnn.kernels.row_rule_table` turns the list into rules; the law it states, that a batch gives what its parts give
+put together, is tried on every name (``tests/kernels/test_per_sample.py``).
 """
 
 from __future__ import annotations

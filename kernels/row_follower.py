@@ -1,4 +1,4 @@
-"""What tags the results of a torch function with the identity that their rows inherit, by `nugnn.kernels.row_rules`."""
+"""What tags the results of a torch function with the identity that their rows inherit, by its rule."""
 
 from __future__ import annotations
 
@@ -10,16 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nugnn.kernels.random_draws import calling_line
-from nugnn.kernels.row_rules import (
-    RESHAPED_IN_PLACE,
-    RULES,
-    RULES_OF_MANY,
-    Args,
-    Kwargs,
-    elementwise,
-    tensors,
-    tensors_of,
-)
+from nugnn.kernels.row_rule_table import RESHAPED_IN_PLACE, RULES, RULES_OF_MANY
+from nugnn.kernels.row_rules import Args, Kwargs, elementwise, tensors, tensors_of
 from nugnn.kernels.rows import ATTRIBUTE, REPLICATED, Rows, identity_of, tag, untag
 
 Follow = Callable[[Args, Kwargs, Any], None]

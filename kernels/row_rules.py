@@ -1,8 +1,11 @@
-"""How row identity follows a tensor: which argument a torch function's result inherits it from, function by function.
+"""How row identity follows a tensor: which argument a torch function's result inherits it from, rule by rule.
 
 A rule is about what the function does to the axis that rows lie along; it looks at dimensions and indices given as
 arguments, and never concludes from equal sizes that two tensors are about the same nodes. Untagged operands
 (constants, or results whose identity was lost) count as values that belong to the rows they meet.
+
+A rule gets a call's arguments and its result, and gives the rows of the result; None where it has none of its own or it
+is not known whose they are. Which function follows which rule is said by `nugnn.kernels.row_rule_table`.
 """
 
 from __future__ import annotations
@@ -13,9 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
-from nugnn.kernels.per_sample import BATCH_AXES, SAMPLE_AXES, SAMPLE_AXES_OF_ALL
 from nugnn.kernels.rows import ATTRIBUTE, Rows
 
 Args = Sequence[Any]
@@ -123,7 +124,7 @@ def elementwise(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _aligned(tensors_of(args, kwargs), out.dim())
 
 
-def _same(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def same(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """The first argument in another type or place; what is named beside it is only read for that."""
     return _own(_first(args, kwargs))
 
@@ -136,7 +137,7 @@ def _has_another(args: Args, kwargs: Kwargs) -> bool:
     return bool(kwargs) and any(name != "input" and _own(x) is not None for name, x in kwargs.items())
 
 
-def _leading(sample_axes: int) -> Rule:
+def leading(sample_axes: int) -> Rule:
     """Each index of the axes in front of the last ``sample_axes`` of the first argument by itself."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -149,8 +150,8 @@ def _leading(sample_axes: int) -> Rule:
     return rule
 
 
-def _leading_of_all(sample_axes: int) -> Rule:
-    """`_leading`, with samples in any of the operands."""
+def leading_of_all(sample_axes: int) -> Rule:
+    """`leading`, with samples in any of the operands."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
         operands = [x for x in tensors_of(args, kwargs) if _own(x) is not None]
@@ -161,7 +162,7 @@ def _leading_of_all(sample_axes: int) -> Rule:
     return rule
 
 
-def _batch(min_dims: int, axis: int = 0) -> Rule:
+def batch(min_dims: int, axis: int = 0) -> Rule:
     """Samples stand on one axis, of arguments that have ``min_dims`` at least."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -172,12 +173,12 @@ def _batch(min_dims: int, axis: int = 0) -> Rule:
     return rule
 
 
-def _written(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def written(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """What is written has other rows, the place it goes to stays."""
     return _own(_first(args, kwargs))
 
 
-def _along(position: int, default: Any) -> Rule:
+def along(position: int, default: Any) -> Rule:
     """Works along dimensions, at ``position`` among the arguments, and keeps rows that lie along none of them."""
 
     def rule(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
@@ -195,16 +196,16 @@ def _along(position: int, default: Any) -> Rule:
     return rule
 
 
-def _flip(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def flip(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _kept(_own(_first(args, kwargs)), _axes(_sizes(args, kwargs, "dims"), out.dim()), goes=False)
 
 
-def _set(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def set_source(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """``x.set_(y)`` makes ``x`` another name of ``y``."""
     return _own(_get(args, kwargs, 1, "source"))
 
 
-def _cosine(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def cosine(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """Compares two tensors along an axis."""
     pair = [x for x in (_first(args, kwargs), _get(args, kwargs, 1, "x2")) if isinstance(x, Tensor)]
     num_dims = max(x.dim() for x in pair)
@@ -212,29 +213,29 @@ def _cosine(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _kept(_aligned(pair, num_dims), _axes(dim, num_dims), goes=True)
 
 
-def _layer_norm(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def layer_norm(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows, num_normalized = _own(_first(args, kwargs)), len(_get(args, kwargs, 1, "normalized_shape"))
     return None if rows is None or rows.axis >= out.dim() - num_normalized else rows
 
 
-def _pad(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def pad(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows = _own(_first(args, kwargs))
     return rows if rows is not None and rows.axis < out.dim() - len(_get(args, kwargs, 1, "pad")) // 2 else None
 
 
-def _embedding_bag(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def embedding_bag(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """Of ``(n, length)`` ids and the table; a flat list of ids has bags instead of rows."""
     x = _first(args, kwargs)
-    return _batch(2)(args, kwargs, out) if x.dim() == 2 and not x.is_floating_point() else None
+    return batch(2)(args, kwargs, out) if x.dim() == 2 and not x.is_floating_point() else None
 
 
-def _windows(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def windows(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """``x.unfold(dim, size, step)``."""
     x = _first(args, kwargs)
     return _kept(_own(x), _axes(_get(args, kwargs, 1, "dimension"), x.dim()), goes=False)
 
 
-def _product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """Matrix product: rows along the last axis of ``x`` and the last but one of ``y`` are summed, others stay."""
     x, y = _first(args, kwargs), _get(args, kwargs, 1, "other", "mat2", "vec")
     x_rows, y_rows = _own(x), _own(y)
@@ -253,13 +254,13 @@ def _product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _one_of(found)
 
 
-def _add_product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def add_product(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     factors = (_get(args, kwargs, 1, "mat1", "batch1", "mat"), _get(args, kwargs, 2, "mat2", "batch2", "vec"))
-    rows, added = _product(factors, {}, out), _on_last_axes([_first(args, kwargs)], out.dim())
+    rows, added = product(factors, {}, out), _on_last_axes([_first(args, kwargs)], out.dim())
     return rows if rows is None else _one_of([rows, *added])
 
 
-def _einsum(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def einsum(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """Rows where one letter stands for them in the result and in all operands that have rows."""
     if not isinstance(args[0], str):
         return None
@@ -278,7 +279,7 @@ def _einsum(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _one_of(found)
 
 
-def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """Row-major order stays: rows are kept, split into equal pieces (a fold), or joined again."""
     x = _first(args, kwargs)
     rows = _own(x)
@@ -302,8 +303,8 @@ def _reshape(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return None
 
 
-def _flatten(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    """As `_reshape`, but told which axes are joined: (T, 1, D) to (T, D) is not what it looks like with one row."""
+def flatten(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    """As `reshape`, but told which axes are joined: (T, 1, D) to (T, D) is not what it looks like with one row."""
     x = _first(args, kwargs)
     rows = _own(x)
     if rows is not None and rows.axis:
@@ -311,26 +312,26 @@ def _flatten(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
         end = _get(args, kwargs, 2, "end_dim", default=-1) % x.dim()
         if start < rows.axis <= end and math.prod(x.shape[start : rows.axis]) != 1:
             return None
-    return _reshape(args, kwargs, out)
+    return reshape(args, kwargs, out)
 
 
-def _unsqueeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def unsqueeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows, dim = _own(_first(args, kwargs)), _get(args, kwargs, 1, "dim") % out.dim()
     return None if rows is None else rows.at(rows.axis + (dim <= rows.axis))
 
 
-def _squeeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def squeeze(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x = _first(args, kwargs)
     dim = _get(args, kwargs, 1, "dim")
     dims = range(x.dim()) if dim is None else _axes(dim, x.dim()) or []
     return _kept(_own(x), [d for d in dims if x.shape[d] == 1], goes=True) if x.dim() else None
 
 
-def _expand(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def expand(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return _aligned([_first(args, kwargs)], out.dim())
 
 
-def _repeat(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def repeat(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x = _first(args, kwargs)
     rows = _own(x)
     if rows is None:
@@ -341,7 +342,7 @@ def _repeat(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return rows.at(axis) if place < 0 or times[place] == 1 else None
 
 
-def _repeat_interleave(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def repeat_interleave(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, times = _first(args, kwargs), _get(args, kwargs, 1, "repeats")
     dim = _get(args, kwargs, 2, "dim", default=0 if x.dim() == 1 else None)
     rows = _own(x)
@@ -352,23 +353,23 @@ def _repeat_interleave(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return rows.folded(rows.fold * times) if isinstance(times, int) else None
 
 
-def _transpose(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def transpose(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows, num_dims = _own(_first(args, kwargs)), max(out.dim(), 1)
     a, b = _get(args, kwargs, 1, "dim0", "axis0") % num_dims, _get(args, kwargs, 2, "dim1", "axis1") % num_dims
     return None if rows is None else rows.at({a: b, b: a}.get(rows.axis, rows.axis))
 
 
-def _transpose_last(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
-    return _transpose((_first(args, kwargs), -2, -1), {}, out)
+def transpose_last(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+    return transpose((_first(args, kwargs), -2, -1), {}, out)
 
 
-def _reversed(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def reversed_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """``x.t()``, ``x.T``."""
     rows = _own(_first(args, kwargs))
     return None if rows is None else rows.at(out.dim() - 1 - rows.axis)
 
 
-def _move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows = _own(_first(args, kwargs))
     source = _axes(_get(args, kwargs, 1, "source"), out.dim())
     target = _axes(_get(args, kwargs, 2, "destination"), out.dim())
@@ -379,12 +380,12 @@ def _move_axes(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return rows.at([moved[a] if a in moved else next(others) for a in range(out.dim())].index(rows.axis))
 
 
-def _permute(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def permute(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows, order = _own(_first(args, kwargs)), _axes(_sizes(args, kwargs, "dims"), out.dim())
     return None if rows is None or order is None else rows.at(order.index(rows.axis))
 
 
-def _narrow(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def narrow(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x = _first(args, kwargs)
     rows = _own(x)
     if rows is None or _get(args, kwargs, 1, "dim") % x.dim() != rows.axis:
@@ -393,7 +394,7 @@ def _narrow(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return rows.picked(slice(start, start + int(_get(args, kwargs, 3, "length"))))
 
 
-def _index_select(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def index_select(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, dim, index = (_get(args, kwargs, i, name) for i, name in enumerate(("input", "dim", "index")))
     rows, dim = _own(x), dim % max(x.dim(), 1)
     if rows is None:  # from a table without rows of its own, what is picked by ids belongs to the ids' rows
@@ -402,13 +403,13 @@ def _index_select(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     return rows.picked(index) if rows.axis == dim else rows
 
 
-def _embedding(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def embedding(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     """``F.embedding(ids, table)`` and ``torch.embedding(table, ids)``."""
     first, second = _first(args, kwargs), _get(args, kwargs, 1, "weight", "indices")
     return _own(second if first.is_floating_point() else first)
 
 
-def _getitem(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def getitem(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     x, index = args
     rows = _own(x)
     if type(index) is tuple and index and _is_all(index[0]) and all([type(part) in _BASIC for part in index]):
@@ -476,17 +477,17 @@ def _is_one_list(part: Any) -> bool:
     return isinstance(part, list) and not any(isinstance(entry, (list, tuple, Tensor)) for entry in part)
 
 
-def _join(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def join(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     parts = tensors([_get(args, kwargs, 0, "tensors")])
     return _kept(_agreed(parts), _axes(_get(args, kwargs, 1, "dim", "axis", default=0), out.dim()), goes=False)
 
 
-def _stack(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def stack(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows, dim = _agreed(tensors([_get(args, kwargs, 0, "tensors")])), _get(args, kwargs, 1, "dim", default=0)
     return None if rows is None else rows.at(rows.axis + (dim % out.dim() <= rows.axis))
 
 
-def _join_columns(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
+def join_columns(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
     rows = _agreed(tensors([_get(args, kwargs, 0, "tensors")]))
     return _kept(rows, [1], goes=False) if out.dim() > 1 else None
 
@@ -494,7 +495,7 @@ def _join_columns(args: Args, kwargs: Kwargs, out: Tensor) -> Rows | None:
 # -- functions of several results ----------------------------------------------------------------------------------
 
 
-def _split(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+def split(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
     x = _first(args, kwargs)
     dim = _get(args, kwargs, 1 if name == "unbind" else 2, "dim", "axis", default=0) % max(x.dim(), 1)
     rows = _own(x)
@@ -504,7 +505,7 @@ def _split(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> 
     return [rows.picked(slice(a, b)) for a, b in itertools.pairwise(ends)]
 
 
-def _recurrent(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+def recurrent(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
     """``torch.lstm`` and its kin, as `torch.nn` calls them: each sample is a sequence; states have them on axis 1."""
     own = _own(args[0])
     is_packed = isinstance(args[3], (list, tuple))  # a packed call has the sizes of its steps in front of the states
@@ -521,99 +522,14 @@ def _recurrent(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor])
     return [own, *[rows.at(1)] * (len(outputs) - 1)]
 
 
-def _packed(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+def packed(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
     """What `torch.nn.utils.rnn.pack_padded_sequence` calls with ``(input, lengths, batch_first)``, longest first."""
     rows = _own(args[0])
     return [rows.steps(outputs[1]) if rows is not None and rows.axis == (0 if args[2] else 1) else None, None]
 
 
-def _padded(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
+def padded(name: str, args: Args, kwargs: Kwargs, outputs: Sequence[Tensor]) -> list[Rows | None]:
     """What `torch.nn.utils.rnn.pad_packed_sequence` calls with ``(data, batch_sizes, batch_first, ...)``."""
     rows = _own(args[0])
     sequences = None if rows is None else rows.sequences
     return [None, None] if sequences is None else [sequences.at(0 if args[2] else 1), sequences]
-
-
-# -- which function follows which rule -----------------------------------------------------------------------------
-
-
-def _names(*groups: str) -> list[str]:
-    return [name for group in groups for name in group.split()]
-
-
-RESHAPED_IN_PLACE = frozenset(_names("t squeeze unsqueeze transpose swapaxes swapdims resize resize_as as_strided"))
-"""The in-place forms of these give a tensor another shape: its identity ends."""
-
-_ELEMENTWISE = _names(
-    "add sub rsub mul div true_divide floor_divide remainder fmod pow float_power square sqrt rsqrt exp exp2 expm1 log",
-    "log2 log10 log1p abs absolute neg negative positive reciprocal sign sgn sin cos tan asin acos atan atan2 sinh",
-    "cosh tanh asinh acosh atanh erf erfc erfinv sigmoid logit relu relu6 leaky_relu elu selu celu gelu silu mish",
-    "hardtanh hardswish hardsigmoid softplus softsign tanhshrink hardshrink softshrink logsigmoid threshold rrelu",
-    "prelu clamp clip clamp_min clamp_max maximum minimum fmax fmin where masked_fill lerp addcmul addcdiv nan_to_num",
-    "round floor ceil trunc frac eq ne lt le gt ge isnan isinf isfinite logical_and logical_or logical_not logical_xor",
-    "bitwise_and bitwise_or bitwise_not bitwise_xor subtract multiply divide sinc digamma lgamma polygamma xlogy",
-    "heaviside hypot logaddexp logaddexp2 copysign isclose deg2rad rad2deg arctan2 copy log_sigmoid _threshold",
-    "arccos arcsin arctan arccosh arcsinh arctanh fix greater greater_equal less less_equal not_equal signbit ldexp",
-    "nextafter isposinf isneginf i0 igamma igammac gcd lcm bitwise_left_shift bitwise_right_shift",
-    "mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits",
-    "poisson_nll_loss gaussian_nll_loss hinge_embedding_loss margin_ranking_loss soft_margin_loss",
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __pow__ __rpow__",
-    "__neg__ __and__ __or__ __xor__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __mod__ __floordiv__",
-    "__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __rfloordiv__ __abs__ __pos__ __rand__ __ror__ __rxor__",
-    "__iand__ __ior__ __ixor__ __imod__ __ifloordiv__ __rmod__ __lshift__ __rshift__",
-)
-_SAME = _names(
-    "to type type_as float double half bfloat16 int long short bool byte clone contiguous detach requires_grad",
-    "zeros_like ones_like full_like empty_like cpu cuda char cfloat cdouble conj conj_physical resolve_conj angle",
-    "dropout alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d pin_memory",
-)
-_REDUCE = _names(
-    "sum mean max min amax amin prod std var any all argmax argmin logsumexp cumsum cumprod softmax log_softmax",
-    "softmin median nanmedian nansum nanmean count_nonzero std_mean var_mean logcumsumexp cummax cummin select aminmax",
-)
-_WRITTEN = _names("index_copy index_add index_fill index_put masked_scatter scatter scatter_add scatter_reduce")
-
-RULES: dict[Any, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, elementwise),
-    **dict.fromkeys(_SAME, _same),
-    **{name: _leading(axes) for name, axes in SAMPLE_AXES.items()},
-    **{name: _leading_of_all(axes) for name, axes in SAMPLE_AXES_OF_ALL.items()},
-    **{name: _batch(axes) for name, axes in BATCH_AXES.items()},
-    **dict.fromkeys(_WRITTEN, _written),
-    **{"flip": _flip, "set": _set, "pad": _pad, "embedding": _embedding, "embedding_bag": _embedding_bag},
-    **{"conv_tbc": _batch(3, axis=1), F.unfold: _leading(3), Tensor.unfold: _windows},
-    **dict.fromkeys(_names("layer_norm rms_norm"), _layer_norm),
-    **dict.fromkeys(_REDUCE, _along(1, None)),
-    **dict.fromkeys(_names("sort argsort glu mode"), _along(1, -1)),
-    **dict.fromkeys(_names("norm linalg_norm linalg_vector_norm take_along_dim roll"), _along(2, None)),
-    **dict.fromkeys(_names("topk kthvalue diff"), _along(2, -1)),
-    "gather": _along(1, None),
-    "normalize": _along(2, 1),
-    "cosine_similarity": _cosine,
-    **dict.fromkeys(_names("matmul mm mv bmm __matmul__"), _product),
-    **dict.fromkeys(_names("addmm addmv baddbmm"), _add_product),
-    "einsum": _einsum,
-    **dict.fromkeys(_names("view reshape unflatten view_as reshape_as"), _reshape),
-    **dict.fromkeys(_names("flatten ravel"), _flatten),
-    **{"unsqueeze": _unsqueeze, "squeeze": _squeeze, "permute": _permute},
-    **dict.fromkeys(_names("expand expand_as broadcast_to"), _expand),
-    **dict.fromkeys(_names("repeat tile"), _repeat),
-    "repeat_interleave": _repeat_interleave,
-    **dict.fromkeys(_names("transpose swapaxes swapdims"), _transpose),
-    **dict.fromkeys(_names("movedim moveaxis"), _move_axes),
-    **{"adjoint": _transpose_last, Tensor.mT.__get__: _transpose_last},  # type: ignore[attr-defined]
-    **{"t": _reversed, Tensor.T.__get__: _reversed, Tensor.data.__get__: _same},  # type: ignore[attr-defined]
-    **{"narrow": _narrow, "index_select": _index_select, "__getitem__": _getitem},
-    **dict.fromkeys(_names("cat concat concatenate"), _join),
-    "stack": _stack,
-    **dict.fromkeys(_names("hstack column_stack"), _join_columns),
-}
-"""By name, as torch gives it to ``__torch_function__``, or by the function, where a name stands for two."""
-
-RULES_OF_MANY: dict[str, RuleOfMany] = {
-    **dict.fromkeys(_names("chunk split tensor_split unbind split_with_sizes"), _split),
-    **dict.fromkeys(_names("unsafe_chunk unsafe_split unsafe_split_with_sizes"), _split),
-    **dict.fromkeys(_names("lstm gru rnn_tanh rnn_relu"), _recurrent),
-    **{"_pack_padded_sequence": _packed, "_pad_packed_sequence": _padded},
-}
-"""Functions whose results have rows of different kinds, or lie on different axes."""

@@ -1,7 +1,7 @@
 """Row identity: which node, edge or sample each row of a tensor stands for, carried along by provenance.
 
 A tag is attached where identity is known (graph frames, message-passing results, UDF batches) and follows the
-tensor through the functions that `nugnn.kernels.row_rules` lists, each of which keeps rows apart and in order. A
+tensor through the functions that `nugnn.kernels.row_rule_table` lists, each of which keeps rows apart and in order. A
 function that is not listed there drops the tag; nothing is inferred from a shape alone. Rows lie along axis 0, or
 along another axis that the tag names: 1 for sequences of ``(length, batch, width)``.
 """

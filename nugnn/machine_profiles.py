@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from nugnn.datasets.fetch import cache_folder
+from nugnn.datasets.cache_location import cache_folder
 from nugnn.datasets.whole_file import write_whole
 from nugnn.limited import said_of_cores, threads_on
 from nugnn.planning import device_facts

@@ -9,9 +9,13 @@ import numpy as np
 
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.datasheet import SheetError, sheet_of
-from nugnn.planning.links import CPU, LOOPBACK, Links, Sums, core_seconds_of
+from nugnn.planning.links import Links, Sums
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 
+LOOPBACK = LinkProfile(between="devices", via="gloo", bytes_per_second=1.5e9, latency_seconds=1e-4)
+"""Between two processes of one host, through sockets, where nobody has measured it: assumed."""
+CPU = "cpu"
+"""What links call it."""
 LATENCY_INSIDE, LATENCY_BETWEEN = 10e-6, 30e-6
 """Seconds, where nothing says more."""
 _UNKNOWN_BUS_BYTES = 1e10
@@ -140,4 +144,17 @@ def linked(
             [_copy_seconds(d.profile, measured.get(host, ())) for d, host in zip(devices, hosts, strict=True)]
         )
     burst = min(bursts, default=0.0)
-    return Links(rates, latencies, hosts, cards, staging, is_nccl, sums_inside, burst, core_seconds_of(measured))
+    return Links(rates, latencies, hosts, cards, staging, is_nccl, sums_inside, burst, _core_seconds(measured))
+
+
+def _core_seconds(inside: Mapping[int, Sequence[LinkProfile]]) -> dict[int, float]:
+    """What gloo's threads take for a byte of a sum, by the number of a host: see `Links`.
+
+    It is the work of a host's processor, whichever way the byte goes; it was measured between workers of that host.
+
+    Args:
+        inside: Of each host by its number, the links that a `MachineProfile` has.
+    """
+    found = {host: [link.sum_core_seconds_per_byte for link in links] for host, links in inside.items()}
+    known = {host: [seconds for seconds in each if seconds is not None] for host, each in found.items()}
+    return {host: each[0] for host, each in known.items() if each}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,32 +15,12 @@ import numpy.typing as npt
 
 from nugnn.comm.direct_sums import is_small
 from nugnn.planning.profiles import LinkProfile
+from nugnn.planning.rank_link import RankLink
 
 Floats = npt.NDArray[np.float64]
 
-LOOPBACK = LinkProfile(between="devices", via="gloo", bytes_per_second=1.5e9, latency_seconds=1e-4)
-"""Between two processes of one host, through sockets, where nobody has measured it: assumed."""
-CPU = "cpu"
-"""What links call it."""
 _SPREADING = 20
 """Rounds in which a table is fitted to the totals of its rows and columns."""
-
-
-class LinkError(ValueError):
-    """No link leads from one rank to another: says between whom."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank runs.
-
-    Args:
-        host: Number of its host.
-        device: Uuid or name, as links call it; None for a CPU.
-    """
-
-    host: int
-    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,8 @@ class Links:
         sums_inside: Over the ranks of each host, by the host's number; where a host is left out, and between hosts,
             sums go at the rate and the latency of exchanges.
         burst_seconds: What an exchange takes less after a link has rested for as long: a rested link lets some bytes
-            pass at once. `exchange_seconds` and its like are of links that had no rest; see `Rested`.
+            pass at once. `exchange_seconds` and its like are of links that had no rest; see
+            `nugnn.planning.rested.Rested`.
         core_seconds_per_byte: That gloo's threads take from a rank's cores for each byte of a sum that it passes on, by
             the host's number; hosts on which nobody has measured it are left out.
 
@@ -138,58 +119,16 @@ class Links:
         return cls(rates, latencies, (0,) * num_ranks, {}, is_nccl=is_nccl)
 
     @classmethod
-    def of_places(
-        cls,
-        places: Sequence[Place],
-        inside: Mapping[int, Sequence[LinkProfile]],
-        between_hosts: LinkProfile | Mapping[int, LinkProfile] | None = None,
-    ) -> Links:
-        """Between ranks at ``places``, as a run connects them.
-
-        Where each rank has a GPU of its own these exchange directly. Otherwise everything goes through gloo, and what
-        a GPU sends or receives is copied to or from its host's memory.
-
-        Args:
-            places: Of the ranks.
-            inside: Of each host by its number, the links that a `MachineProfile` has.
-            between_hosts: The network; of each host by its number where network cards differ: the slower one counts.
-
-        Raises:
-            LinkError: Two GPUs of a host have no link between them or to the host, or two hosts no network.
-        """
-        devices = [(place.host, place.device) for place in places]
-        is_nccl = all(place.device is not None for place in places) and len(set(devices)) == len(devices)
-        cards = between_hosts if isinstance(between_hosts, Mapping) else dict.fromkeys(
-            {place.host for place in places}, between_hosts
-        )  # fmt: skip
-        num_ranks = len(places)
-        rates, latencies = np.full((num_ranks, num_ranks), np.inf), np.zeros((num_ranks, num_ranks))
-        sums_inside: dict[int, Sums] = {}
-        bursts = [0.0] if len({place.host for place in places}) > 1 else []
-        for i, one in enumerate(places):
-            for j, other in enumerate(places[:i]):
-                if one.host == other.host:
-                    link = _inside(one, other, inside.get(one.host, ()), is_nccl=is_nccl)
-                    rate, latency = link.bytes_per_second, link.latency_seconds
-                    bursts.append(link.burst_seconds or 0.0)
-                    if (sums := Sums.of(link)) is not None:
-                        sums_inside[one.host] = sums
-                else:
-                    pair = [card for place in (one, other) if (card := cards.get(place.host)) is not None]
-                    if len(pair) < 2:
-                        raise LinkError(
-                            f"ranks {j} and {i} are on hosts {other.host} and {one.host}, and no network between them "
-                            "is given"
-                        )
-                    rate = min(card.bytes_per_second for card in pair)
-                    latency = max(card.latency_seconds for card in pair)
-                rates[i, j] = rates[j, i] = rate
-                latencies[i, j] = latencies[j, i] = latency
-        hosts = tuple(place.host for place in places)
-        shared = {host: card.bytes_per_second for host, card in cards.items() if card is not None}
-        staging = None if is_nccl else np.array([_staging(place, inside.get(place.host, ())) for place in places])
-        burst, cores = min(bursts, default=0.0), core_seconds_of(inside)
-        return cls(rates, latencies, hosts, shared, staging, is_nccl, sums_inside, burst, cores)
+    def of_host(cls, num_ranks: int, link: LinkProfile) -> Links:
+        """Between ranks of one host, all of them connected as ``link`` was measured; nothing is copied to get there."""
+        even = cls.equal(num_ranks, link.bytes_per_second, link.latency_seconds, is_nccl=link.via == "nccl")
+        sums, cores = Sums.of(link), link.sum_core_seconds_per_byte
+        return replace(
+            even,
+            sums_inside={} if sums is None else {0: sums},
+            burst_seconds=link.burst_seconds or 0.0,
+            core_seconds_per_byte={} if cores is None else {0: cores},
+        )
 
     def among(self, ranks: Sequence[int]) -> Links:
         """Between some of the ranks alone, in the order given, over the same transport."""
@@ -379,106 +318,5 @@ class Links:
         )
 
 
-@dataclass(eq=False)
-class Rested:
-    """How long each rank's link has rested, and what it saves an exchange: a token bucket, in seconds.
-
-    Args:
-        burst_seconds: That it saves at most; after so long a rest, or before anything was sent.
-        num_ranks: P.
-    """
-
-    burst_seconds: float
-    num_ranks: int
-
-    def __post_init__(self) -> None:
-        self._saved, self._since = (np.full(self.num_ranks, value) for value in (self.burst_seconds, 0.0))
-
-    def left(self, begin: float, passing: Floats) -> Floats:
-        """Of ``passing (P,)`` seconds of an exchange that begins at ``begin``, what it takes; exchanges in order."""
-        self._saved = np.minimum(self.burst_seconds, self._saved + np.maximum(begin - self._since, 0.0))
-        at_once = np.minimum(self._saved, passing)
-        self._saved = self._saved - at_once
-        self._since = np.maximum(self._since, begin + passing - at_once)
-        return np.asarray(passing - at_once, np.float64)
-
-    def saved(self, begin: float, passing: float) -> float:
-        """Of an exchange of one rank alone, what `left` takes off."""
-        return float((passing - self.left(begin, np.array([passing])))[0])
-
-
-@dataclass(frozen=True)
-class RankLink:
-    """One rank's way to its peers.
-
-    Args:
-        seconds_per_byte: One way, while the other way is as busy.
-        staging_seconds_per_byte: Of each byte that comes or goes.
-        latency_seconds: Of an exchange without bytes.
-    """
-
-    seconds_per_byte: float
-    staging_seconds_per_byte: float
-    latency_seconds: float
-
-    def seconds(self, sent_bytes: float, received_bytes: float) -> float:
-        """Of an exchange for which nobody has to be waited for."""
-        if sent_bytes == 0 and received_bytes == 0:
-            return 0.0
-        staged = self.staging_seconds_per_byte * (sent_bytes + received_bytes)
-        return self.latency_seconds + self.seconds_per_byte * max(sent_bytes, received_bytes) + staged
-
-
-def core_seconds_of(inside: Mapping[int, Sequence[LinkProfile]]) -> dict[int, float]:
-    """What gloo's threads take for a byte of a sum, by the number of a host: see `Links`.
-
-    It is the work of a host's processor, whichever way the byte goes; it was measured between workers of that host.
-
-    Args:
-        inside: Of each host by its number, the links that a `MachineProfile` has.
-    """
-    found = {host: [link.sum_core_seconds_per_byte for link in links] for host, links in inside.items()}
-    known = {host: [seconds for seconds in each if seconds is not None] for host, each in found.items()}
-    return {host: each[0] for host, each in known.items() if each}
-
-
 def _ratio(wanted: Floats, found: Floats) -> Floats:
     return np.divide(wanted, found, out=np.zeros_like(wanted), where=found > 0)
-
-
-def _inside(one: Place, other: Place, links: Sequence[LinkProfile], *, is_nccl: bool) -> LinkProfile:
-    """Between two ranks of a host; the pair's own link before one for all pairs."""
-    ends = {one.device or CPU, other.device or CPU}
-    pairs = [link for link in links if link.between == "devices" and (link.via == "gloo") is not is_nccl]
-    if found := _first([link for link in pairs if set(link.ends) == ends], [link for link in pairs if not link.ends]):
-        return found
-    if not is_nccl:
-        return LOOPBACK
-    both = [_to_host(place, links) for place in (one, other)]  # through the host's memory
-    copies = [copy for copy in both if copy is not None]
-    if len(copies) < len(both):
-        raise LinkError(
-            f"host {one.host} has no link between {one.device} and {other.device}, nor from each of them to the host"
-        )
-    return min(copies, key=lambda link: link.bytes_per_second)
-
-
-def _to_host(place: Place, links: Sequence[LinkProfile]) -> LinkProfile | None:
-    copies = [link for link in links if link.between == "host"]
-    return _first([link for link in copies if place.device in link.ends], [link for link in copies if not link.ends])
-
-
-def _first(*choices: Sequence[LinkProfile]) -> LinkProfile | None:
-    return next((link for links in choices for link in links), None)
-
-
-def _staging(place: Place, links: Sequence[LinkProfile]) -> float:
-    if place.device is None:
-        return 0.0
-    link = _to_host(place, links)
-    if link is None:
-        raise LinkError(
-            f"host {place.host} has no link from {place.device} to the host's memory, through which it exchanges in "
-            "this run"
-        )
-    return 1 / link.bytes_per_second

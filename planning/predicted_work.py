@@ -16,14 +16,16 @@ import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.after_rest import Rests
-from nugnn.planning.links import Links, RankLink, Rested
+from nugnn.planning.links import Links
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import DeviceKind
+from nugnn.planning.rank_link import RankLink
 from nugnn.planning.rank_time import RankTime
+from nugnn.planning.rested import Rested
 from nugnn.planning.seconds_table import SecondsTable
 from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, make_program
 from nugnn.planning.trace import StepTrace

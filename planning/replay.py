@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.after_rest import Rests
-from nugnn.planning.links import Links, Rested
+from nugnn.planning.links import Links
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_sizes import PartSizes
@@ -28,6 +28,7 @@ from nugnn.planning.predicted_work import (
     taken_seconds,
 )
 from nugnn.planning.rank_time import RankTime
+from nugnn.planning.rested import Rested
 from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nugnn.datasets.cache_location import cache_folder
 from nugnn.datasets.download import Progress
-from nugnn.datasets.fetch import cache_folder
 from nugnn.datasets.samples.digits_images import digits_images
 from nugnn.datasets.samples.division import TEST_FRACTION, VAL_FRACTION
 from nugnn.datasets.samples.image_arrays import load_image_set

@@ -17,7 +17,7 @@ import torch
 from loopback import serve, status, whole
 from nugnn.datasets import GraphData, load, write_npz
 from nugnn.datasets.download import RemoteFile
-from nugnn.datasets.fetch import cache_folder, prepare
+from nugnn.datasets.fetch import prepare
 from nugnn.datasets.registry import info, list_datasets
 from nugnn.datasets.sources import PUBLISHED, Source, normalised, source_of_file
 from planetoid_files import small, write_raw
@@ -431,16 +431,6 @@ def test_list_and_info_say_where_each_comes_from_and_make_nothing(tmp_path, cach
     with pytest.raises(ValueError, match="did you mean ogbn-products"):
         info("ogbn-product")
     assert not cache.exists()
-
-
-def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
-    assert cache_folder() == Path(os.environ["NUGNN_CACHE"])
-    monkeypatch.delenv("NUGNN_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "nugnn" / "datasets"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "nugnn" / "datasets"
 
 
 def test_too_little_space_for_archive_and_content_is_said_before_the_download(monkeypatch):

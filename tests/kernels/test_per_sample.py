@@ -15,7 +15,7 @@ from torch.overrides import get_overridable_functions
 from nugnn.kernels.interceptor import Interceptor
 from nugnn.kernels.per_sample import BATCH_AXES, SAMPLE_AXES, SAMPLE_AXES_OF_ALL
 from nugnn.kernels.random_draws import draws
-from nugnn.kernels.row_rules import RULES
+from nugnn.kernels.row_rule_table import RULES
 from nugnn.kernels.rows import Rows, identity_of, rows_of, tag
 
 NUM_SAMPLES, WIDE = 5, 72  # divided by every number of channels and places below

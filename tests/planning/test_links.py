@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nugnn.planning.links import LOOPBACK, LinkError, Links, Place, Rested
+from nugnn.planning.links import Links, Sums
 from nugnn.planning.profiles import LinkProfile
 
-NETWORK = LinkProfile(between="hosts", via="sheet", bytes_per_second=1e9, latency_seconds=5e-5)
+NETWORK_RATE, NETWORK_LATENCY = 1e9, 5e-5
 NVLINK = LinkProfile(between="devices", via="nccl", bytes_per_second=2e11, latency_seconds=2e-5)
-
-
-def _card(name: str, rate: float) -> LinkProfile:
-    return LinkProfile(between="host", ends=(name, "cpu"), via="copy", bytes_per_second=rate, latency_seconds=1e-5)
 
 
 def _random(num_ranks: int) -> np.ndarray:
@@ -26,9 +21,23 @@ def _random(num_ranks: int) -> np.ndarray:
     return sent
 
 
+def _hosts(
+    hosts: tuple[int, ...], inside: LinkProfile, sums_of: Sequence[int] = (), latency: float = NETWORK_LATENCY
+) -> Links:
+    """Ranks on ``hosts``: ``inside`` within each, whose sums were measured on hosts ``sums_of``, a network between."""
+    is_same = np.equal.outer(hosts, hosts)
+    rates = np.where(is_same, inside.bytes_per_second, NETWORK_RATE)
+    latencies = np.where(is_same, inside.latency_seconds, latency)
+    sums, cores = Sums.of(inside), inside.sum_core_seconds_per_byte
+    return Links(
+        rates, latencies, hosts, dict.fromkeys(hosts, NETWORK_RATE), is_nccl=inside.via == "nccl",
+        sums_inside={host: sums for host in sums_of if sums is not None},
+        core_seconds_per_byte={host: cores for host in sums_of if cores is not None},
+    )  # fmt: skip
+
+
 def _two_hosts() -> Links:
-    places = [Place(0, "a"), Place(0, "b"), Place(1, "c"), Place(1, "d")]
-    return Links.of_places(places, {0: [NVLINK], 1: [NVLINK]}, NETWORK)
+    return _hosts((0, 0, 1, 1), NVLINK)
 
 
 def test_a_pair_takes_its_bytes_over_its_rate_and_the_latency():
@@ -111,34 +120,33 @@ def test_a_sum_passes_each_byte_nearly_twice_over_the_slowest_link():
 def test_sums_go_as_they_were_measured_inside_hosts_and_as_exchanges_between_them():
     ring = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-5}
     gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-4)
-    network = NETWORK.model_copy(update={"latency_seconds": 5e-6})
-    inside = {0: [gloo.model_copy(update=ring)], 1: [gloo]}
-    three = Links.of_places([Place(0)] * 3, inside)
+    with_ring = gloo.model_copy(update=ring)
+    three = Links.of_host(3, with_ring)
     assert three.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-5 + 1e6 / 3 / 4e9))
     assert three.among([0, 2]).all_reduce_seconds(1e6) == pytest.approx(2 * (1e-5 + 1e6 / 2 / 4e9))
     assert three.exchange_seconds(_random(3)) == pytest.approx(Links.equal(3, 1e9, 1e-4).exchange_seconds(_random(3)))
-    both = Links.of_places([Place(0), Place(0), Place(1)], inside, network)  # two ways of the ring are the network's
+    both = _hosts((0, 0, 1), with_ring, [0], latency=5e-6)  # two ways of the ring are the network's
     assert both.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-5 + 1e6 / 3 / 1e9))
-    other = Links.of_places([Place(1)] * 2, inside)  # nobody has measured its sums
+    other = Links.of_host(2, gloo)  # nobody has measured its sums
     assert other.all_reduce_seconds(1e6) == pytest.approx(2 * (1e-4 + 1e6 / 2 / 1e9))
 
 
 def test_sums_of_few_values_go_directly_inside_a_host_alone():
     direct = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-3, "few_seconds": 1e-4}
     gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-3, **direct)
-    three = Links.of_places([Place(0)] * 3, {0: [gloo]})
+    three = Links.of_host(3, gloo)
     assert three.all_reduce_seconds(1e4) == pytest.approx(1e-4 + 2 * 1e4 / 4e9)  # to each of two peers
     assert three.passing_seconds(1e4) == pytest.approx(2 * 1e4 / 4e9)
     assert three.all_reduce_seconds(1e6) == pytest.approx(4 * (1e-3 + 1e6 / 3 / 4e9))
     assert three.passing_seconds(1e6) == pytest.approx(4 * 1e6 / 3 / 4e9)
-    both = Links.of_places([Place(0), Place(0), Place(1)], {0: [gloo], 1: [gloo]}, NETWORK)
+    both = _hosts((0, 0, 1), gloo, [0, 1])
     assert both.all_reduce_seconds(1e4) > 4e-3  # four messages of the ring
 
 
 def test_sums_beside_computation_and_broadcasts_are_the_process_groups():
     direct = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-3, "few_seconds": 1e-4}
     gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-3, **direct)
-    three = Links.of_places([Place(0)] * 3, {0: [gloo]})
+    three = Links.of_host(3, gloo)
     ring = pytest.approx(4 * (1e-3 + 1e4 / 3 / 4e9))
     assert three.all_reduce_seconds(1e4, is_aside=True) == ring
     assert three.collective_seconds("all_reduce", 1e4, is_aside=True) == ring
@@ -149,14 +157,14 @@ def test_sums_beside_computation_and_broadcasts_are_the_process_groups():
 def test_cores_work_for_the_bytes_that_a_rank_passes_on():
     known = {"sum_bytes_per_second": 4e9, "sum_latency_seconds": 1e-5, "sum_core_seconds_per_byte": 5e-10}
     gloo = LinkProfile(between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-4, **known)
-    three = Links.of_places([Place(0)] * 3, {0: [gloo]})
+    three = Links.of_host(3, gloo)
     assert three.core_seconds(1, 3e6) == pytest.approx(5e-10 * 4e6)
     assert three.core_seconds(1, 6e6) == 2 * three.core_seconds(1, 3e6)
-    both = Links.of_places([Place(0), Place(0), Place(1)], {0: [gloo]}, NETWORK)
+    both = _hosts((0, 0, 1), gloo, [0])
     assert both.core_seconds(0, 3e6) == pytest.approx(5e-10 * 4e6)
     assert both.core_seconds(2, 3e6) == 0.0  # nobody has measured it there
     # a host's only rank adds up with ranks of others, in the same threads
-    far = Links.of_places([Place(0), Place(1)], {0: [gloo]}, NETWORK)
+    far = _hosts((0, 1), gloo, [0])
     assert (far.core_seconds(0, 3e6), far.core_seconds(1, 3e6)) == (pytest.approx(5e-10 * 3e6), 0.0)
     assert both.among([2, 0]).core_seconds(1, 3e6) == pytest.approx(5e-10 * 3e6)
     assert Links.alone().core_seconds(0, 1e6) == 0.0
@@ -166,69 +174,24 @@ def test_cores_work_for_the_bytes_that_a_rank_passes_on():
         )
 
 
-@given(
-    burst=st.floats(0, 5),
-    exchanges=st.lists(st.tuples(st.floats(0, 4), st.floats(0, 4)), min_size=1, max_size=12),
-)
-def test_a_rested_link_saves_no_more_than_its_rest(burst, exchanges):
-    rested, now, took, passed = Rested(burst, 1), 0.0, 0.0, 0.0
-    for pause, passing in exchanges:
-        now += pause
-        (left,) = rested.left(now, np.array([passing]))
-        assert 0 <= left <= passing and passing - left <= burst + 1e-9
-        now, took, passed = now + left, took + left, passed + passing
-        # over all time so far, no more than the burst and what the rate lets pass
-        assert passed <= burst + now + 1e-9
-    if burst == 0:
-        assert took == pytest.approx(passed)
-
-
-def test_a_link_that_rested_long_enough_is_as_at_the_start():
-    rested = Rested(2.0, 2)
-    assert rested.left(0.0, np.array([5.0, 1.0])).tolist() == [3.0, 0.0]
-    assert rested.left(3.0, np.array([1.0, 1.0])).tolist() == [1.0, 0.0]
-    assert rested.left(10.0, np.array([5.0, 5.0])).tolist() == [3.0, 3.0]
-
-
 def test_sums_in_a_quarter_of_the_bytes_take_a_quarter_of_the_time():
     links = Links.equal(4, 1e9)
     assert links.coded_sum_seconds(1e6) == pytest.approx(2 * 3 / 4 * 1e6 / 1e9)
     assert links.coded_sum_seconds(1e6) == pytest.approx(links.all_reduce_seconds(1e6))  # a ring moves as much
 
 
-def test_cpus_and_gpus_of_one_run_meet_in_the_memory_of_the_host():
-    places = [Place(0, "a"), Place(0)]
-    mixed = Links.of_places(places, {0: [NVLINK, _card("a", 1e10)]})
-    assert mixed.stages == (True, False)
-    sent = np.array([[0.0, 1.5e9], [0.0, 0.0]])
-    seconds = mixed.exchange_seconds(sent)
-    wire = 1.5e9 / LOOPBACK.bytes_per_second + LOOPBACK.latency_seconds
-    assert seconds == pytest.approx([wire + 0.15, wire])
-    with pytest.raises(LinkError, match="no link from a to the host's memory"):
-        Links.of_places(places, {0: [NVLINK]})
-
-
-def test_a_pairs_own_link_goes_before_one_for_all():
-    own = LinkProfile(between="devices", ends=("a", "b"), via="nccl", bytes_per_second=1e10, latency_seconds=1e-5)
-    links = Links.of_places([Place(0, "b"), Place(0, "a"), Place(0, "c")], {0: [NVLINK, own]})
-    assert links.bytes_per_second[0, 1] == 1e10
-    assert links.bytes_per_second[0, 2] == 2e11
-    assert links.is_nccl
-    assert not any(links.stages)
-    measured = LinkProfile(between="devices", ends=("cpu", "cpu"), via="gloo", bytes_per_second=9e8, latency_seconds=0)
-    assert Links.of_places([Place(0), Place(0)], {0: [measured]}).bytes_per_second[0, 1] == 9e8
-
-
-def test_gpus_without_a_link_go_through_the_host_and_hosts_without_a_network_are_refused():
-    copies = [_card("a", 1e10), _card("b", 2e10)]
-    assert Links.of_places([Place(0, "a"), Place(0, "b")], {0: copies}).bytes_per_second[0, 1] == 1e10
-    with pytest.raises(LinkError, match="no link between b and a, nor from each of them"):
-        Links.of_places([Place(0, "a"), Place(0, "b")], {0: copies[:1]})
-    with pytest.raises(LinkError, match="ranks 0 and 1 are on hosts 0 and 1, and no network"):
-        Links.of_places([Place(0, "a"), Place(1, "b")], {})
-    slow = NETWORK.model_copy(update={"bytes_per_second": 1e8})
-    links = Links.of_places([Place(0, "a"), Place(1, "b")], {}, {0: NETWORK, 1: slow})
-    assert links.bytes_per_second[0, 1] == 1e8
+def test_ranks_of_a_host_have_all_that_was_measured_of_its_link():
+    gloo = LinkProfile(
+        between="devices", via="gloo", bytes_per_second=1e9, latency_seconds=1e-3, burst_seconds=2e-3,
+        sum_bytes_per_second=4e9, sum_latency_seconds=1e-5, few_seconds=1e-4, sum_core_seconds_per_byte=5e-10,
+    )  # fmt: skip
+    links = Links.of_host(2, gloo)
+    assert links.exchange_seconds(np.full((2, 2), 4e6)) == pytest.approx([5e-3, 5e-3])
+    assert links.sums_inside == {0: Sums(4e9, 1e-5, 1e-4, 5e-10)}
+    assert (links.burst_seconds, links.core_seconds_per_byte) == (2e-3, {0: 5e-10})
+    assert not links.is_nccl and not any(links.stages) and links.blocks_host(0)
+    direct = Links.of_host(2, NVLINK)
+    assert direct.is_nccl and (direct.burst_seconds, direct.sums_inside, direct.core_seconds_per_byte) == (0.0, {}, {})
 
 
 def test_each_end_of_a_pair_takes_what_it_sees():
