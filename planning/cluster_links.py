@@ -72,9 +72,9 @@ def link_inside(one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkPr
     return Way(min(_reach(one), _reach(other)), LATENCY_INSIDE)
 
 
-def _end(profile: DeviceProfile) -> str:
-    """What a link calls it."""
-    return profile.uuid or CPU
+def _end(profile: DeviceProfile) -> str | None:
+    """What a link calls it; None for a GPU that nobody has seen."""
+    return CPU if profile.kind == "cpu" else profile.uuid
 
 
 def _reach(profile: DeviceProfile) -> float:
@@ -91,9 +91,10 @@ def _copy_seconds(profile: DeviceProfile, links: Sequence[LinkProfile]) -> float
     """Seconds of a byte between a device and its host's memory; 0 for a CPU."""
     if profile.kind == "cpu":
         return 0.0
-    copies = [link for link in links if link.between == "host" and (not link.ends or profile.uuid in link.ends)]
-    if copies:
-        return 1 / copies[0].bytes_per_second
+    copies = [link for link in links if link.between == "host"]
+    own = [link for link in copies if profile.uuid is not None and profile.uuid in link.ends]
+    for link in own or [link for link in copies if not link.ends]:
+        return 1 / link.bytes_per_second
     try:
         return 1 / sheet_of(profile.name).host_link().bytes_per_second
     except SheetError:

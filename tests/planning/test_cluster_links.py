@@ -42,6 +42,20 @@ def test_copies_go_by_the_sheet_where_nobody_has_measured_them() -> None:
     assert unknown is not None and unknown.tolist() == [1e-10, 0.0]
 
 
+def test_a_device_s_own_copies_go_before_those_for_all() -> None:
+    for_all = LinkProfile(between="host", via="copy", bytes_per_second=2e9, latency_seconds=1e-5)
+    links = _links([GPU, OTHER, CPU], for_all, _copies("GPU-a", 1e10))
+    assert links.staging_seconds_per_byte is not None
+    assert links.staging_seconds_per_byte.tolist() == [1e-10, 5e-10, 0.0]
+
+
+def test_a_gpu_that_nobody_has_seen_is_no_cpu() -> None:
+    unseen = GPU.model_copy(update={"uuid": None, "source": "datasheet"})
+    of_cpus = LinkProfile(between="devices", ends=("cpu", "cpu"), via="gloo", bytes_per_second=9e8, latency_seconds=0.0)
+    assert link_inside(unseen, unseen, [of_cpus], is_nccl=False).bytes_per_second == LOOPBACK.bytes_per_second
+    assert link_inside(CPU, CPU, [of_cpus], is_nccl=False).bytes_per_second == 9e8
+
+
 def test_a_pairs_own_link_goes_before_one_for_all() -> None:
     own = LinkProfile(
         between="devices", ends=("GPU-a", "GPU-b"), via="nccl", bytes_per_second=1e10, latency_seconds=1e-5
