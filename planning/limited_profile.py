@@ -1,9 +1,9 @@
 """What a device does under limits, or shared by several workers: its profile, each rate scaled by its own law.
 
 A part of a GPU's multiprocessors takes more of the memory's bandwidth than of the arithmetic. How much was measured on
-an H200 with 16, 32 and 64 of 132: products and copies (``benchmarks/rows/unequal``). Sums over neighbours were measured
-with 32 alone, once, 2.7 times as slow: a quarter of the way from products to copies, where they are taken to lie
-throughout.
+H200s with 16, 32 and 64 of 132: products and copies, medians of cards (``benchmarks/rows/unequal``). Sums over
+neighbours were measured with 32 alone, once, 2.7 times as slow: about a quarter of the way from products to copies, where
+they are taken to lie throughout.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import DeviceProfile
 
 _PART = (0.0, 16 / 132, 32 / 132, 64 / 132, 1.0)
-_PRODUCTS = (0.0, 0.160, 0.313, 0.615, 1.0)
-_COPIES = (0.0, 0.299, 0.543, 0.864, 1.0)
-_WAY_OF_SUMS = 0.25
+_PRODUCTS = (0.0, 0.155, 0.306, 0.596, 1.0)
+_COPIES = (0.0, 0.292, 0.542, 0.854, 1.0)
+_WAY_OF_SUMS = 0.27
 
 
 def limited(profile: DeviceProfile, limits: DeviceLimits) -> DeviceProfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,16 +40,19 @@ def rates(profile: DeviceProfile) -> list[float]:
 
 
 def test_what_was_measured_comes_out() -> None:
-    """Two H200: half of the last of three digits is 0.3 % of the least share, and the second card is 2 % off."""
-    for name, tolerance in (("h200_products", 0.004), ("h200_mixed", 0.025)):
-        rows = [json.loads(line) for line in (ROWS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
-        assert {row["sms"] for row in rows} == {16, 32, 64}
-        for row in rows:
-            whole, measured = row["rates"]
-            part = limited(H200, DeviceLimits(sms=row["sms"]))
-            products, copies = (measured[rate] / whole[rate] for rate in ("flops", "bandwidth"))
-            assert part.gemm_flops["bf16"] / H200.gemm_flops["bf16"] == pytest.approx(products, rel=tolerance)
-            assert part.stream_bytes / H200.stream_bytes == pytest.approx(copies, rel=tolerance)
+    """Of some H200, of which one differs from another by up to 12 % in products and 3 % in copies: the median."""
+    files = ROWS.glob("*.jsonl")
+    rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    for sms in (16, 32, 64):
+        runs = {json.dumps(row["rates"]) for row in rows if row["sms"] == sms}
+        assert len(runs) >= 3
+        part = limited(H200, DeviceLimits(sms=sms))
+        for rate, ours in (
+            ("flops", part.gemm_flops["bf16"] / H200.gemm_flops["bf16"]),
+            ("bandwidth", part.stream_bytes / H200.stream_bytes),
+        ):
+            shares = [measured[rate] / whole[rate] for whole, measured in map(json.loads, runs)]
+            assert ours == pytest.approx(statistics.median(shares), rel=0.005)
     part = limited(H200, DeviceLimits(sms=32))  # sums over neighbours: measured once, no row kept
     assert H200.gather_bytes / part.gather_bytes == pytest.approx(2.7, rel=0.01)
     assert part.multiprocessors == 32 and part.memory_bytes == H200.memory_bytes
