@@ -2,8 +2,8 @@
 
 A part of a GPU's multiprocessors takes more of the memory's bandwidth than of the arithmetic. How much was measured on
 H200s with 16, 32 and 64 of 132: products and copies, medians of cards (``benchmarks/rows/unequal``). Sums over
-neighbours were measured with 32 alone, once, 2.7 times as slow: about a quarter of the way from products to copies, where
-they are taken to lie throughout.
+neighbours were measured with 32 alone, once, 2.7 times as slow: about a quarter of the way from products to copies,
+where they are taken to lie throughout.
 """
 
 from __future__ import annotations
