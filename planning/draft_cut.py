@@ -30,6 +30,8 @@ from nugnn.planning.plan import BASELINES, CutBy, SharesBy
 from nugnn.planning.share_curves import Halo, relaxed_sizes
 from nugnn.planning.shares import check_whole
 
+_FEW_EDGES = 2_000_000
+"""A graph with at most so many is cut in a second or two."""
 _ROUNDS = {
     "work": "by work",
     "nodes": "by nodes",
@@ -62,10 +64,11 @@ def draft_with_cut(
 ) -> Draft:
     """Shares of a graph with its cut: counted, and for ``auto`` not slower than any baseline by the forecast.
 
-    Where all devices are alike, one cut that balances work is made; there are no other shares to find, and the
-    baselines are equal shares. Otherwise `nugnn.planning.partition_loop.partition_to_fit` starts from all
-    baselines. For ``auto`` sets of devices are then weighed by counts, and the graph is cut among the few likely
-    ones (`nugnn.planning.cut_among_sets`); of all cuts the fastest by the forecast is kept.
+    Where all devices are alike, one cut that balances work is made, beside ones of equal shares where the graph is
+    small; there are no other shares to find, and the baselines are equal shares. Otherwise
+    `nugnn.planning.partition_loop.partition_to_fit` starts from all baselines. For ``auto`` sets of devices are then
+    weighed by counts, and the graph is cut among the few likely ones (`nugnn.planning.cut_among_sets`); of all cuts
+    the fastest by the forecast is kept.
 
     Args:
         model: What a step costs.
@@ -121,7 +124,7 @@ def draft_with_cut(
             seed=seed,
             halo_fraction=halo,
             also=also,
-            only_work=is_quick,
+            only_work=is_quick and len(src_E) > _FEW_EDGES,
             symmetric=cuts,
             whole_step=lambda sizes: model.forecast(sizes).step_seconds,
             groups=subsets.group_of,

@@ -150,6 +150,7 @@ def test_clusters_that_were_found_serve_the_sets_too(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(repeated_cuts, "find_clusters", find)
     monkeypatch.setattr(coarse, "_FEWEST_CLUSTERS", 60)
+    monkeypatch.setattr(draft_cut, "_FEW_EDGES", 0)  # as of a large graph: alike devices have one cut
     devices = cluster((("A100", 2), ("A100", 2), ("A100", 2)), SLOW)
     stages: list[str] = []
     draft = draft_with_cut(

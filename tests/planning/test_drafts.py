@@ -149,6 +149,19 @@ def test_cut_parts_are_counted_and_beat_baselines(names: tuple[str, ...]) -> Non
     assert (again.part == draft.part).all()
 
 
+def test_alike_devices_are_held_against_equal_shares_that_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = cluster("T4", "T4", "T4")
+    stages: list[str] = []
+    model = WorkAlone(work_on(devices))
+    draft = draft_with_cut(model, *graph(0), devices, on_stage=stages.append)
+    assert {f"cutting the graph: {way}" for way in ("by work", "evenly")} <= set(stages)
+    assert draft.forecast.step_seconds <= min(each.step_seconds for each in draft.baselines)
+    monkeypatch.setattr("nugnn.planning.draft_cut._FEW_EDGES", 10)
+    stages.clear()
+    assert draft_with_cut(model, *graph(0), devices, on_stage=stages.append).part is not None
+    assert "cutting the graph: evenly" not in stages  # a large graph is cut once
+
+
 def test_cut_by_clusters_a_draft_beats_its_baselines_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large graphs are: with baselines among what it starts from."""
     monkeypatch.setattr("nugnn.partition.coarse._FEWEST_CLUSTERS", 40)
