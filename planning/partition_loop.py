@@ -2,7 +2,8 @@
 
 A partitioner balances one weight for each node. What a device is busy with also depends on the halo, which is known
 only when the cut is. So the parts of each round are counted and handed to the work model, and the next round aims
-where that says. Between calls of the partitioner single nodes move, which balances what no node weight can say.
+where that says. Between calls of the partitioner single nodes move, which balances what no node weight can say; where a
+step of all parts is foreseen, targets aim at that instead, and nodes move for want of memory alone.
 
 Axes: N nodes, P parts.
 """
