@@ -75,6 +75,8 @@ class _Retyped:
     """Of each record of the given trace."""
     _chosen: dict[str, str] = field(default_factory=dict)
     """What operators without a format of their own have taken in forward, views among them, by name."""
+    _logits: dict[str, str] = field(default_factory=dict)
+    """In what losses of ours have read their logits, by name; records of backward lack what was saved for it."""
     _casts: dict[tuple[int, str, str, int], int] = field(default_factory=dict)
     """Storages that hold casts: by storage, format, reader and how often the storage had been written."""
     _writes: dict[int, int] = field(default_factory=dict)
@@ -146,8 +148,10 @@ class _Retyped:
         if record.name in self.formats:
             return self.formats[record.name]
         if self._is_own_loss(record):
-            logits = [self._now(x).dtype for x in record.inputs if x.shape == record.outputs[0].shape]
-            return logits[0] if record.phase == "backward" and logits else recorded
+            if record.phase != "backward":
+                self._logits[record.name] = next(self._now(x).dtype for x in record.inputs if x.dtype == recorded)
+                return recorded
+            return self._logits.get(record.name, recorded)
         if record.phase == "backward" and record.name in self._chosen:
             return self._chosen[record.name]
         follows = _FOLLOWS_IN_LOSS if record.phase == "loss" else _FOLLOWS
