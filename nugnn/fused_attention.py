@@ -106,8 +106,9 @@ def _gat_forward(layer: Any, graph: ShardGraph, feat: Any, interceptor: Intercep
     feat_src, left, right = src.view(-1, heads, dim), _per_head(layer.attn_l), _per_head(layer.attn_r)
 
     def attend(structure: Structure, feat_src_L: Tensor, dropout: AttentionDropout | None) -> Tensor:
-        if feat_src_L is feat_src and src is dst:
-            el_LH, er_NH = products(src, (left, right))
+        if src is dst:  # of halo rows, too: two narrow products, each of rows read for itself, take far longer
+            el_LH, er_LH = products(src if feat_src_L is feat_src else feat_src_L.flatten(1), (left, right))
+            er_NH = er_LH if len(er_LH) == len(dst) else er_LH[: len(dst)]
         else:
             (el_LH,), (er_NH,) = products(feat_src_L.flatten(1), (left,)), products(dst, (right,))
         return gat_attention(structure, feat_src_L, el_LH, er_NH, layer.leaky_relu.negative_slope, dropout)

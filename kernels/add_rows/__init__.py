@@ -24,8 +24,16 @@ def add_rows_(x_N: Tensor, rows_S: Tensor, values_S: Tensor) -> Tensor:
     """
     if len(rows_S) == 0:
         return x_N
-    if x_N.dim() == 2 and x_N.is_floating_point() and runs_in_triton(x_N) and whole_rows(x_N) is x_N:
+    is_matrix = x_N.dim() == 2 and whole_rows(x_N) is x_N
+    if (is_matrix or _is_contiguous_beyond(x_N)) and x_N.is_floating_point() and runs_in_triton(x_N):
         from nugnn.kernels.add_rows.gpu import add_rows_triton
 
-        return add_rows_triton(x_N, rows_S, whole_rows(values_S))
+        matrix, values = (x_N, values_S) if is_matrix else (x_N.view(len(x_N), -1), values_S.flatten(1))
+        add_rows_triton(matrix, rows_S, whole_rows(values))
+        return x_N
     return x_N.index_add_(0, rows_S, values_S)
+
+
+def _is_contiguous_beyond(x_N: Tensor) -> bool:
+    """Whether rows of more than one axis lie one after the other, and hold something."""
+    return x_N.dim() > 2 and x_N.is_contiguous() and x_N.numel() > 0

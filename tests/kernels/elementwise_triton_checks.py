@@ -11,22 +11,27 @@ float32 to bfloat16 where a GPU rounds, so there bits are compared on the GPU on
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 from triton_laws import Copies, quicken_the_interpreter
 
+from nugnn.kernels import add_rows as add
 from nugnn.kernels import cross_entropy as losses
 from nugnn.kernels import epilogue as epilogues
+from nugnn.kernels import take_rows as take
+from nugnn.kernels.add_rows import add_rows_
 from nugnn.kernels.add_rows.gpu import add_rows_triton
 from nugnn.kernels.cross_entropy import binary_cross_entropy_rows, cross_entropy_rows
 from nugnn.kernels.cross_entropy.reference import binary_cross_entropy_rows_reference, cross_entropy_rows_reference
@@ -37,6 +42,7 @@ from nugnn.kernels.epilogue.reference import before_dropout, epilogue_rows_refer
 from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.philox import RandomKey, random_words
 from nugnn.kernels.philox.key_table import KeyTable
+from nugnn.kernels.take_rows import take_rows
 from nugnn.kernels.take_rows.gpu import take_rows_triton
 
 DEVICE = sys.argv[1]
@@ -411,6 +417,39 @@ def check_rows_are_taken_as_they_are(dtype: torch.dtype) -> None:
         for lay_out in (Tensor.clone, padded_copy, beside_another):
             taken = take_rows_triton(lay_out(x), rows)
             assert taken.is_contiguous() and torch.equal(taken, x[rows]), width
+
+
+def check_rows_of_several_axes_take_the_same_kernels(dtype: torch.dtype) -> None:
+    """As attention's are, of heads and features; what lies otherwise is taken and added all the same."""
+    rows = torch.randperm(100, generator=torch.Generator().manual_seed(2))[:37].to(DEVICE)
+    for heads, dim in ((4, 16), (3, 1), (2, 0)):
+        x, values = randn(100, heads, dim).to(DEVICE, dtype), randn(37, heads, dim, seed=1).to(DEVICE, dtype)
+        with noted(take, "take_rows_triton") as taken, noted(add, "add_rows_triton") as added:
+            assert torch.equal(take_rows(x, rows), x[rows])
+            turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+            assert torch.equal(take_rows(turned, rows), x[rows])
+            if not (DEVICE == "cpu" and dtype.itemsize == 2):
+                expected = x.clone().index_add_(0, rows, values)
+                given = x.clone()
+                assert add_rows_(given, rows, values) is given and torch.equal(given, expected)
+                assert torch.equal(add_rows_(turned.clone(), rows, values), expected)
+            else:
+                add_rows_(x.clone(), rows, values)
+        assert (len(taken), len(added)) == ((2, 1) if dim else (0, 0)), (heads, dim)
+
+
+@contextlib.contextmanager
+def noted(module: Any, name: str) -> Iterator[list[str]]:
+    """Calls of a function of ``module.gpu``, which serves the CPU as well."""
+    calls: list[str] = []
+    plain = getattr(module.gpu, name)
+
+    def counted(*args: Any) -> Tensor:
+        calls.append(name)
+        return plain(*args)
+
+    with mock.patch.object(module.gpu, name, counted), mock.patch.object(module, "runs_in_triton", lambda _: True):
+        yield calls
 
 
 def same_but_for_the_order_of_sums(mine: Tensor, plain: Tensor, name: str, width: int) -> bool:
