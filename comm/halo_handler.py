@@ -272,7 +272,7 @@ class HaloHandler:
                 if known.halo is None:
                     assert known.local is not None
                     known.halo = known.local[plan.num_inner :]
-                return repeated_sum(structure, x_N, known.halo, src_scale, dst_scale, add_to, passes=self.passes)
+                return repeated_sum(structure, x_N, known.halo, plan, src_scale, dst_scale, add_to, passes=self.passes)
             travel = self._travel_of(x_N, plan, name, way, interceptor)
             out_N, halo_H = overlapped_sum(
                 structure, x_N, plan, src_scale, dst_scale, add_to, passes=self.passes, fetch=fetch, label=name,

@@ -5,18 +5,22 @@ disjoint, so this costs nothing, and on GPUs every gradient is the same bits as 
 
 Forward in both passes: edges from inner rows first, the others when their rows have come. Edges are split, not
 destinations: with two parts of a graph such as ogbn-products most destinations have a remote neighbour, but most edges
-do not leave their part. What was summed so far is put down in between, in float32.
+do not leave their part. What was summed so far is put down in between, in float32. Where GPUs read each other's memory
+an exchange takes less time than the sum, so that this is done for as many destinations as fill it, and the others are
+summed in one pass.
 
 Shape suffixes: N inner, H halo, L = N + H local rows, S rows sent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from nugnn.comm.early_rows import edges_begun_early
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import add_home, add_returned_, begin_fetch, begin_return, of_gradient, travels_padded
 from nugnn.comm.halo_transfer import HaloPlan
@@ -24,15 +28,13 @@ from nugnn.comm.halo_wire import Travel
 from nugnn.kernels.operator import Operator, unseen
 from nugnn.kernels.padded import as_buffer, from_buffer
 from nugnn.kernels.spmm import spmm_sum
-from nugnn.kernels.spmm.staged import accumulator_dtype, add_sum, prepare_sum_to_sources, sum_of_both, sum_to_sources
+from nugnn.kernels.spmm.staged import begin_sum, finish_sum, prepare_sum_to_sources, sum_of_both, sum_to_sources
 from nugnn.kernels.structure import Structure
 
 Overlap = Literal["auto", "on", "backward", "off"]
 """Whether sums overlap with the exchange: ``on`` in both passes, ``backward`` in backward alone, ``off`` nowhere.
 
-``auto``: in both passes where every rank has a GPU of its own and some pair of them cannot read each other's memory,
-in backward where all can. Over NVLink the exchange takes less time than a float32 sum that is put down between two
-stages: 24.9 ms without overlap, 26.6 with it, an epoch of 3-layer SAGE on two H200 (`docs/performance-notes.md`).
+``auto``: in both passes where every rank has a GPU of its own, nowhere otherwise.
 """
 
 Passes = Literal["none", "backward", "both"]
@@ -48,10 +50,26 @@ def overlapping_passes(choice: Overlap, ranks: Ranks) -> Passes:
     if choice not in ("auto", "on", "backward", "off"):
         raise ValueError(f"overlap is {choice!r}, must be auto, on, backward or off")
     if choice == "auto":
-        choice = "off" if not ranks.carries_cuda else "backward" if ranks.reads_peers else "on"
+        choice = "on" if ranks.carries_cuda else "off"
     if choice == "off" or not ranks.is_split:
         return "none"
     return "both" if choice == "on" else "backward"
+
+
+def rows_begun_early(structure: Structure, x_N: Tensor, plan: HaloPlan) -> int:
+    """How many rows of a plain sum forward begin while halo rows travel; each rank's own affair.
+
+    All where the exchange is slow; where GPUs read each other's memory see `nugnn.comm.early_rows`.
+
+    Args:
+        structure: In-edges of the N inner nodes.
+        x_N: ``(N, ...)`` rows that travel.
+        plan: With whom rows are exchanged.
+    """
+    if not plan.ranks.reads_peers:
+        return structure.num_dst
+    row_bytes = x_N.shape[1:].numel() * x_N.element_size()
+    return structure.rows_with(edges_begun_early(max(plan.num_halo, len(plan.send_rows)), row_bytes))
 
 
 def can_overlap(x: Tensor, plan: HaloPlan) -> bool:
@@ -117,8 +135,8 @@ def overlapped_sum(
         plan: Every rank of the plan has to call with the same trailing shape and dtype.
         src_scale: ``(L,)`` floating, without gradient; None for ones.
         dst_scale: ``(N,)`` likewise.
-        add_to: ``(N, ...)`` in the dtype of ``x_N``, each row contiguous; None for zeros. Where forward does not
-            overlap, **a GPU adds a matrix in place**.
+        add_to: ``(N, ...)`` in the dtype of ``x_N``, each row contiguous; None for zeros. Where not all rows are begun
+            early, **a GPU adds a matrix in place**.
         passes: In which of them edges are summed while rows travel.
         fetch: The halo rows, where somebody has begun to fetch them; it is finished here.
         label: What is fetched, for error messages.
@@ -132,7 +150,8 @@ def overlapped_sum(
         HaloExchangeError: A peer failed, or did not take part before the timeout.
     """
     structure = structure.to(x_N.device)
-    given = (x_N, add_to, structure, plan, src_scale, dst_scale, passes == "both", fetch, label, travel)
+    num_early = rows_begun_early(structure, x_N, plan) if passes == "both" else 0
+    given = (x_N, add_to, structure, plan, src_scale, dst_scale, num_early, fetch, label, travel)
     return _OverlappedSum.apply(*given)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -140,6 +159,7 @@ def repeated_sum(
     structure: Structure,
     x_N: Tensor,
     halo_H: Tensor,
+    plan: HaloPlan,
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     add_to: Tensor | None = None,
@@ -148,7 +168,8 @@ def repeated_sum(
 ) -> Tensor:
     """:func:`overlapped_sum` of halo rows that are here already, the same bits; their gradient goes to ``halo_H``."""
     structure = structure.to(x_N.device)
-    given = (x_N, halo_H, add_to, structure, src_scale, dst_scale, passes == "both")
+    num_early = rows_begun_early(structure, x_N, plan) if passes == "both" else 0
+    given = (x_N, halo_H, add_to, structure, src_scale, dst_scale, num_early)
     return _RepeatedSum.apply(*given)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -162,7 +183,7 @@ class _OverlappedSum(Operator):
         plan: HaloPlan,
         src_scale_L: Tensor | None,
         dst_scale_N: Tensor | None,
-        in_stages: bool,
+        num_early: int,
         fetch: Fetch | None,
         label: str,
         travel: Travel | None,
@@ -172,13 +193,7 @@ class _OverlappedSum(Operator):
         if ctx.needs_input_grad[0]:
             prepare_sum_to_sources(structure, x_N)
         scales = (src_scale_L, dst_scale_N)
-        if in_stages:
-            begun = _first_stage(structure, fetch.inner_N, *scales, add_to)
-            halo_H = fetch.finish()
-            out_N = _second_stage(structure, halo_H, *scales, begun, x_N.dtype)
-        else:
-            halo_H = fetch.finish()
-            out_N = _in_one_pass(ctx, structure, fetch.inner_N, halo_H, *scales, add_to)
+        out_N, halo_H = _sum(ctx, structure, fetch.inner_N, fetch.finish, *scales, add_to, num_early)
         ctx.structure, ctx.plan, ctx.label, ctx.travel = structure, plan, label, of_gradient(travel)
         _save(ctx, x_N, *scales)
         ctx.set_materialize_grads(False)
@@ -245,14 +260,12 @@ class _RepeatedSum(Operator):
         structure: Structure,
         src_scale_L: Tensor | None,
         dst_scale_N: Tensor | None,
-        in_stages: bool,
+        num_early: int,
     ) -> Tensor:
         ctx.structure, ctx.num_inner = structure, len(x_N)
         scales = (src_scale_L, dst_scale_N)
         _save(ctx, x_N, *scales)
-        if not in_stages:
-            return _in_one_pass(ctx, structure, x_N, halo_H, *scales, add_to)
-        return _second_stage(structure, halo_H, *scales, _first_stage(structure, x_N, *scales, add_to), x_N.dtype)
+        return _sum(ctx, structure, x_N, lambda: halo_H, *scales, add_to, num_early)[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -274,47 +287,39 @@ def _save(ctx: Any, x: Tensor, *scales: Tensor | None) -> None:
     ctx.save_for_backward(x.new_empty(0), *scales)
 
 
-def _first_stage(
-    structure: Structure,
-    x_N: Tensor,
-    src_scale_L: Tensor | None,
-    dst_scale_N: Tensor | None,
-    add_to: Tensor | None,
-) -> Tensor:
-    """The sum over edges from inner rows, in the type in which rows are summed."""
-    src_scale_N, _ = _halves(src_scale_L, len(x_N))
-    first, wide = structure.split(len(x_N)).first, accumulator_dtype(x_N.dtype)
-    return add_sum(first, x_N, src_scale=src_scale_N, dst_scale=dst_scale_N, add_to=add_to, dtype=wide)
-
-
-def _second_stage(
-    structure: Structure,
-    halo_H: Tensor,
-    src_scale_L: Tensor | None,
-    dst_scale_N: Tensor | None,
-    begun: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The whole sum from what the first stage made."""
-    num_inner = structure.num_src - len(halo_H)
-    _, src_scale_H = _halves(src_scale_L, num_inner)
-    scales = {"src_scale": src_scale_H, "dst_scale": dst_scale_N}
-    return add_sum(structure.split(num_inner).rest, halo_H, **scales, add_to=begun, in_place=True, dtype=dtype)
-
-
-def _in_one_pass(
+def _sum(
     ctx: Any,
     structure: Structure,
     x_N: Tensor,
-    halo_H: Tensor,
+    arrived: Callable[[], Tensor],
     src_scale_L: Tensor | None,
     dst_scale_N: Tensor | None,
     add_to: Tensor | None,
-) -> Tensor:
-    out_N = sum_of_both(structure, x_N, halo_H, src_scale=src_scale_L, dst_scale=dst_scale_N, add_to=add_to)
+    num_early: int,
+) -> tuple[Tensor, Tensor]:
+    """The sum, and the halo rows.
+
+    Args:
+        ctx: Of the operator whose result it is.
+        structure: As above, as are the others.
+        x_N: Inner rows.
+        arrived: Waits for the halo rows.
+        src_scale_L: As above.
+        dst_scale_N: As above.
+        add_to: As above.
+        num_early: Rows of the result that begin before halo rows are waited for.
+    """
+    how = {"src_scale": src_scale_L, "dst_scale": dst_scale_N, "add_to": add_to}
+    if num_early:
+        begun = begin_sum(structure, x_N, num_early, **how)
+        halo_H = arrived()
+        out_N = finish_sum(structure, begun, x_N, halo_H, **how)
+    else:
+        halo_H = arrived()
+        out_N = sum_of_both(structure, x_N, halo_H, **how)
     if out_N is add_to:
         ctx.mark_dirty(add_to)
-    return out_N
+    return out_N, halo_H
 
 
 def _sum_back(structure: Structure, grad_N: Tensor, src_scale_L: Tensor | None, dst_scale_N: Tensor | None) -> Tensor:

@@ -41,7 +41,8 @@ class Structure:
     indptr: Tensor
     indices: Tensor
     _copies: dict[torch.device, Structure] = field(default_factory=dict, init=False, repr=False)
-    _splits: dict[int, SplitStructure] = field(default_factory=dict, init=False, repr=False)
+    _splits: dict[tuple[int, int], SplitStructure] = field(default_factory=dict, init=False, repr=False)
+    _rows_with: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _reversed_splits: dict[int, tuple[Structure, Structure]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -79,11 +80,29 @@ class Structure:
         rows = torch.arange(self.num_dst, dtype=self.indices.dtype, device=self.device)
         return torch.repeat_interleave(rows, self.in_degrees, output_size=self.num_edges)
 
-    def split(self, num_first: int) -> SplitStructure:
-        """The edges from the first ``num_first`` source rows, and the others; made once, on first use."""
-        if num_first not in self._splits:
-            self._splits[num_first] = _split(self, num_first)
-        return self._splits[num_first]
+    def split(self, num_first: int, num_dst: int | None = None) -> SplitStructure:
+        """The edges from the first ``num_first`` source rows, and the others; made once, on first use.
+
+        Args:
+            num_first: How many source rows are the first ones.
+            num_dst: Of so many destination rows, the first ones; of all when None.
+        """
+        key = num_first, self.num_dst if num_dst is None else num_dst
+        if key not in self._splits:
+            self._splits[key] = _split(self, *key)
+        return self._splits[key]
+
+    def rows_with(self, num_edges: int) -> int:
+        """How many destination rows, from the first one on, have ``num_edges`` in-edges together; all if all have less.
+
+        Found once for each number: the first call waits for the device.
+        """
+        if num_edges >= self.num_edges:
+            return self.num_dst
+        if num_edges not in self._rows_with:
+            wanted = torch.tensor(num_edges, device=self.device)
+            self._rows_with[num_edges] = int(torch.searchsorted(self.indptr, wanted))
+        return self._rows_with[num_edges]
 
     @cached_property
     def transposed(self) -> TransposedStructure:
@@ -162,22 +181,24 @@ class SplitStructure:
     """The edges of a structure in two, by source row, for sums that begin before all source rows are there.
 
     Args:
-        first: Edges from the first source rows; N destinations.
-        rest: Edges from the other source rows, numbered from 0; N destinations.
+        first: Edges from the first source rows to the destinations that were asked for.
+        rest: Edges from the other source rows, numbered from 0, to the same destinations.
     """
 
     first: Structure
     rest: Structure
 
 
-def _split(structure: Structure, num_first: int) -> SplitStructure:
-    is_first_E = structure.indices < num_first
-    before_E = torch.zeros(structure.num_edges + 1, dtype=integer_dtype(structure.num_edges), device=structure.device)
+def _split(structure: Structure, num_first: int, num_dst: int) -> SplitStructure:
+    of_all = structure.indptr[: num_dst + 1]
+    indices = structure.indices[: int(of_all[-1])]
+    is_first_E = indices < num_first
+    before_E = torch.zeros(len(indices) + 1, dtype=integer_dtype(len(indices)), device=structure.device)
     torch.cumsum(is_first_E, 0, out=before_E[1:])
-    indptr = before_E[structure.indptr].long()
+    indptr = before_E[of_all].long()
     return SplitStructure(
-        Structure(num_first, indptr, structure.indices[is_first_E]),
-        Structure(structure.num_src - num_first, structure.indptr - indptr, structure.indices[~is_first_E] - num_first),
+        Structure(num_first, indptr, indices[is_first_E]),
+        Structure(structure.num_src - num_first, of_all - indptr, indices[~is_first_E] - num_first),
     )
 
 

@@ -158,7 +158,7 @@ class TrainConfig(Settings):
         "auto",
         str,
         "Sum over edges while halo rows travel: on, in backward alone, or off; auto: on where each worker has a GPU of "
-        "its own, in backward alone where these read each other's memory.",
+        "its own.",
         choices=("auto", "on", "backward", "off"),
     )
     cuda_graphs: str = option(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nugnn.comm.early_rows import EDGES_PER_ROW
 from nugnn.kernels.row_schedule import GROUP_COST, ROW_COST
 from nugnn.kernels.spmm.sums import FEWEST_BYTES
 from nugnn.planning.operator_costs import item_bytes, number
@@ -125,7 +126,8 @@ class KeptStructure:
         self._has_weights = any(_has_weights(record) for record in self._backward)
         self._has_ends = any(r.kind == "sddmm" and "v" in _targets(r) for r in graph)
         self._has_extremes = any(r.attrs.get("reduce") in ("max", "min") for r in self._forward)
-        self._is_in_stages = overlap == "both" and any(r.attrs.get("op") == "copy_lhs" for r in self._forward)
+        is_beside = any(r.attrs.get("op") == "copy_lhs" for r in self._forward)
+        self._is_in_stages, self._is_some_early = (overlap == each and is_beside for each in ("both", "some"))
         self._of_cpu = [] if self._is_gpu else [_OfCpu.of(record) for record in graph]
         self._is_split = trace.ranks > 1
 
@@ -148,6 +150,10 @@ class KeptStructure:
         total += self._has_extremes * 2 * edges  # which of a row's edges each is
         if self._is_in_stages:
             total += 2 * _OFFSET_BYTES * (sizes.inner + 1) + index * edges + 2 * _schedule(sizes.inner, edges // 2)
+        if self._is_some_early:  # at most: whether the bytes of an exchange are enough depends on its width
+            early = min(edges, EDGES_PER_ROW * max(sizes.halo, sizes.sent))
+            rows = sizes.inner * early // max(edges, 1)
+            total += 2 * _OFFSET_BYTES * (rows + 1) + index * early + 2 * _schedule(rows, early // 2)
         return total
 
     def _on_cpu(self, sizes: PartSizes) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
+from nugnn.comm.early_rows import edges_begun_early
 from nugnn.planning.after_rest import Rests
 from nugnn.planning.links import Links
 from nugnn.planning.measured_peaks import MeasuredPeaks
@@ -201,6 +202,19 @@ def halo_share_of(sizes: PartSizes) -> float:
     return sizes.halo / max(sizes.local, 1)
 
 
+def early_share(exchange: Exchange, num_edges: int, halo_share: float) -> float:
+    """Of a sum over ``num_edges`` edges, how much of it is done before the halo rows of ``exchange`` are waited for.
+
+    Args:
+        exchange: With numbers.
+        num_edges: All of the sum.
+        halo_share: Of them, those from halo rows.
+    """
+    num_rows = max(number(exchange.sent), number(exchange.received))
+    early = edges_begun_early(num_rows, number(exchange.row_bytes))
+    return (1.0 - halo_share) * min(1.0, early / max(num_edges, 1))
+
+
 class _Tables:
     """What devices share that make the same step in the same times.
 
@@ -224,6 +238,7 @@ class _Part:
         self.tables, self._trace, self._peaks = tables, trace, device.peaks
         self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
         self._aside = [(i, exchange) for i, exchange in enumerate(program.exchanges) if exchange.is_aside]
+        self._fetches_beside = [program.exchanges[exchange] for exchange in program.early.values()]
         self._times = device.times
         self._how_taken = work.links, rank, device.times, work.gradient_wire
         launched = program.launched(trace, is_captured=device.is_captured)
@@ -241,7 +256,9 @@ class _Part:
         of_record = self.tables.seconds.seconds(sizes)
         time = RankTime(Rests.of_step(self._times.after_rest, float(of_record.sum())))
         rested = Rested(self._burst_seconds, 1)
-        return self._walk.seconds(of_record, wires, halo_share_of(sizes), taken, time, rested, passing)
+        halo_share = halo_share_of(sizes)
+        early = [early_share(each.at(symbols), sizes.edges, halo_share) for each in self._fetches_beside]
+        return self._walk.seconds(of_record, wires, halo_share, early, taken, time, rested, passing)
 
     def memory(self, sizes: PartSizes) -> dict[str, int]:
         self._trace.check(sizes)
@@ -343,7 +360,7 @@ class _Walk:
         self._steps: list[tuple[Do, int]] = []
         is_open = False
         for (do, which, _), count in zip(program.instructions, launched, strict=True):
-            if do > Do.RUN_HALO:
+            if do >= Do.BEGIN:
                 self._steps.append((do, which))
             else:
                 if not is_open:
@@ -354,7 +371,7 @@ class _Walk:
                 firsts.append(before + min(count, 1))
                 launches.append(before + count)
                 kinds.append(do)
-            is_open = do <= Do.RUN_HALO
+            is_open = do < Do.BEGIN
         self._order, self._starts = np.array(order, np.intp), np.array(starts, np.intp)
         self._segment = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))
         self._first, self._launched = launch_seconds * np.array(firsts), launch_seconds * np.array(launches)
@@ -362,9 +379,9 @@ class _Walk:
         self._before_last = 1 - 1 / counts
         self._has_rows = launch_seconds > 0 and bool((counts > 1).any())
         self._of_host = self._launched[np.append(self._starts[1:], len(order)) - 1].tolist()
-        self._inner, self._halo = (
+        self._inner, self._halo, self._early, self._late = (
             np.array([place for place, do in enumerate(kinds) if do == which], np.intp)
-            for which in (Do.RUN_INNER, Do.RUN_HALO)
+            for which in (Do.RUN_INNER, Do.RUN_HALO, Do.RUN_EARLY, Do.RUN_LATE)
         )
         self._blocks_host, self._num_exchanges = blocks_host, len(program.exchanges)
 
@@ -373,6 +390,7 @@ class _Walk:
         of_record: Floats,
         wires: Sequence[float],
         halo_share: float,
+        early_shares: Sequence[float],
         taken: Mapping[int, float],
         time: RankTime,
         rested: Rested,
@@ -384,6 +402,7 @@ class _Walk:
             of_record: ``(R,)`` device seconds of each record.
             wires: Seconds of each exchange.
             halo_share: Of the edges, those from halo rows.
+            early_shares: Of each sum that runs early in part, in their order, how much of it does.
             taken: What exchanges take from computing beside them; none where a host launches operators.
             time: Of the device, at the begin of a step.
             rested: How long its link has rested.
@@ -392,6 +411,9 @@ class _Walk:
         each = of_record[self._order]
         each[self._inner] *= 1.0 - halo_share
         each[self._halo] *= halo_share
+        if early_shares:
+            each[self._early] *= early_shares
+            each[self._late] *= 1.0 - np.array(early_shares)
         totals = np.add.reduceat(each, self._starts)
         before = np.cumsum(each) - each
         rest = totals[self._segment] - (before - before[self._starts][self._segment])

@@ -24,12 +24,21 @@ from nugnn.planning.predicted_work import (
     PredictedWork,
     collective_passing_seconds,
     collective_seconds,
+    early_share,
     halo_share_of,
     taken_seconds,
 )
 from nugnn.planning.rank_time import RankTime
 from nugnn.planning.rested import Rested
-from nugnn.planning.step_program import Do, Exchange, Instruction, Passes, Program, loss_of, make_program
+from nugnn.planning.step_program import (
+    Do,
+    Exchange,
+    Instruction,
+    Passes,
+    Program,
+    loss_of,
+    make_program,
+)
 from nugnn.planning.timeline import TRANSFER, WAIT, Event, Timeline
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import OperatorRecord, TraceError
@@ -127,7 +136,7 @@ def replay_parts(
     for rank, (device, sizes) in enumerate(zip(work.devices, parts, strict=True)):
         program, seconds = work.program(rank).at(sizes), work.record_seconds(rank, sizes).tolist()
         share = halo_share_of(sizes) if halo_shares is None else halo_shares[rank]
-        how: dict[str, Any] = {"is_captured": device.is_captured, "halo_share": share}
+        how: dict[str, Any] = {"is_captured": device.is_captured, "halo_share": share, "num_edges": sizes.edges}
         ranks.append(_rank_on(links, wire, rank, device.trace, program, seconds, device.times, **how))
     names = [device.device for device in work.devices] if names is None else names
     return _replayed(ranks, _Exchanges(links, ranks, rows_between, wire), num_steps, names)
@@ -144,6 +153,7 @@ def _rank_on(
     *,
     is_captured: bool,
     halo_share: float | None,
+    num_edges: int | None = None,
 ) -> _Rank:
     """A rank before its first step, with what these links and times say of it."""
     return _Rank(
@@ -153,6 +163,7 @@ def _rank_on(
         launched=program.launched(step, is_captured=is_captured),
         launch_seconds=host_seconds_of_launch(times, is_captured=is_captured),
         halo_share=halo_share,
+        num_edges=num_edges,
         taken=[taken_seconds(each, links, rank, times, wire) for each in program.exchanges],
         blocks_host=links.blocks_host(rank),
         time=RankTime(Rests.of_step(times.after_rest, sum(seconds))),
@@ -182,12 +193,13 @@ class _Rank:
     """One rank on its way through its program.
 
     Args:
-        step: Its trace; dimensions may be formulas if ``halo_share`` is given.
+        step: Its trace; dimensions may be formulas if ``halo_share`` and ``num_edges`` are given.
         program: Of the step.
         seconds: Of each record.
         launched: Of each instruction, how many operators the host launches for it.
         launch_seconds: Of the host.
         halo_share: Of the edges, those from halo rows; None to tell from each sum.
+        num_edges: Likewise.
         taken: What each exchange takes from computing beside it.
         blocks_host: Whether the host waits where the device waits for an exchange.
         time: Of its device.
@@ -199,6 +211,7 @@ class _Rank:
     launched: Sequence[int]
     launch_seconds: float
     halo_share: float | None
+    num_edges: int | None
     taken: Sequence[float]
     blocks_host: bool
     time: RankTime
@@ -256,18 +269,22 @@ class _Rank:
                 launching = count * self.launch_seconds
                 self.events.append(Event(record.name, "launch", record.phase, "host", self._host, launching))
                 first, self._host = self._host + self.launch_seconds, self._host + launching
-            took = self.seconds[which] * self._share(do, record)
+            took = self.seconds[which] * self._share(do, which)
             # several operators in a row, each as long: the device begins with the first, and ends after the last
             start = max(self.time.device, first, self._host - took * (1 - 1 / max(count, 1)))
             took = self.time.computes(start, took)
             self.events.append(Event(record.name, record.kind, record.phase, "device", start, took, clock))
         self._at += 1
 
-    def _share(self, do: Do, record: OperatorRecord) -> float:
+    def _share(self, do: Do, which: int) -> float:
         if do == Do.RUN:
             return 1.0
+        record = self.step.operators[which]
         share = _halo_share(record) if self.halo_share is None else self.halo_share
-        return share if do == Do.RUN_HALO else 1.0 - share
+        if do in (Do.RUN_EARLY, Do.RUN_LATE):
+            num_edges = number(record.sizes["edges"]) if self.num_edges is None else self.num_edges
+            share = 1.0 - early_share(self.program.exchanges[self.program.early[which]], num_edges, share)
+        return share if do in (Do.RUN_HALO, Do.RUN_LATE) else 1.0 - share
 
     def _wait(self, exchange: int) -> None:
         what, (ready, begin, end) = self.program.exchanges[exchange], self._begun[exchange]

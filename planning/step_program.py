@@ -8,9 +8,9 @@ as the trainer decides it (`nugnn.comm.overlap`, `nugnn.comm.backward_sums`), on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from nugnn.planning.operator_times import is_fetch
 from nugnn.planning.part_sizes import PartSizes
@@ -18,8 +18,11 @@ from nugnn.planning.timeline import Clock
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import Dim, OperatorRecord, Storage, value_of
 
-Passes = Literal["none", "backward", "both"]
-"""Passes in which plain sums over neighbours run beside their exchange; as in `nugnn.comm.overlap`."""
+Passes = Literal["none", "backward", "some", "both"]
+"""Passes in which plain sums over neighbours run beside their exchange, as in `nugnn.comm.overlap`.
+
+``both``: forward, all edges from own rows are summed first; ``some``: as many of them as `nugnn.comm.early_rows` says.
+"""
 
 
 class Do(IntEnum):
@@ -31,9 +34,13 @@ class Do(IntEnum):
     """The part of a sum whose source rows are the device's own."""
     RUN_HALO = 3
     """The part whose source rows come from others, or whose results go to them."""
-    BEGIN = 4
+    RUN_EARLY = 4
+    """The part of a sum that does not wait for halo rows, as `nugnn.planning.predicted_work.early_share` says."""
+    RUN_LATE = 5
+    """The rest of it."""
+    BEGIN = 6
     """An exchange may begin."""
-    WAIT = 5
+    WAIT = 7
     """Nothing goes on before the exchange has ended."""
 
 
@@ -98,15 +105,17 @@ class Program:
     Args:
         instructions: In order.
         exchanges: In the order in which they begin, the same on all devices of a run.
+        early: Records of sums that run early in part, and the exchange of each.
     """
 
     instructions: tuple[Instruction, ...]
     exchanges: tuple[Exchange, ...]
+    early: Mapping[int, int] = field(default_factory=dict)
 
     def at(self, sizes: PartSizes) -> Program:
         """With numbers in place of formulas."""
         symbols = sizes.symbols()
-        return Program(self.instructions, tuple(exchange.at(symbols) for exchange in self.exchanges))
+        return replace(self, exchanges=tuple(exchange.at(symbols) for exchange in self.exchanges))
 
     def launched(self, trace: StepTrace, *, is_captured: bool) -> list[int]:
         """Of each instruction, how many operators the host has to put into the queue for it.
@@ -118,7 +127,7 @@ class Program:
         first_after = after_passes(trace) if is_captured else 0
         counts, has_graph = list[int](), False
         for do, number, _ in self.instructions:
-            if do > Do.RUN_HALO:
+            if do >= Do.BEGIN:
                 counts.append(0)
             elif number >= first_after:
                 counts.append(trace.operators[number].launches)
@@ -180,8 +189,9 @@ def passes_of(choice: str, *, is_nccl: bool, num_hosts: int) -> Passes:
         ValueError: There is no such choice.
     """
     if choice == "auto":
-        choice = "off" if not is_nccl else "backward" if num_hosts == 1 else "on"
-    known: dict[str, Passes] = {"on": "both", "backward": "backward", "off": "none"}
+        choice = "on" if is_nccl else "off"
+    is_near = is_nccl and num_hosts == 1
+    known: dict[str, Passes] = {"on": "some" if is_near else "both", "backward": "backward", "off": "none"}
     if choice not in known:
         raise ValueError(f"overlap is {choice!r}, must be auto, on, backward or off")
     return known[choice]
@@ -206,8 +216,8 @@ def make_program(
     Raises:
         ValueError: There is no such choice.
     """
-    if overlap not in ("none", "backward", "both"):
-        raise ValueError(f"overlap is {overlap!r}, must be none, backward or both")
+    if overlap not in get_args(Passes):
+        raise ValueError(f"overlap is {overlap!r}, must be none, backward, some or both")
     return _Maker(trace, overlap, sums_in_backward, loss).make()
 
 
@@ -222,6 +232,8 @@ class _Maker:
         """Numbers of exchanges that have begun, by record."""
         self._open: list[int] = []
         """Sums of gradients that nobody has waited for."""
+        self._early: dict[int, int] = {}
+        """Exchanges of sums that run early in part, by record."""
         self._postponed: list[int] = []
         """Records of those that are made after backward."""
 
@@ -251,7 +263,7 @@ class _Maker:
             if number in begins_after and begins_after[number] not in self._begun:
                 self._begin_fetch(begins_after[number])
         self._enter(None)
-        return Program(tuple(self._instructions), tuple(self._exchanges))
+        return Program(tuple(self._instructions), tuple(self._exchanges), self._early)
 
     def _do(self, do: Do, number: int, clock: Clock = "compute") -> None:
         self._instructions.append(Instruction(do, number, clock))
@@ -328,6 +340,11 @@ class _Maker:
             self._do(Do.RUN_INNER, number)
             self._wait(exchange)
             self._do(Do.RUN_HALO, number)
+        elif self._overlap == "some":
+            self._early[number] = exchange
+            self._do(Do.RUN_EARLY, number)
+            self._wait(exchange)
+            self._do(Do.RUN_LATE, number)
         else:
             self._wait(exchange)
             self._do(Do.RUN, number)

@@ -101,7 +101,7 @@ class _Sum(Operator):
             _ = structure.transposed  # sorted now: in backward, more is alive
         out, _ = aggregate_rows(
             in_edges(structure), x, num_heads, op=op, w=w, by_edge=op == "copy_rhs", src_scale=src_scale,
-            dst_scale=dst_scale, add_to=add_to, in_place=add_to is not None,
+            dst_scale=dst_scale, add_to=add_to, out=add_to,
         )  # fmt: skip
         if add_to is not None:
             ctx.mark_dirty(add_to)

@@ -399,7 +399,8 @@ def aggregate_rows(
     src_scale: Tensor | None = None,
     dst_scale: Tensor | None = None,
     add_to: Tensor | None = None,
-    in_place: bool = False,
+    out: Tensor | None = None,
+    first_row: int = 0,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """One aggregation, with its heavy rows combined.
@@ -418,11 +419,13 @@ def aggregate_rows(
         src_scale: ``(rows,)`` factor of each row of ``x``.
         dst_scale: ``(N,)`` factor of each row of the result.
         add_to: ``(N, F)``, each row contiguous: what sums are added to before their one rounding.
-        in_place: Whether the result takes the place of ``add_to``, which then has its type.
+        out: Where the result is written, of type ``out_dtype``, each row contiguous; ``add_to`` itself to add in place.
+            A new tensor when None.
+        first_row: Of ``out``, where the result begins.
         tile: Overrides :func:`choose_tile`.
 
     Returns:
-        ``(N, F)``, its rows padded if those of ``x`` are, or ``add_to``; and the winning edges ``(N, F)`` of a maximum
+        ``(N, F)``, its rows padded if those of ``x`` are, or ``out``; and the winning edges ``(N, F)`` of a maximum
         or minimum, -1 where a row has none.
     """
     offsets, width, num_edges = edges.offsets, x.shape[1], len(edges.indices)
@@ -433,14 +436,15 @@ def aggregate_rows(
     is_extreme = sign != 0
     weight = 0 if w is None else 1 if w.shape[1] == num_heads else 2
     out_dtype = out_dtype or x.dtype
-    if add_to is not None and in_place:
-        assert not is_extreme and add_to.dtype == out_dtype
-        out = add_to
+    if out is not None:
+        assert not is_extreme and out.dtype == out_dtype and first_row + num_rows <= len(out)
     elif is_padded(x) and num_heads == 1 and not is_extreme:
         out = empty_rows(num_rows, width, out_dtype, x.device)
     else:
         out = torch.empty(num_rows, width, dtype=out_dtype, device=x.device)
+    # of the whole: a single row of it, which is contiguous at any stride, does not show what is behind
     zero_columns = with_padding(out).shape[1] - width
+    out_rows = out[first_row:] if first_row else out
     partial = torch.empty(schedule.num_pieces, width, dtype=accumulator, device=x.device)
     wide_edges = needs_wide_edges(num_edges)
     edge_dtype = torch.int64 if wide_edges else torch.int32
@@ -464,7 +468,7 @@ def aggregate_rows(
     blocks = cdiv(num_heads, tile.heads) * cdiv(num_columns, tile.columns)
     with torch.cuda.device_of(x):
         _aggregate_kernel[(programs, blocks)](
-            out, out_winner, partial, partial_winner, x, rest, w, winner, src_scale, dst_scale, add_to,
+            out_rows, out_winner, partial, partial_winner, x, rest, w, winner, src_scale, dst_scale, add_to,
             offsets, edges.indices, edge_ids, schedule.group_begin, schedule.group_end,
             schedule.lockstep_rows, schedule.piece_begin, schedule.piece_end,
             schedule.num_pieces, num_light, len(x), sign, num_columns - 1,
@@ -482,7 +486,7 @@ def aggregate_rows(
             sum_each_tile=tile.heads * tile.columns * x.element_size() >= 128,
             num_warps=tile.num_warps,
         )  # fmt: skip
-        combine_pieces(out, out_winner, partial, partial_winner, dst_scale, schedule, sign, add_to)
+        combine_pieces(out_rows, out_winner, partial, partial_winner, dst_scale, schedule, sign, add_to, zero_columns)
     return out, out_winner if is_extreme else None
 
 
@@ -495,12 +499,16 @@ def combine_pieces(
     schedule: RowSchedule,
     sign: int,
     add_to: Tensor | None = None,
+    zero_columns: int | None = None,
 ) -> None:
-    """Finish the heavy rows of ``out`` from their pieces; ``add_to`` as in `aggregate_rows`."""
+    """Finish the heavy rows of ``out`` from their pieces.
+
+    ``add_to`` as in `aggregate_rows`; ``zero_columns`` behind each row, found here when None.
+    """
     if schedule.num_split == 0:
         return
     width = out.shape[1]
-    zero_columns = with_padding(out).shape[1] - width
+    zero_columns = with_padding(out).shape[1] - width if zero_columns is None else zero_columns
     block = min(1024, power_of_2(width))
     _combine_kernel[(schedule.num_split, cdiv(width, block))](
         out, out_winner, partial, partial_winner, dst_scale, add_to, schedule.split_rows, schedule.split_ptr,

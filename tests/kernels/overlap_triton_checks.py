@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -141,12 +142,20 @@ def check_approximate_rows_are_the_same_whenever_they_leave() -> None:
 
 
 def check_parts_are_one_device() -> None:
-    for name, overlap_ in (("sage", "backward"), ("sage", "on"), ("gcn", "backward")):
+    """Where all rows of a sum begin early, some of them, or none."""
+    for name, overlap_, num_early in (
+        ("sage", "backward", 0),
+        ("sage", "on", None),
+        ("sage", "on", 7),
+        ("gcn", "on", 7),
+    ):
         data = make_graph()
         alone = run_steps(Ranks(), data, make_parts(data, 1, "random"), make_model(name).double(), adam, num_steps=2)
-        for run in train(name, "unequal", overlap_, dtype=torch.float64):
+        with mock.patch.object(overlap, "rows_begun_early", return_value=num_early) if num_early else nullcontext():
+            runs = train(name, "unequal", overlap_, dtype=torch.float64)
+        for run in runs:
             worst, where = largest_difference(alone, run)
-            assert worst <= FLOAT64_BOUND, (name, overlap_, where)
+            assert worst <= FLOAT64_BOUND, (name, overlap_, num_early, where)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -22,7 +23,7 @@ from nugnn.kernels import structure as structures
 from nugnn.kernels.broadcast import align
 from nugnn.kernels.padded import carve, is_padded, padded_copy, padded_width, with_padding
 from nugnn.kernels.row_schedule import make_row_schedule
-from nugnn.kernels.spmm import gpu_aggregate, gpu_extreme, gpu_gradients
+from nugnn.kernels.spmm import gpu_aggregate, gpu_extreme, gpu_gradients, staged
 from nugnn.kernels.spmm.gpu import aggregate
 from nugnn.kernels.spmm.gpu_aggregate import in_edges
 from nugnn.kernels.spmm.reference import spmm_reference
@@ -401,9 +402,10 @@ def check_stages_are_one_sum_rounded_once() -> None:
                     gpu_aggregate.in_edges(parts.first), x[:first].contiguous(), 1, out_dtype=wide,
                     src_scale=src[:first].contiguous(), dst_scale=dst,
                 )  # fmt: skip
+                place = begun if dtype == wide else None
                 out, _ = gpu_aggregate.aggregate_rows(
                     gpu_aggregate.in_edges(parts.rest), x[first:].contiguous(), 1,
-                    src_scale=src[first:].contiguous(), dst_scale=dst, add_to=begun, in_place=dtype == wide,
+                    src_scale=src[first:].contiguous(), dst_scale=dst, add_to=begun, out=place,
                 )  # fmt: skip
             assert out.dtype == dtype and (out.data_ptr() == begun.data_ptr()) == (dtype == wide)
             scaled = x.double() * src.double()[:, None]
@@ -412,6 +414,35 @@ def check_stages_are_one_sum_rounded_once() -> None:
             assert (
                 (out.double() - exact).abs() <= allowed(structure.in_degrees[:, None] + 5, dtype, mass, exact)
             ).all()
+
+
+def check_some_rows_begin_and_all_are_one_sum_rounded_once() -> None:
+    """A stage for some rows, the others in one pass; padded rows end in zeros, also where one row alone is left."""
+    for seed, dtype, width in ((34, torch.float32, 5), (35, torch.bfloat16, 24), (36, torch.bfloat16, 47)):
+        structure, num_first = a_structure(seed, 6), 4
+        generator = torch.Generator().manual_seed(seed)
+        num_src, num_dst = structure.num_src, structure.num_dst
+        x, base = (torch.randn(n, width, generator=generator).to(DEVICE, dtype) for n in (num_src, num_dst))
+        src, dst = (torch.rand(n, generator=generator).to(DEVICE) for n in (num_src, num_dst))
+        halves, scales = (x[:num_first], x[num_first:]), {"src_scale": src, "dst_scale": dst}
+        scaled = x.double() * src.double()[:, None]
+        sums, masses = (
+            spmm_reference(structure, "copy_lhs", "sum", y, None) * dst.double()[:, None]
+            for y in (scaled, scaled.abs())
+        )
+        for num_rows in (1, num_dst // 2, num_dst - 1, num_dst):
+            for to in (None, base, padded_copy(base)):
+                to = None if to is None else to.clone() if to is base else to
+                before = torch.zeros_like(base) if to is None else base
+                with mock.patch.object(staged, "runs_triton", return_value=True):
+                    begun = staged.begin_sum(structure, halves[0], num_rows, add_to=to, **scales)
+                    assert begun.shape == (num_rows, width)
+                    out = staged.finish_sum(structure, begun, *halves, add_to=to, **scales)
+                assert (out is to) == (to is not None and num_rows < num_dst)
+                exact, mass = sums + before.double(), masses + before.double().abs()
+                error = (out.double() - exact).abs()
+                assert (error <= allowed(structure.in_degrees[:, None] + 6, dtype, mass, exact)).all()
+                assert (with_padding(out)[:, width:] == 0).all()
 
 
 def check_padded_rows_give_the_same_bits_in_padded_rows_without_a_copy() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,11 +16,14 @@ from torch import Tensor, nn
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, Run, largest_difference, make_graph, make_parts, run_steps
+from nugnn.comm import early_rows
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import fetch_halo
 from nugnn.comm.halo_handler import HaloHandler
-from nugnn.comm.overlap import Fetch, Passes, overlapped_sum, overlapping_passes, repeated_sum
+from nugnn.comm.halo_transfer import HaloPlan
+from nugnn.comm.overlap import Fetch, Passes, overlapped_sum, overlapping_passes, repeated_sum, rows_begun_early
 from nugnn.kernels.spmm import spmm_sum
+from nugnn.kernels.structure import Structure
 from nugnn.models import GNN
 from shard_calls import make_data, shard_of
 from trainers import graph_trainer
@@ -117,11 +124,27 @@ def test_a_tensor_still_travels_once(ranks: Any, name: str, expected: tuple[int,
         assert usual == (expected[0], 0, expected[2])
 
 
-def _both_ways(ranks: Ranks, dtype: torch.dtype, passes: Passes) -> list[tuple[Tensor, Tensor]]:
+@contextmanager
+def _close_together(plan: HaloPlan) -> Iterator[HaloPlan]:
+    """``plan`` as between GPUs that read each other's memory: some of the rows of a sum begin early."""
+    with mock.patch.multiple(early_rows, LEAST_BYTES=0, EDGES_PER_ROW=1):
+        yield replace(plan, ranks=replace(plan.ranks, reads_peers=True))
+
+
+def _both_ways(ranks: Ranks, dtype: torch.dtype, passes: Passes, some: bool = False) -> list[tuple[Tensor, Tensor]]:
     """Sums, halo rows, gradients and gradients of gradients: beside the exchange, and over all edges at once."""
-    graph = shard_of(ranks, make_data())
-    index = graph.index
-    structure, plan = index.structure, index.plan
+    index = shard_of(ranks, make_data()).index
+    if not some:
+        return _pairs(ranks, index.structure, index.plan, dtype, passes)
+    with _close_together(index.plan) as plan:
+        num_early = rows_begun_early(index.structure, torch.zeros(plan.num_inner, 1), plan)
+        assert 0 < num_early < plan.num_inner or plan.num_halo == 0  # a part without edges
+        return _pairs(ranks, index.structure, plan, dtype, passes)
+
+
+def _pairs(
+    ranks: Ranks, structure: Structure, plan: HaloPlan, dtype: torch.dtype, passes: Passes
+) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(ranks.rank)
     src = fetch_halo(torch.rand(plan.num_inner, generator=generator) + 0.5, plan)
     dst = torch.rand(plan.num_inner, generator=generator) + 0.5
@@ -135,7 +158,7 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype, passes: Passes) -> list[tuple[T
     added, _ = summed(structure, x, plan, src, dst, base)
     expected = spmm_sum(structure, local.double(), src_scale=src.double(), dst_scale=dst.double()) + base.double()
     pairs.append((added, expected.to(dtype)))
-    pairs.append((repeated_sum(structure, x, halo, src, dst, base, passes=passes), added))
+    pairs.append((repeated_sum(structure, x, halo, plan, src, dst, base, passes=passes), added))
     if dtype == torch.float64:
         weights, halo_weights = torch.randn_like(out), torch.randn_like(halo)
         mine = torch.autograd.grad((out * weights).tanh().sum() + (halo * halo_weights).sum(), x, create_graph=True)[0]
@@ -155,18 +178,18 @@ def _both_ways(ranks: Ranks, dtype: torch.dtype, passes: Passes) -> list[tuple[T
     return [(a.detach(), b.detach()) for a, b in pairs]
 
 
-@pytest.mark.parametrize("passes", ["both", "backward"])
-def test_values_and_gradients_of_all_outputs(ranks: Any, passes: Passes) -> None:
-    for pairs in ranks.run(3, _both_ways, torch.float64, passes):
+@pytest.mark.parametrize(("passes", "some"), [("both", False), ("both", True), ("backward", False)])
+def test_values_and_gradients_of_all_outputs(ranks: Any, passes: Passes, some: bool) -> None:
+    for pairs in ranks.run(3, _both_ways, torch.float64, passes, some):
         assert len(pairs) == 9
         for mine, usual in pairs:
             # fewer than 100 terms below 20, in another order; gradients pass through two such sums
             torch.testing.assert_close(mine, usual, rtol=0, atol=2 * 100 * 20 * 100 * torch.finfo(torch.float64).eps)
 
 
-@pytest.mark.parametrize("passes", ["both", "backward"])
-def test_16_bit_sums_are_rounded_once(ranks: Any, passes: Passes) -> None:
-    for pairs in ranks.run(3, _both_ways, torch.bfloat16, passes):
+@pytest.mark.parametrize(("passes", "some"), [("both", False), ("both", True), ("backward", False)])
+def test_16_bit_sums_are_rounded_once(ranks: Any, passes: Passes, some: bool) -> None:
+    for pairs in ranks.run(3, _both_ways, torch.bfloat16, passes, some):
         (out, usual), (halo, expected), added, again = pairs
         assert torch.equal(halo, expected) and torch.equal(*again)
         # sums in float32 in another order round to the same number or, rarely, to its neighbour
@@ -188,12 +211,37 @@ def test_choices(ranks: Any) -> None:
     assert ranks.run(2, _own_loop, "auto") == ["none", "none"]  # gloo: the transfer needs the cores that sum
     assert overlapping_passes("on", Ranks()) == overlapping_passes("backward", Ranks()) == "none"
     over_pcie, over_nvlink = (Ranks(0, 2, carries_cuda=True, reads_peers=reads) for reads in (False, True))
-    assert [overlapping_passes("auto", ranks_) for ranks_ in (over_pcie, over_nvlink)] == ["both", "backward"]
+    assert [overlapping_passes("auto", ranks_) for ranks_ in (over_pcie, over_nvlink)] == ["both", "both"]
     assert overlapping_passes("on", over_nvlink) == "both" and overlapping_passes("off", over_pcie) == "none"
     with pytest.raises(ValueError, match="auto, on, backward or off"):
         overlapping_passes("yes", Ranks())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="auto, on, backward or off"):
         nugnn.fit(nn.Identity(), make_graph(), overlap="always")
+
+
+def _how_many_begin_early(ranks: Ranks) -> list[int]:
+    """Over a slow link; where GPUs are near; the same if that sums much faster; the same with few bytes to travel."""
+    index = shard_of(ranks, make_data()).index
+    structure, x = index.structure, torch.zeros(index.plan.num_inner, 3)
+    wanted = max(index.plan.num_halo, len(index.plan.send_rows))
+    if wanted == 0:
+        return []
+    early = [rows_begun_early(structure, x, index.plan)]
+    with _close_together(index.plan) as plan:
+        early.append(rows_begun_early(structure, x, plan))
+        assert int(structure.indptr[early[-1] - 1]) < wanted <= int(structure.indptr[early[-1]])
+        with mock.patch.object(early_rows, "EDGES_PER_ROW", 1000):
+            early.append(rows_begun_early(structure, x, plan))
+        with mock.patch.object(early_rows, "LEAST_BYTES", 12 * wanted + 1):
+            early.append(rows_begun_early(structure, x, plan))
+    return [*early, plan.num_inner]
+
+
+def test_how_many_rows_begin_early(ranks: Any) -> None:
+    found = [early for early in ranks.run(3, _how_many_begin_early) if early]
+    assert len(found) == 2
+    for far, near, much_faster, few_bytes, of_all in found:
+        assert far == much_faster == of_all and few_bytes == 0 < near < of_all
 
 
 def _fetched_early(ranks: Ranks) -> list[bool]:

@@ -7,18 +7,20 @@ import itertools
 import json
 import math
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+from nugnn.comm import early_rows
 from nugnn.comm.compression.wire import Wire
 from nugnn.networks import MLP
 from nugnn.planning.links import Links, Sums
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork, collective_seconds
 from nugnn.planning.replay import replay, replay_parts
-from nugnn.planning.step_program import Do, make_program, passes_of
+from nugnn.planning.step_program import Do, Passes, make_program, passes_of
 from nugnn.planning.timeline import Timeline, picture
 from nugnn.planning.trace import StepTrace, TraceError
 from nugnn.traced_step import trace_sample_step
@@ -63,9 +65,10 @@ def test_one_rank_takes_the_sum_of_its_operators():
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("times", [CPU, GPU], ids=["cpu", "gpu"])
-def test_equal_ranks_never_wait_and_take_what_is_predicted_of_each_alone(name, times):
+def test_equal_ranks_never_wait_and_take_what_is_predicted_of_each_alone(name, times, monkeypatch):
     trace, links = graph_trace(name), Links.equal(3, 1e9, 1e-4)
-    for overlap in ("none", "backward", "both"):
+    monkeypatch.setattr(early_rows, "LEAST_BYTES", 0)
+    for overlap in get_args(Passes):
         timeline = replay([trace.at(PART)] * 3, [times] * 3, links, overlap=overlap)
         assert all(timeline.seconds(rank)["wait"] == timeline.idle_share(rank) == 0 for rank in range(3))
         work = PredictedWork([DeviceWork(trace, times)] * 3, links, overlap=overlap)
@@ -292,6 +295,25 @@ def test_sums_over_own_neighbours_hide_the_wire_as_far_as_they_last():
     )
 
 
+def test_as_many_edges_as_fill_the_exchange_are_summed_before_halo_rows_are_waited_for(monkeypatch):
+    step, links = graph_trace("gcn").at(PART), Links.equal(2, 1e9, 1e-4)
+    sums = [r for r in step.operators if r.kind == "spmm" and r.phase == "forward"]
+    backward = replay([step] * 2, [CPU] * 2, links, overlap="backward", halo_shares=[0.25, 0.25])
+    whole = replay([step] * 2, [CPU] * 2, links, overlap="both", halo_shares=[0.25, 0.25])
+    few_bytes = replay([step] * 2, [CPU] * 2, links, overlap="some", halo_shares=[0.25, 0.25])
+    assert few_bytes.makespan > whole.makespan
+    assert few_bytes.makespan == pytest.approx(backward.makespan)
+    monkeypatch.setattr(early_rows, "LEAST_BYTES", 0)
+    wires = [e.seconds for e in backward.events[0] if e.lane == "wire" and e.kind == "fetch"]
+    for edges_per_row in (0.5, 1, 1000):
+        monkeypatch.setattr(early_rows, "EDGES_PER_ROW", edges_per_row)
+        timeline = replay([step] * 2, [CPU] * 2, links, overlap="some", halo_shares=[0.25, 0.25])
+        early = 0.75 * min(1, edges_per_row * max(PART.halo, PART.sent) / PART.edges)
+        saved = sum(min(wire, early * CPU.seconds(r, ())) for wire, r in zip(wires, sums, strict=True))
+        assert saved > 0 and backward.makespan - timeline.makespan == pytest.approx(saved)
+    assert timeline.makespan == pytest.approx(whole.makespan)
+
+
 def test_attention_waits_for_its_halo_rows_whatever_overlaps():
     step, links = graph_trace("gat").at(PART), Links.equal(2, 1e9, 1e-4)
     assert replay([step] * 2, [CPU] * 2, links, overlap="both").makespan == pytest.approx(
@@ -366,8 +388,9 @@ def test_who_reads_whom_decides_who_is_busy_when_it_is_known():
     assert one - without == pytest.approx(10 * (other - without), rel=0.02)  # sums pass the slow pair, too
 
 
-@pytest.mark.parametrize("overlap", ["none", "backward", "both"])
-def test_parts_of_a_work_model_are_replayed_as_their_steps_are(overlap):
+@pytest.mark.parametrize("overlap", get_args(Passes))
+def test_parts_of_a_work_model_are_replayed_as_their_steps_are(overlap, monkeypatch):
+    monkeypatch.setattr(early_rows, "LEAST_BYTES", 0)
     parts, links = _parts(4), Links.equal(4, 1e9, 1e-4)
     times = [CPU, GPU, LinearTimes(3e-9), GPU]
     trace = graph_trace("gcn")
@@ -386,8 +409,8 @@ def test_overlap_is_told_in_the_words_of_the_trainer():
         choice: [passes_of(choice, is_nccl=nccl, num_hosts=hosts) for nccl, hosts in ((False, 1), (True, 1), (True, 2))]
         for choice in ("off", "on", "backward", "auto")
     }
-    assert passes["auto"] == ["none", "backward", "both"]
-    assert (passes["off"], passes["on"]) == (["none"] * 3, ["both"] * 3)
+    assert passes["auto"] == ["none", "some", "both"]
+    assert (passes["off"], passes["on"]) == (["none"] * 3, ["both", "some", "both"])
     with pytest.raises(ValueError, match="must be auto, on, backward or off"):
         passes_of("none", is_nccl=True, num_hosts=1)
 
