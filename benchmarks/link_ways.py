@@ -21,6 +21,7 @@ HALO_WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "int8": ("8bit", {"halo_wire": "int8"}),
     "int4": ("4bit", {"halo_wire": "int4"}),
     "int2": ("2bit", {"halo_wire": "int2"}),
+    "int2+4bit": ("4bit", {"halo_wire": "int2"}),
     "powersgd": ("powersgd", {}),
     "stale": ("fp32", {"halo_mode": "stale"}),
     "sampled:0.1": ("fp32", {"halo_mode": "sampled:0.1"}),
