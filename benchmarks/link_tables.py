@@ -97,7 +97,7 @@ def step_table(rows: Sequence[Row]) -> list[list[str]]:
     lines = [["way", "MB sent", *(f"{rate:g} Gb/s" for rate in rates), "no limit"]]
     for way in ways:
         sent = [row.sent_bytes for row in rows if row.way == way and row.rate is not None]
-        is_one = bool(sent) and way not in ("compute", "auto") and max(sent) < 1.05 * min(sent)
+        is_one = bool(sent) and way != "compute" and not way.startswith("auto") and max(sent) < 1.05 * min(sent)
         said = [f"{sent[0] / 1e6:.2f}" if is_one else ""]
         lines.append(
             [f"`{way}`", *said, *(_step(cell.get((way, rate))) for rate in rates), _step(cell.get((way, None)))]

@@ -26,8 +26,8 @@ _HOPELESS = 1.25
 """A way whose fastest step so far takes so many times the fastest of all is not asked again."""
 
 Timed = Callable[[str | None, int], list[float]]
-"""``timed(name, n)``: this rank's seconds of ``n`` steps whose gradients travel by ``name``, or do not travel when None,
-after one that does not count; all ranks begin a step at once."""
+"""``timed(name, n)``: this rank's seconds of ``n`` steps whose gradients travel by ``name``, or do not travel where it
+is None, after one that does not count; all ranks begin a step at once."""
 
 
 def tried(choice: Choice, timed: Timed, ranks: Ranks) -> Choice:
