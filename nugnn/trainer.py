@@ -338,10 +338,12 @@ class Trainer:
         """
         if not self.grad_sync.is_open_to_steps or self.ranks.device.type != "cpu" or not self._sums.may_begin:
             return
+
+        def passes(sums: BackwardSums) -> None:
+            self._passes([self.family.copy_of(work) for work in works], None, sums)  # a model may write into its input
+
         with self.off_the_clock(), leaving_nothing(self.model, self.ranks):
-            steps = TrialSteps(
-                lambda sums: self._passes(works, None, sums), self._named, self.ranks, self._hosts, self.family.riders
-            )
+            steps = TrialSteps(passes, self._named, self.ranks, self._hosts, self.family.riders)
             self.grad_sync.try_in_steps(steps.timed)
 
     def _passes(

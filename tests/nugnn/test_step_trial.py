@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -30,11 +31,12 @@ from sample_cases import NUM_CLASSES, make_data
 from shard_calls import shard_of
 from trainers import graph_trainer
 
+_LONG_SECONDS = 1.0
 SUMS = Choice("4bit", {"fp32": 4e-3, "bf16": 3e-3, "8bit": 2e-3, "4bit": 1e-3}, 7)
 
 
 class _Counting(nn.Module):
-    """Changes itself and draws random numbers in each forward."""
+    """Changes itself and its input and draws random numbers in each forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class _Counting(nn.Module):
         self.calls += 1
         self.seen += 1
         random.random(), np.random.rand()
-        return self.net(x)  # type: ignore[no-any-return]
+        return self.net(x.mul_(1.5))  # type: ignore[no-any-return]
 
 
 def _trainer(ranks: Ranks, grad_sync: str, model: nn.Module | None = None, **how: Any) -> Trainer:
@@ -161,6 +163,19 @@ def _measured(ranks: Ranks) -> dict[str, Any]:
 def test_real_steps_decide_alike_on_all_ranks(ranks: Any) -> None:
     first, second = ranks.run(2, _measured)
     assert first == second and set(first["step_seconds"]) == set(CANDIDATES) and first["trial_seconds"] > 0
+
+
+def _epoch_seconds(ranks: Ranks) -> float:
+    def tried(choice: Choice, timed: Timed, ranks: Ranks) -> Choice:
+        time.sleep(_LONG_SECONDS)
+        return choice
+
+    with mock.patch.multiple(gradient_sync, choose=mock.Mock(return_value=SUMS), tried=tried):
+        return _trainer(ranks, "auto").fit(1).epochs[0].seconds["epoch"]
+
+
+def test_a_trial_is_no_time_of_an_epoch(ranks: Any) -> None:
+    assert all(seconds < _LONG_SECONDS for seconds in ranks.run(2, _epoch_seconds))
 
 
 class _Failing(_Counting):
