@@ -9,21 +9,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nugnn.comm.backward_sums import BackwardSums, OwnGradients
-from nugnn.comm.buckets import Riders
+from nugnn.comm.backward_sums import BackwardSums, OwnGradients, Sums
+from nugnn.comm.buckets import Bucket, Riders
 from nugnn.comm.compression.gradient_sync import GradientSync
+from nugnn.comm.compression.step_trial import STEPS_BEFORE
 from nugnn.comm.groups import Ranks
 from nugnn.comm.together import seconds_together
 from nugnn.kernels.module_state import ModuleState
 
 
-class TrialSteps:
-    """Times steps in each way of gradients.
+class _Carried:
+    """Sums by one way after the other; see `nugnn.comm.backward_sums.Sums`."""
 
-    All that carries a way is made for one turn and goes with it, so that nothing of it is left in a run and no more
-    memory is taken than a run in that way takes. How values share buckets is measured in the first turn alone.
+    def __init__(self) -> None:
+        self.by: Sums = OwnGradients()
+
+    def sum_(self, bucket: Bucket) -> Tensor:
+        return self.by.sum_(bucket)
+
+    def begin(self, bucket: Bucket) -> tuple[Tensor, Callable[[], None]]:
+        return self.by.begin(bucket)
+
+
+class TrialSteps:
+    """Times steps in each way of gradients, with sums, buckets and residuals that are of no run.
 
     Args:
         passes: Forward, backward and sums of a step, by the sums that it is given.
@@ -41,31 +52,37 @@ class TrialSteps:
         hosts: str,
         riders: Riders | None,
     ) -> None:
-        self._passes, self._named, self._ranks, self._hosts, self._riders = passes, named, ranks, hosts, riders
-        self._arranged: dict[str | None, dict[str, Any]] = {}
+        self._passes, self._named, self._ranks, self._hosts = passes, named, ranks, hosts
+        self._carried = _Carried()
+        self._ways: dict[str | None, GradientSync | None] = {}
+        self._sums = BackwardSums(
+            list(named.values()), ranks, while_backward_runs=True, sums=self._carried, riders=riders
+        )
 
-    def timed(self, name: str | None, num_steps: int) -> list[float]:
+    def timed(self, name: str | None) -> float:
         """See `nugnn.comm.compression.step_trial.Timed`; a collective call."""
-        sync = GradientSync(name or "fp32", self._named, self._ranks, self._hosts)
-        carried = OwnGradients() if name is None else sync
-        parameters = list(self._named.values())
-        sums = BackwardSums(parameters, self._ranks, while_backward_runs=True, sums=carried, riders=self._riders)
+        if name not in self._ways:
+            self._ways[name] = None if name is None else GradientSync(name, self._named, self._ranks, self._hosts)
+            for _ in range(STEPS_BEFORE):
+                self._step(self._ways[name])
+        return seconds_together(lambda: self._step(self._ways[name]), self._ranks)
 
-        def step() -> None:
-            sync.open(1.0)
-            self._passes(sums)
-            sync.settle(is_good=True)
+    def close(self) -> None:
+        """End what belongs to them."""
+        self._sums.close()
+        for sync in self._ways.values():
+            if sync is not None:
+                sync.close()
 
-        try:
-            if name in self._arranged:
-                sync.load(self._arranged[name], {})
-            seconds = [seconds_together(step, self._ranks) for _ in range(1 + num_steps)]
-            if (state := sync.shared_state()) is not None:
-                self._arranged[name] = state
-            return seconds[1:]
-        finally:
-            sums.close()
-            sync.close()
+    def _step(self, sync: GradientSync | None) -> None:
+        if sync is None:
+            self._carried.by = OwnGradients()
+            self._passes(self._sums)
+            return
+        self._carried.by = sync
+        sync.open(1.0)
+        self._passes(self._sums)
+        sync.settle(is_good=True)
 
 
 @contextmanager

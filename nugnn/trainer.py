@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -342,8 +342,8 @@ class Trainer:
         def passes(sums: BackwardSums) -> None:
             self._passes([self.family.copy_of(work) for work in works], None, sums)  # a model may write into its input
 
-        with self.off_the_clock(), leaving_nothing(self.model, self.ranks):
-            steps = TrialSteps(passes, self._named, self.ranks, self._hosts, self.family.riders)
+        steps = TrialSteps(passes, self._named, self.ranks, self._hosts, self.family.riders)
+        with closing(steps), self.off_the_clock(), leaving_nothing(self.model, self.ranks):
             self.grad_sync.try_in_steps(steps.timed)
 
     def _passes(

@@ -95,8 +95,8 @@ class GradientSync:
         return self._is_open_to_steps
 
     def try_in_steps(self, timed: Timed) -> None:
-        """Hold what sums alone have chosen against more exact ways in steps that leave nothing behind; a collective
-        call, before the first `open`.
+        """Hold what sums alone have chosen against other ways in steps that leave nothing behind; a collective call,
+        before the first `open`.
         """
         self.prepare()
         assert self._choice is not None and self._is_open_to_steps

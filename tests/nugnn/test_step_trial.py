@@ -66,7 +66,7 @@ def _taking(name: str, asked: list[str | None]) -> Any:
     def tried(choice: Choice, timed: Timed, ranks: Ranks) -> Choice:
         for way in (None, *CANDIDATES, "4bit"):
             asked.append(way)
-            assert len(timed(way, 1)) == 1
+            assert timed(way) > 0
         return replace(choice, name=name, step_seconds=dict.fromkeys(CANDIDATES, 0.1), trial_seconds=1.0)
 
     return mock.patch.multiple(gradient_sync, choose=mock.Mock(return_value=SUMS), tried=tried)
@@ -162,7 +162,7 @@ def _measured(ranks: Ranks) -> dict[str, Any]:
 
 def test_real_steps_decide_alike_on_all_ranks(ranks: Any) -> None:
     first, second = ranks.run(2, _measured)
-    assert first == second and set(first["step_seconds"]) == set(CANDIDATES) and first["trial_seconds"] > 0
+    assert first == second and {*first["step_seconds"]} == {"fp32", "bf16", "4bit"} and first["trial_seconds"] > 0
 
 
 def _epoch_seconds(ranks: Ranks) -> float:
@@ -190,7 +190,7 @@ class _Failing(_Counting):
 
 
 def _failing(ranks: Ranks) -> None:
-    trainer = _trainer(ranks, "auto", _Failing(4 if ranks.rank else -1))
+    trainer = _trainer(ranks, "auto", _Failing(7 if ranks.rank else -1))
     with _taking("bf16", []):
         trainer.train_epoch()
 
