@@ -104,10 +104,6 @@ class BackwardSums:
         self._missing: list[int] = []
         self._sent: list[tuple[Tensor, Callable[[], None]]] = []
 
-    def close(self) -> None:
-        """Leave the parameters alone from now on."""
-        self._remove()
-
     @contextmanager
     def last_backward(self) -> Iterator[None]:
         """Around the backward pass after which a step has all its gradients."""

@@ -68,8 +68,7 @@ class TrialSteps:
         return seconds_together(lambda: self._step(self._ways[name]), self._ranks)
 
     def close(self) -> None:
-        """End what belongs to them."""
-        self._sums.close()
+        """End their threads."""
         for sync in self._ways.values():
             if sync is not None:
                 sync.close()
@@ -86,18 +85,15 @@ class TrialSteps:
 
 
 @contextmanager
-def leaving_nothing(model: nn.Module, ranks: Ranks) -> Iterator[None]:
-    """Afterwards buffers, attributes of modules and random generators of the host are as before, and no watcher of the
-    clock has seen what happened; see `ModuleState` for what of a module is not seen.
+def leaving_nothing(model: nn.Module) -> Iterator[None]:
+    """Afterwards buffers, attributes of modules and random generators of the host are as before; see `ModuleState` for
+    what of a module is not seen.
     """
-    state, watcher = ModuleState(model), ranks.clock.watcher
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    ranks.clock.watcher = None
+    state, of_numpy, of_python = ModuleState(model), np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
-        ranks.clock.watcher = watcher
         np.random.set_state(of_numpy)
         random.setstate(of_python)
         state.put_back()

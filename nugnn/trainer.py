@@ -333,7 +333,7 @@ class Trainer:
         return share, said
 
     def _try_ways(self, works: Sequence[Work]) -> None:
-        """Before the first step, have ways of gradients tried in it where ``grad_sync auto`` asks for that; a
+        """Before the first step (and outside of it, for whoever watches the clock), have ways of gradients tried in it where ``grad_sync auto`` asks for that; a
         collective call then. On GPUs, and where no sum begins in backward, sums alone decide.
         """
         if not self.grad_sync.is_open_to_steps or self.ranks.device.type != "cpu" or not self._sums.may_begin:
@@ -343,7 +343,7 @@ class Trainer:
             self._passes([self.family.copy_of(work) for work in works], None, sums)  # a model may write into its input
 
         steps = TrialSteps(passes, self._named, self.ranks, self._hosts, self.family.riders)
-        with closing(steps), self.off_the_clock(), leaving_nothing(self.model, self.ranks):
+        with closing(steps), self.off_the_clock(), leaving_nothing(self.model):
             self.grad_sync.try_in_steps(steps.timed)
 
     def _passes(

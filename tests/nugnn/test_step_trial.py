@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -96,17 +97,26 @@ def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
+def _num_lanes() -> int:
+    return sum(thread.name == "nugnn-gradients" for thread in threading.enumerate())
+
+
 def _against_forced(ranks: Ranks, name: str, how: dict[str, Any]) -> list[Any]:
     asked: list[str | None] = []
     with mock.patch.multiple(backward_sums, FIRST_BUCKET_BYTES=1, BUCKET_BYTES=20_000):
         forced = _trainer(ranks, name, **how)
         losses = [forced.train_epoch() for _ in range(2)]
         expected = _all_of(forced)
+        threads = _num_lanes()
         auto = _trainer(ranks, "auto", **how)
         watch = StepWatch.of(ranks)
         with _taking(name, asked):
             found = [auto.train_epoch() for _ in range(2)]
         ranks.clock.watcher = None
+    until = time.perf_counter() + 10
+    while _num_lanes() > threads + (name != "fp32") and time.perf_counter() < until:
+        time.sleep(0.01)
+    assert _num_lanes() == threads + (name != "fp32")
     said = [auto.grad_sync.news(), auto.grad_sync.news()]
     by_step = [[what for what, *_ in step] for step in watch.steps()]
     names = [key for key in expected if not _same(expected[key], now[key])] if (now := _all_of(auto)) else []
