@@ -333,8 +333,8 @@ class Trainer:
         return share, said
 
     def _try_ways(self, works: Sequence[Work]) -> None:
-        """Before the first step (and outside of it, for whoever watches the clock), have ways of gradients tried in it where ``grad_sync auto`` asks for that; a
-        collective call then. On GPUs, and where no sum begins in backward, sums alone decide.
+        """Before the first step begins, have ways of gradients tried with its work where ``grad_sync auto`` asks for
+        that; a collective call then. On GPUs, and where no sum begins in backward, sums alone decide.
         """
         if not self.grad_sync.is_open_to_steps or self.ranks.device.type != "cpu" or not self._sums.may_begin:
             return

@@ -49,6 +49,8 @@ class _Counting(nn.Module):
         self.calls += 1
         self.seen += 1
         random.random(), np.random.rand()
+        with torch._C.DisableTorchFunction():  # what no mode sees
+            torch.rand(())
         return self.net(x.mul_(1.5))  # type: ignore[no-any-return]
 
 
