@@ -9,10 +9,9 @@ from nugnn.comm import early_rows
 
 def test_a_half_is_timed_in_every_way_beside_the_whole(tmp_path) -> None:
     before = early_rows.EDGES_PER_ROW
-    rows = half_alone.main(
-        ["--device", "cpu", "--nodes", "600", "--arcs", "6000", "--models", "gcn", "gat", "--families", "mixed-like"]
-        + ["--epochs", "2", "--edges-per-row", "3", "--kernels", "2", "--rows", str(tmp_path / "rows.jsonl")]
-    ).rows
+    small = ["--device", "cpu", "--nodes", "600", "--arcs", "6000", "--models", "gcn", "gat", "--families", "mixed-like"]
+    few = ["--epochs", "2", "--edges-per-row", "3", "--kernels", "2"]
+    rows = half_alone.main([*small, *few, "--rows", str(tmp_path / "rows.jsonl")]).rows
     named = [(row["model"], row["system"]) for row in rows]
     halves = ["half, off", "half, backward", "half, on 3"]
     assert named == [("gcn", each) for each in ("whole", *halves)] + [("gat", each) for each in ("whole", "half, off")]
