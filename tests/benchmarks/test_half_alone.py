@@ -9,8 +9,8 @@ from nugnn.comm import early_rows
 
 def test_a_half_is_timed_in_every_way_beside_the_whole(tmp_path) -> None:
     before = early_rows.EDGES_PER_ROW
-    small = ["--device", "cpu", "--nodes", "600", "--arcs", "6000", "--models", "gcn", "gat", "--families", "mixed-like"]
-    few = ["--epochs", "2", "--edges-per-row", "3", "--kernels", "2"]
+    small = ["--device", "cpu", "--nodes", "600", "--arcs", "6000", "--families", "mixed-like"]
+    few = ["--models", "gcn", "gat", "--epochs", "2", "--edges-per-row", "3", "--kernels", "2"]
     rows = half_alone.main([*small, *few, "--rows", str(tmp_path / "rows.jsonl")]).rows
     named = [(row["model"], row["system"]) for row in rows]
     halves = ["half, off", "half, backward", "half, on 3"]
