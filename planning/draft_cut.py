@@ -27,6 +27,7 @@ from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.partition_rounds import Round
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import BASELINES, CutBy, SharesBy
+from nugnn.planning.search_aims import FasterStep
 from nugnn.planning.share_curves import Halo, relaxed_sizes
 from nugnn.planning.shares import check_whole
 
@@ -40,7 +41,8 @@ _ROUNDS = {
     "bandwidth": "by bandwidth",
     "counts": "as its counts foresee",
     "targets": "for corrected shares",
-    "moves": "single nodes, for want of memory",
+    "moves": "single nodes, since memory is lacking",
+    "relief": "single nodes, for want of memory alone",
 }
 
 
@@ -126,8 +128,7 @@ def draft_with_cut(
             also=also,
             only_work=is_quick and len(src_E) > _FEW_EDGES,
             symmetric=cuts,
-            whole_step=lambda sizes: model.forecast(sizes).step_seconds,
-            groups=subsets.group_of,
+            aim=FasterStep(lambda sizes: model.forecast(sizes).step_seconds, subsets.group_of),
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )
         rounds = {each.name: each for each in reversed(fitted.rounds)}
