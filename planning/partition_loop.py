@@ -68,7 +68,7 @@ def partition_to_fit(
         train_nodes: Distinct ids of the training nodes.
         method: The partitioner. With "clusters" these are found once and serve all rounds. "kaminpar" gives the same
             parts for a seed on a single thread only.
-        rounds: Calls of the partitioner after the start, at most.
+        rounds: Calls of the partitioner after the start, at most; with a faster step one more, if there are any.
         seed: Of the partitioner; round r uses ``seed + r``.
         halo_fraction: Halo rows expected for each node of a part, or a function of the part's fraction of the graph;
             for the first shares only.

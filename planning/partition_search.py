@@ -102,15 +102,26 @@ class PartitionSearch:
 
     def refine(self, most_rounds: int, weights_N: Floats, moves: bool) -> None:
         """Correct and move until the aim sees nothing more to try, or two calls of the partitioner in a row brought
-        nothing. Where memory is lacking then, nodes move for its sake alone, and what is left of the rounds follows.
+        nothing. Where memory is lacking then, nodes move for its sake alone; where none is, one cut lies far from the
+        others, if the aim knows of such. What is left of the rounds goes on from there.
         """
+        first = self._counted(0, weights_N)
         if moves:
             self._move_from(self._best())
         left = self._correct(most_rounds, weights_N, moves)
-        if moves and self.rounds[self._best()].lacking_bytes > 0 and self._has_room():
+        if moves and self._lacks_memory() and self._has_room():
             self.relieve(self._best())
-            if self.rounds[self._best()].lacking_bytes == 0:
+            left = left if self._lacks_memory() else self._correct(left, weights_N, moves)
+        if most_rounds == 0 or self._lacks_memory():
+            return
+        far = self.aim.far_targets(first, self.devices)
+        if far is not None:
+            self._cut_again(far, weights_N, moves)
+            if self._best() >= self.by_work:
                 self._correct(left, weights_N, moves)
+
+    def _lacks_memory(self) -> bool:
+        return self.rounds[self._best()].lacking_bytes > 0
 
     def _correct(self, most_rounds: int, weights_N: Floats, moves: bool) -> int:
         """Rounds of corrected targets; how many are left."""
@@ -123,15 +134,18 @@ class PartitionSearch:
             shares = self.aim.targets(best_one, latest, self.devices)
             if shares is None:
                 return left
-            self._next_seed += 1
-            self.partition("targets", shares, weights_N, self._next_seed)
-            self.by_work = len(self.rounds) - 1
-            if moves:
-                self._move_from(self.by_work)
+            self._cut_again(shares, weights_N, moves)
             now = self.rounds[self._best()]
             is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - WORTH_WHILE)
             idle_rounds = 0 if is_better else idle_rounds + 1
         return 0
+
+    def _cut_again(self, shares: Sequence[float], weights_N: Floats, moves: bool) -> None:
+        self._next_seed += 1
+        self.partition("targets", shares, weights_N, self._next_seed)
+        self.by_work = len(self.rounds) - 1
+        if moves:
+            self._move_from(self.by_work)
 
     def _move_from(self, start: int) -> None:
         """Move single nodes of the parts of round ``start``, if there is a reason and room to do so."""

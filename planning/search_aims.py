@@ -81,6 +81,15 @@ class Aim(Protocol):
         """
         ...
 
+    def far_targets(self, first: Counted, devices: Devices) -> tuple[float, ...] | None:
+        """Shares of the weights for one cut more, which `targets` may not come near to; None where it does.
+
+        Args:
+            first: The first round, whose targets were of the node weights.
+            devices: The parts are for.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class EqualEnds:
@@ -110,6 +119,10 @@ class EqualEnds:
         if best.round.lacking_bytes == 0 and best.round.idle_share <= self.imbalance:
             return None
         return levelled_targets(latest, devices)
+
+    def far_targets(self, first: Counted, devices: Devices) -> tuple[float, ...] | None:
+        """See `Aim.far_targets`: all targets go as far as seconds say."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +170,12 @@ class FasterStep:
         groups = range(count) if self.groups is None else self.groups
         found = faster_shares(start, groups, seconds, most=most, reach=_REACH, least_reach=_LEAST_REACH)
         return found if _differ(found, start) else None
+
+    def far_targets(self, first: Counted, devices: Devices) -> tuple[float, ...] | None:
+        """See `Aim.far_targets`: those of equal ends, since steps of some per cent do not get from a share of a single
+        node, as the first cut may have, to one of a hundredth, where a part may need hardly any halo.
+        """
+        return levelled_targets(first, devices)
 
 
 def levelled_targets(latest: Counted, devices: Devices) -> tuple[float, ...] | None:

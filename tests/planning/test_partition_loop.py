@@ -237,6 +237,28 @@ def test_devices_that_hardly_wait_end_a_search_for_equal_ends_and_not_one_for_a_
     assert step.makespan < 0.999 * equal_ends.makespan
 
 
+def test_one_cut_of_a_search_for_a_faster_step_lies_far_from_the_others() -> None:
+    class Leap(FasterStep):
+        def far_targets(self, first, devices) -> tuple[float, ...]:
+            assert first.round.name == "work"
+            return (0.1, 0.9)
+
+    def prefers_the_second(sizes) -> float:
+        """By steps of some per cent the first part only grows."""
+        return 2.0 + abs(sizes[0].inner - 1200.0) if sizes[0].inner > 400 else 1.0
+
+    graph, limits = grid(40), [NO_LIMIT] * 2
+    fitted = partition_to_fit(*graph, alone(0, 1), limits, aim=Leap(prefers_the_second))
+    far = [number for number, one in enumerate(fitted.rounds) if one.shares == pytest.approx((0.1, 0.9))]
+    assert len(far) == 1 and fitted.best_round == far[0]
+    without = partition_to_fit(*graph, alone(0, 1), limits, aim=FasterStep(prefers_the_second))
+    assert without.sizes[0].inner > 400 and [one.shares for one in without.rounds[: far[0]]] == [
+        one.shares for one in fitted.rounds[: far[0]]
+    ]
+    at_once = partition_to_fit(*graph, alone(0, 1), limits, aim=Leap(prefers_the_second), rounds=0)
+    assert not any(one.name == "targets" for one in at_once.rounds)
+
+
 @pytest.mark.parametrize("has_step", [False, True])
 def test_what_balance_leaves_lacking_is_relieved_in_the_end(has_step: bool) -> None:
     """Nodes that must not make a slow device slower stay where they do not fit, until memory is all that counts."""

@@ -10,7 +10,7 @@ import pytest
 
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_rounds import Round
-from nugnn.planning.search_aims import Counted, Devices, EqualEnds, FasterStep
+from nugnn.planning.search_aims import Counted, Devices, EqualEnds, FasterStep, levelled_targets
 from nugnn.planning.work_model import LinearCost, LinearWork
 
 ROW = LinearCost(inner=1e-3)
@@ -86,6 +86,16 @@ def test_a_step_s_targets_keep_memories() -> None:
     fits = counted((600, 400), (0.6, 0.4), tight, aim)
     targets = aim.targets(fits, fits, tight)
     assert targets is not None and 0.4 < targets[1] < 0.4506  # half a row of 1000 more, as rows are rounded
+
+
+def test_a_faster_step_is_also_looked_for_where_parts_end_together() -> None:
+    aim, two = FasterStep(lambda sizes: float(sizes[1].inner)), devices(1.0, 3.0)
+    first = counted((990, 10), (0.99, 0.01), two, aim)
+    far = aim.far_targets(first, two)
+    assert far is not None and far == levelled_targets(first, two) and far[1] > 0.05
+    near = aim.targets(first, first, two)
+    assert near is not None and near[1] < 0.01
+    assert EqualEnds().far_targets(first, two) is None
 
 
 def test_an_imbalance_that_is_none_is_refused() -> None:
