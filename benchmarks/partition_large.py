@@ -54,7 +54,8 @@ OUTCOME = (
     "time | moves were slower than the cuts they began with in 16 of 18, by up to 6.6 %, and faster by 0.3 % at "
     "most. Without them and with the new targets the step is 0.8 % faster to 0.7 % slower, the same in 10; SAGE on "
     "12 M arcs, 2 devices: the same steps in 3.7 and 4.4 s in place of 14.8 and 10.1. Of 124 M arcs plans with "
-    "moves were not done after 170 s on an H200's host |",
+    "moves were not done after 170 s on an H200's host. `partition_steps.py` has such plans with and without moves, "
+    "METIS and equal ends beside them (`partition.md`) |",
     "So METIS is not as slow as had been thought, and by this model, whose devices do not wait for each other in "
     "between, a corrected cut is nearly as good as the loop. What large graphs gain is that baselines are cut as "
     "well, that a step of all devices decides, and that further cuts, also among sets of hosts, cost little. In "
