@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,8 @@ class CompressedGradients:
         if groups is not None:
             self._link.go_by_host(groups)
         self._lane = Lane(self._device)
+        self._error: BaseException | None = None
+        """Of this backward, on its way to the user; what is still to come of it does nothing then."""
         self.weight = 1 / len(members)
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +147,15 @@ class CompressedGradients:
         is_cuda = buffer.device.type == "cuda"
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
 
+        if is_first:
+            self._error = None
+        in_backward = torch._C._current_graph_task_id() != -1
+        if is_last and in_backward:
+            _after_ddp(self._raise)
+
         def work() -> None:
+            if self._error is not None:
+                return
             if is_first:
                 self._check()
                 self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
@@ -156,13 +166,21 @@ class CompressedGradients:
                 self._compressor.settle(self._link)
 
         def then(error: BaseException | None) -> None:
-            if error is None:
-                future.set_result(buffer)
-            else:
+            if error is not None:
+                self._error = error
+            if error is not None and not in_backward:  # of `Join`, which asks the future itself
                 future.set_exception(error)  # type: ignore[arg-type]
+            else:  # DDP knows no other: an exception, it says, is no tensor
+                future.set_result(buffer)
 
         self._lane.submit(work, then)
         return future
+
+    def _raise(self) -> None:
+        """As it was said, out of the user's own ``backward``."""
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
 
     def _check(self) -> None:
         step = self._compressor.step
@@ -248,6 +266,15 @@ def compress(
 
 def _hook(gradients, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and wants no text there
     return gradients._begin(bucket)
+
+
+def _after_ddp(call: Callable[[], None]) -> None:
+    """``call()`` at the end of this backward, after DDP has waited for its buckets.
+
+    DDP asks for its own turn when the last bucket has left, behind what was asked for until then, which asks anew.
+    """
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(call))
 
 
 def _order_of(parameter: Tensor) -> list[int] | None:
