@@ -146,7 +146,7 @@ class Trainer:
         self.grad_sync = GradientSync(grad_sync, replicated, self.ranks, grad_sync_hosts)
         self._sums = BackwardSums(
             self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync,
-            riders=family.riders,
+            riders=family.riders, note=self.grad_sync.waited,
         )  # fmt: skip
         broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:

@@ -73,7 +73,7 @@ class Compressor:
         """In which gradients come."""
         self._room: Tensor | None = None
         self._rest_rooms = RestRooms()
-        self.step = 0
+        self.step = self._first_step = 0
         self.traffic: dict[str, Traffic] = {}
         self._plans = Traffic()
         self._layouts: dict[tuple[tuple[str, ...], int], Layout] = {}
@@ -354,7 +354,7 @@ class Compressor:
         Raises:
             ValueError: They are of other parameters.
         """
-        self.step = int(shared["step"])
+        self.step = self._first_step = int(shared["step"])
         self._check_names(shared["arranged"])
         arranged = {name: Arrangement(*each) for name, each in shared["arranged"].items()}
         if unknown := [str(each) for each in arranged.values() if each not in self._choices]:
@@ -373,11 +373,13 @@ class Compressor:
             raise ValueError(f"the state is of other parameters: {unknown[0]} is not compressed here")
 
     def report(self) -> dict[str, Any]:
-        """What has travelled, as plain numbers: in all, and of each group of gradients by its first parameter."""
+        """What has travelled in this process, as plain numbers: in all, and of each group of gradients by its first
+        parameter.
+        """
         return {
             "wire": self.settings.wire,
             "error_feedback": self.settings.feeds_back,
-            "steps": self.step,
+            "steps": self.step - self._first_step,
             "compressed_values": sum(self._named[name].numel() for name in self._compressed),
             **sums_of(self.traffic, self._plans),
             **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),

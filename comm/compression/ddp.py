@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nugnn.comm.buckets import memory_order
+from nugnn.comm.clock import Stopwatch
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import RANK, make_compressor
@@ -82,6 +83,7 @@ class CompressedGradients:
         if groups is not None:
             self._link.go_by_host(groups)
         self._lane = Lane(self._device)
+        self._exposed = Stopwatch(self._device)
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""
         self.weight = 1 / len(members)
@@ -105,8 +107,12 @@ class CompressedGradients:
         self._compressor.load(state, state["residuals"])
 
     def report(self) -> dict[str, Any]:
-        """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`."""
-        return self._compressor.report() | self._link.placement()
+        """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`.
+
+        ``exposed_seconds`` are those that backward passes waited for sums, after the last gradient was made; the
+        first pass of a model with ``static_graph`` is not seen.
+        """
+        return self._compressor.report() | {"exposed_seconds": self._exposed.seconds()} | self._link.placement()
 
     def _host_numbers(self) -> list[int]:
         """A number for the host of each rank; a collective call."""
@@ -151,7 +157,7 @@ class CompressedGradients:
             self._error = None
         in_backward = torch._C._current_graph_task_id() != -1
         if is_last and in_backward:
-            _after_ddp(self._raise)
+            _around_ddp(self._exposed.start, self._end)
 
         def work() -> None:
             if self._error is not None:
@@ -176,8 +182,9 @@ class CompressedGradients:
         self._lane.submit(work, then)
         return future
 
-    def _raise(self) -> None:
-        """As it was said, out of the user's own ``backward``."""
+    def _end(self) -> None:
+        """What went wrong is raised as it was said, out of the user's own ``backward``."""
+        self._exposed.stop()
         if (error := self._error) is not None:
             self._error = None
             raise error
@@ -268,13 +275,19 @@ def _hook(gradients, bucket):  # type: ignore[no-untyped-def]  # torch looks at 
     return gradients._begin(bucket)
 
 
-def _after_ddp(call: Callable[[], None]) -> None:
-    """``call()`` at the end of this backward, after DDP has waited for its buckets.
+def _around_ddp(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call ``before`` when this backward has made all gradients, and ``after`` when DDP has waited for its buckets.
 
-    DDP asks for its own turn when the last bucket has left, behind what was asked for until then, which asks anew.
+    DDP asks for its own turn after the last bucket has left: behind what was asked for until then, and before what is
+    asked for in that.
     """
     queue = torch.autograd.Variable._execution_engine.queue_callback
-    queue(lambda: queue(call))
+
+    def first() -> None:
+        before()
+        queue(after)
+
+    queue(first)
 
 
 def _order_of(parameter: Tensor) -> list[int] | None:

@@ -54,7 +54,8 @@ class GradientSync:
         self.name, self._ranks, self._hosts = checked_grad_sync(name), ranks, checked_hosts(hosts)
         self._names = {id(p): key for key, p in named.items()}
         self._named = dict(named)
-        self._plain = PlainSums(ranks)
+        self._plain = PlainSums(ranks, self._names)
+        self._num_steps, self._exposed_seconds = 0, 0.0
         self._compressor: Compressor | None = None
         self._lane = Lane(ranks.device)
         self._groups = groups_by_host(ranks) if hosts == "auto" and name != "fp32" and ranks.is_split else None
@@ -117,8 +118,13 @@ class GradientSync:
 
     def settle(self, *, is_good: bool) -> None:
         """End a step; ``is_good`` says whether the optimizer took it. A collective call."""
+        self._num_steps += 1
         if self._compressor is not None and self._ranks.is_split:
             self._compressor.settle(self._link, is_good=is_good)
+
+    def waited(self, seconds: float) -> None:
+        """For so long a step's sums were exposed: a `Note` for `nugnn.comm.backward_sums.BackwardSums`."""
+        self._exposed_seconds += seconds
 
     def _compress(self, packed: Tensor, bucket: Bucket, link: Link) -> None:
         assert self._compressor is not None
@@ -151,10 +157,18 @@ class GradientSync:
             self._compressor.load(shared, residuals)
 
     def report(self) -> dict[str, Any] | None:
-        """What has travelled, and what ``auto`` chose; None where there is nothing to say."""
-        if not self._ranks.is_split or (self._compressor is None and self._choice is None):
+        """What has travelled since this object was made, and what ``auto`` chose; None where nothing travels.
+
+        On a GPU this waits until it has got there.
+        """
+        if not self._ranks.is_split:
             return None
-        report = {"wire": "fp32"} if self._compressor is None else self._compressor.report() | self._link.placement()
+        self._ranks.clock.catch_up()
+        if self._compressor is None:
+            report = self._plain.counts.report(self._num_steps, len(set(self._ranks.hosts)))
+        else:
+            report = self._compressor.report()
+        report |= {"exposed_seconds": self._exposed_seconds} | self._link.placement()
         return report | ({} if self._choice is None else {"choice": asdict(self._choice)})
 
 

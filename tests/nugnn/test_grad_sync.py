@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from logged_sums import LoggedStep, clipped, logged, parts_of, sums_of
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
 from nugnn.comm import backward_sums
 from nugnn.comm.backward_sums import BackwardSums
+from nugnn.comm.clock import CommClock
 from nugnn.comm.compression import compressor
 from nugnn.comm.compression.gradient_sync import GRAD_SYNCS
 from nugnn.comm.groups import Ranks
@@ -53,8 +55,8 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _small_buckets() -> Any:
-    return mock.patch.multiple(backward_sums, FIRST_BUCKET_BYTES=1, BUCKET_BYTES=20_000)
+def _small_buckets(num_bytes: int = 20_000) -> Any:
+    return mock.patch.multiple(backward_sums, FIRST_BUCKET_BYTES=1, BUCKET_BYTES=num_bytes)
 
 
 def _train_all(ranks: Ranks, names: tuple[str, ...], epochs: int) -> dict[str, list[Tensor]]:
@@ -112,12 +114,63 @@ def _plain(ranks: Ranks) -> bool:
     for trainer in (now, before):
         trainer.train_epoch()
         trainer.train_epoch()
-    assert now.grad_sync.report() is None and now.grad_sync.residuals == {}
+    assert now.grad_sync.residuals == {}
     return _equal(_bits(now), _bits(before))
 
 
 def test_what_is_not_compressed_travels_as_before(ranks: Any) -> None:
     assert ranks.run(2, _plain) == [True, True]
+
+
+def _counted(ranks: Ranks, way: str, late: float) -> tuple[dict[str, Any], int, int]:
+    """The report of three epochs of float32, values of a step with what goes along, and steps."""
+    begins, is_direct = way == "in backward", way == "direct"
+    ranks = replace(ranks, clock=CommClock(), direct=ranks.direct if is_direct else None)
+    assert (ranks.direct is not None) == is_direct
+    if ranks.rank and not begins:  # the other ones wait
+        own_sum = ranks.sum_
+        object.__setattr__(ranks, "sum_", lambda x: (time.sleep(late), own_sum(x))[1])
+    with _small_buckets(10_000), mock.patch.object(SampleFamily, "sums_in_backward", begins):
+        trainer = _trainer(ranks, "fp32")
+        for _ in range(3):
+            trainer.train_epoch()
+    own = trainer._replicated
+    riders = trainer.family.riders
+    num_values = sum(p.numel() for p in own) + len(own) + (0 if riders is None else riders.num_values)
+    assert trainer._sums._begins == begins and len(trainer._sums._buckets) > 1
+    return trainer.grad_sync.report() or {}, num_values, trainer.num_steps
+
+
+@pytest.mark.parametrize("way", ["in backward", "after", "direct"])
+def test_plain_sums_are_counted_as_compressed_ones_are(ranks: Any, way: str) -> None:
+    size = 3
+    for report, num_values, num_steps in ranks.run(size, _counted, way, 0.002):
+        factor = {"direct": size - 1}.get(way, 2 * (size - 1) / size)
+        assert report["wire"] == "fp32" and report["steps"] == num_steps > 3
+        assert report["sent_bytes"] == pytest.approx(factor * 4 * num_values * num_steps, rel=1e-4)
+        buckets = report["buckets"]
+        assert sum(b["sent_bytes"] for b in buckets.values()) == report["sent_bytes"] and len(buckets) > 1
+        assert all(b["values"] > 0 and b["error"] == 0 for b in buckets.values())
+        assert report["sent_bytes_across_hosts"] == 0 and report["hosts"] == 1
+        assert report["exchange_seconds"] > 0 and report["codec_seconds"] == 0
+        if way != "in backward":  # all of a sum is waited for
+            assert report["exposed_seconds"] > report["exchange_seconds"] > 0.002 * num_steps
+
+
+def _same_names(ranks: Ranks) -> list[set[str]]:
+    found = []
+    for name in ("fp32", "4bit", "auto"):
+        trainer = _trainer(ranks, name)
+        trainer.train_epoch()
+        report = trainer.grad_sync.report() or {}
+        assert report["exposed_seconds"] > 0
+        found.append(set(report) - {"arranged", "choice"})
+    return found
+
+
+def test_all_ways_are_reported_under_the_same_names(ranks: Any) -> None:
+    for plain, compressed, chosen in ranks.run(2, _same_names):
+        assert plain == compressed == chosen
 
 
 def _resumed(ranks: Ranks, folder: Path, name: str) -> tuple[bool, bool]:

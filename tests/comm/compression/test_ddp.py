@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -523,6 +524,31 @@ def _errors_of_hooks(ranks: Ranks, how: dict[str, Any]) -> list[Any]:
     scaler.is_broken = False
     said.append(_said_by(model, _x(0, 2)))
     return [said, sync.report()["steps"], bool(model.module[0].weight.grad.any())]
+
+
+def _exposed(ranks: Ranks, how: dict[str, Any], delay: float) -> tuple[float, float]:
+    """Seconds that sums of two steps were waited for, and those that two backward passes took."""
+    model = _ddp(ranks, _two_layers, **how)
+    sync = _compress(ranks, model, 4)
+    work, took = sync._compressor.settle, 0.0
+
+    def late(*args: Any, **named: Any) -> None:
+        time.sleep(delay)
+        work(*args, **named)
+
+    with mock.patch.object(sync._compressor, "settle", late):
+        for step in range(2):
+            loss = model(_x(ranks.rank, step)).sum()
+            begin = time.perf_counter()
+            loss.backward()
+            took += time.perf_counter() - begin
+    return float(sync.report()["exposed_seconds"]), took
+
+
+@pytest.mark.parametrize(("how", "num_seen"), [({}, 2), ({"static_graph": True}, 1)])
+def test_what_backward_waited_for_sums_is_reported(ranks: Any, how: dict[str, Any], num_seen: int) -> None:
+    for exposed, took in ranks.run(2, _exposed, how, 0.3):
+        assert num_seen * 0.3 <= exposed <= took
 
 
 @pytest.mark.parametrize("how", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 25}])
