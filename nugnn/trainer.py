@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import BackwardSums
 from nugnn.comm.compression.gradient_sync import GradientSync
+from nugnn.comm.compression.settings import Compression
 from nugnn.comm.gradients import broadcast_state
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
 from nugnn.family import Family, Work
@@ -114,7 +115,7 @@ class Trainer:
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
         cuda_graphs: Whether steps run as CUDA graphs, see `nugnn.step_graphs`: ``auto``, ``on`` or ``off``.
-        grad_sync: How gradients travel, see `nugnn.comm.compression`.
+        grad_sync: How gradients travel: a name, or `nugnn.comm.Compression`.
         grad_sync_hosts: Whether compressed sums are made inside hosts first, ``auto`` or ``flat``.
         check_replicas: Steps between comparisons of all replicated parameters over ranks; 0 for the first and the last
             epoch alone.
@@ -135,7 +136,7 @@ class Trainer:
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
         cuda_graphs: CudaGraphs = "auto",
-        grad_sync: str = "fp32",
+        grad_sync: str | Compression = "fp32",
         grad_sync_hosts: str = "auto",
         check_replicas: int = STEPS_BETWEEN_CHECKS,
     ) -> None:
@@ -175,7 +176,7 @@ class Trainer:
         self._clip_norm = clip_norm
         self._check_replicas = check_replicas
         is_recorded = records_steps(
-            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=grad_sync != "fp32"
+            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=self.grad_sync.name != "fp32"
         )
         trained = functools.partial(_trained, self.model, self.optimizer)
         self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None

@@ -55,15 +55,18 @@ class Compressor:
         world_size: P.
 
     Raises:
-        ValueError: A parameter is neither float32 nor of 16 bits.
+        ValueError: A parameter is neither float32 nor of 16 bits; ``exact`` names one that is not there.
     """
 
     def __init__(self, named: Mapping[str, Tensor], settings: Compression, world_size: int) -> None:
         self.settings, self._world_size = settings, world_size
         self._named = dict(named)
         check_types(self._named)
+        settings.check_names(self._named)
         self._numbers = {name: number for number, name in enumerate(self._named)}
-        self._compressed = [name for name, p in self._named.items() if settings.takes(p)]
+        self._compressed = [
+            name for name, p in self._named.items() if settings.takes(p) and not settings.is_exact(name)
+        ]
         self._plain = Wire("fp32")
         self._wires = dict.fromkeys(self._compressed, settings.first_wire)
         self._choices = Arrangement.choices(settings.bucket)
@@ -367,6 +370,8 @@ class Compressor:
         self._set_wires(wires)
         self._check_names(residuals)
         self._residuals.load(residuals)
+        if missing := [name for name in self._compressed if name not in shared["arranged"]]:
+            raise ValueError(f"the state is of other settings: {missing[0]} was not compressed there")
 
     def _check_names(self, given: Iterable[str]) -> None:
         if unknown := sorted(set(given) - set(self._compressed)):

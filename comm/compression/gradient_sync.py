@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -16,42 +16,49 @@ from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
-from nugnn.comm.compression.settings import Compression, check_types, wire_names
-from nugnn.comm.groups import Ranks, groups_by_host
+from nugnn.comm.compression.settings import AUTO, Compression, check_types, wire_names
+from nugnn.comm.groups import Ranks, groups_by_host, number_of
 from nugnn.comm.hosts import checked_hosts, why_no_grid
 
-AUTO = "auto"
 GRAD_SYNCS = (*wire_names(), AUTO)
 """Values of the option ``grad_sync``."""
 
 
-def checked_grad_sync(name: str) -> str:
-    """``name``.
+def as_compression(grad_sync: str | Compression) -> Compression:
+    """The settings that the option ``grad_sync`` stands for.
 
     Raises:
         ValueError: There is no such choice.
     """
-    if name not in GRAD_SYNCS:
-        raise ValueError(f"grad_sync {name!r} is not known; choose one of {', '.join(GRAD_SYNCS)}")
-    return name
+    if isinstance(grad_sync, Compression):
+        return grad_sync
+    if grad_sync not in GRAD_SYNCS:
+        known = f"{', '.join(GRAD_SYNCS)}, or a nugnn.comm.Compression"
+        raise ValueError(f"grad_sync {grad_sync!r} is not known; choose one of {known}")
+    return Compression(wire=grad_sync)
 
 
 class GradientSync:
     """Sums gradients of replicated parameters over the ranks of a run.
 
     Args:
-        name: One of `GRAD_SYNCS`.
+        grad_sync: One of `GRAD_SYNCS`, or settings; the same on every rank.
         named: Parameters by name, in the same order on every rank.
         ranks: Who takes part.
         hosts: One of `nugnn.comm.hosts.HOSTS`: whether compressed sums are made inside hosts first, where these have
             as many ranks each. The first object of a run that does so makes process groups, on all ranks.
 
     Raises:
-        ValueError: There is no such choice, or parameters are of a type that cannot be compressed.
+        ValueError: There is no such choice; parameters are of a type that cannot be compressed, or ``exact`` names one
+            that is not there; or ranks were given other settings than others.
     """
 
-    def __init__(self, name: str, named: Mapping[str, nn.Parameter], ranks: Ranks, hosts: str = "auto") -> None:
-        self.name, self._ranks, self._hosts = checked_grad_sync(name), ranks, checked_hosts(hosts)
+    def __init__(
+        self, grad_sync: str | Compression, named: Mapping[str, nn.Parameter], ranks: Ranks, hosts: str = "auto"
+    ) -> None:
+        self.settings, self._ranks, self._hosts = as_compression(grad_sync), ranks, checked_hosts(hosts)
+        self.name = name = self.settings.wire
+        self._refuse_others()
         self._names = {id(p): key for key, p in named.items()}
         self._named = dict(named)
         self._plain = PlainSums(ranks, self._names)
@@ -61,6 +68,7 @@ class GradientSync:
         self._groups = groups_by_host(ranks) if hosts == "auto" and name != "fp32" and ranks.is_split else None
         self._link, self._link_aside = (Link.of(ranks, aside=aside, groups=self._groups) for aside in (False, True))
         self._choice: Choice | None = None
+        self.settings.check_names(self._named)
         if name == AUTO:
             check_types(self._named)
         else:
@@ -68,20 +76,30 @@ class GradientSync:
 
     def _use(self, wire: str) -> None:
         if wire != "fp32":
-            self._compressor = make_compressor(self._named, Compression(wire=wire), self._ranks.world_size)
+            self._compressor = make_compressor(self._named, replace(self.settings, wire=wire), self._ranks.world_size)
+
+    def _refuse_others(self) -> None:
+        """A collective call, since ranks that send other bytes than their peers expect would wait for ever."""
+        if not self._ranks.is_split:
+            return
+        number = number_of(f"{self.settings}")
+        largest, smallest = self._ranks.max_(torch.tensor([number, -number])).tolist()
+        if largest != -smallest:
+            raise ValueError(f"grad_sync is {self.settings} on worker {self._ranks.rank}, and another one elsewhere")
 
     def prepare(self) -> str | None:
         """Decide what was left open (``auto``), unless a checkpoint says it; a collective call.
 
         Returns:
-            What there is to say about the choice, about one worker, or about hosts; None for nothing.
+            What there is to say about the choice, or about hosts; None for nothing.
         """
-        if not self._ranks.is_split and self.name != "fp32":
-            return f"grad_sync {self.name} has no effect with one worker: nothing travels"
+        if not self._ranks.is_split:
+            return None
         said = []
         if self.name == AUTO:
             if self._choice is None:
-                self._choice = choose(self._named, self._ranks, self._groups)
+                named = {name: p for name, p in self._named.items() if not self.settings.is_exact(name)}
+                self._choice = choose(named, self._ranks, self._groups)
                 self._use(self._choice.name)
             said.append(self._choice.as_text())
         if self._hosts == "auto" and self._compressor is not None and (why := why_no_grid(self._ranks.hosts)):

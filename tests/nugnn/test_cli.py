@@ -134,7 +134,8 @@ def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.Cap
         "aggregator": ["--model", "gin"],
         "decay_epochs": ["--schedule", "step"],
         "halo_feedback": ["--halo-wire", "int4"],
-        "grad_sync_hosts": ["--grad-sync", "4bit"],
+        **{name: ["--grad-sync", "4bit"] for name in ("grad_sync_hosts", "grad_sync_feedback", "grad_sync_exact")},
+        "grad_sync_rank": ["--grad-sync", "powersgd"],
         "halo_target": ["--halo-wire", "auto"],
     }.get(entry.name, [])
     code = exit_code("train", *extra, flag, *([] if value is None else [value]))
