@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-SAMPLE_WAYS = ("fp32", "bf16", "8bit", "4bit", "2bit", "powersgd", "auto")
+AUTO_OF_SUMS = "auto of sums"
+"""``auto`` that takes what sums alone say, and tries no steps."""
+SAMPLE_WAYS = ("fp32", "bf16", "8bit", "4bit", "2bit", "powersgd", "auto", AUTO_OF_SUMS)
 HALO_WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "fp32": ("fp32", {}),
     "bf16": ("bf16", {"halo_wire": "bf16"}),
     "int8": ("8bit", {"halo_wire": "int8"}),
     "int4": ("4bit", {"halo_wire": "int4"}),
     "int2": ("2bit", {"halo_wire": "int2"}),
+    "int2+4bit": ("4bit", {"halo_wire": "int2"}),
     "powersgd": ("powersgd", {}),
     "stale": ("fp32", {"halo_mode": "stale"}),
     "sampled:0.1": ("fp32", {"halo_mode": "sampled:0.1"}),
@@ -62,7 +65,7 @@ class OfTrainer:
     Args:
         model: On this rank; a copy is trained.
         family_of: Gives the copy's family, with one step an epoch.
-        name: ``grad_sync``.
+        name: ``grad_sync``, or `AUTO_OF_SUMS`.
         lead_in: See `Way`.
     """
 
@@ -74,13 +77,16 @@ class OfTrainer:
         import nugnn
 
         self._family = self._family_of(copy.deepcopy(self._model))
-        self.trainer = nugnn.Trainer(self._family, make_optimizer=sgd, grad_sync=self._name, check_replicas=0)
+        grad_sync = "auto" if self._name == AUTO_OF_SUMS else self._name
+        self.trainer = nugnn.Trainer(self._family, make_optimizer=sgd, grad_sync=grad_sync, check_replicas=0)
+        if self._name == AUTO_OF_SUMS:
+            self.trainer.grad_sync.open(1.0)  # once a step has begun, no others are tried
 
     def step(self) -> None:
         self.trainer.train_epoch()
 
     def renew(self) -> str | None:
-        if self._name != "auto":
+        if self._name not in ("auto", AUTO_OF_SUMS):
             return None
         self._begin()
         for _ in range(_STEPS_TO_CHOOSE):

@@ -14,7 +14,8 @@ them plain rows with PowerSGD of gradients, and the late and the sampled rows of
 Peers are torch's DistributedDataParallel with buckets as views of gradients and a static graph: float32; its hook to
 float16 (the one to bfloat16 is refused without NCCL); its PowerSGD hook of rank 2 with error feedback and a warm start,
 in a single bucket (it begins sums from callbacks of others, in no fixed order over buckets, at which gloo aborts). All
-ways take turns in the same processes; a step's time is that of the slowest rank.
+ways take turns in the same processes; a step's time is that of the slowest rank. ``auto of sums`` is ``auto`` without
+its trial of steps; ``int2+4bit`` are rows of ``int2`` with gradients of 4 bits, the fewest that ``auto`` takes.
 
 **The model of a step** is ``compute and codec + bytes / (0.956 rate)``: one after the other, nothing hidden. Compute
 and codec are the processor's time for a step of the slowest rank without a limit, all threads together and the copies

@@ -3,7 +3,7 @@
     python benchmarks/report_communication.py
 
 Rows are those of ``codec.py --speed cuda --out`` and ``gradient_sync.py --device cuda --out`` in
-``benchmarks/rows/communication``, of ``links.py --json`` in ``links`` and ``links_own_cores``, and of
+``benchmarks/rows/communication``, of ``links.py --json`` in ``links``, ``links_own_cores`` and ``links_auto``, and of
 ``compression_accuracy.py --keep`` in ``accuracy``. Of rows that measure the same on the same card the last one counts.
 The text around the tables is written by hand.
 """
@@ -101,6 +101,11 @@ def tables(folder: Path) -> dict[str, str]:
     lines = read_rows(folder / "links_own_cores")
     head = f"torch {_code_of(lines, 'torch')}; code: {_code_of(lines, 'code')}."
     found["links.py reached, own cores"] = f"{head}\n\n{_markdown(verdict_table(rows_by_model(lines)))}"
+    lines = read_rows(folder / "links_auto")
+    for (model, ranks), own in rows_by_model(lines).items():
+        of_case = [line for line in lines if (line["model"], line["ranks"]) == (model, ranks)]
+        head = f"torch {_code_of(of_case, 'torch')}; code: {_code_of(of_case, 'code')}."
+        found[f"links.py auto, {model} {ranks}"] = f"{head}\n\n{_markdown(step_table(own))}"
     lines = read_rows(folder / "accuracy")
     runs = runs_of(lines)
     head = f"{len(runs)} runs; code: {_code_of(lines, 'code')}."

@@ -80,6 +80,16 @@ class PlainSums:
         return self._names.get(id(bucket.parameters[0]), "")
 
 
+class OwnGradients:
+    """Sums of which nothing travels: each rank keeps its own gradients; see `Sums`."""
+
+    def sum_(self, bucket: Bucket) -> Tensor:
+        return bucket.packed()
+
+    def begin(self, bucket: Bucket) -> tuple[Tensor, Callable[[], None]]:
+        return bucket.packed(), lambda: None
+
+
 class BackwardSums:
     """Adds up the gradients of replicated parameters over ranks, as `nugnn.comm.gradients.sum_gradients` does.
 
@@ -103,6 +113,9 @@ class BackwardSums:
         riders: Travel with the last bucket, if it is of their type.
         note: Is told for how many seconds of each step sums were exposed: from the end of backward until they are all
             there, packing and unpacking included.
+
+    Attributes:
+        may_begin: Whether sums may begin before backward has ended, the same on every rank.
     """
 
     def __init__(
@@ -117,13 +130,13 @@ class BackwardSums:
     ) -> None:
         self._all, self._ranks, self._riders, self._note = list(parameters), ranks, riders, note
         self._sums = PlainSums(ranks) if sums is None else sums
-        self._may_begin = while_backward_runs and ranks.is_split and ranks.sums_aside
+        self.may_begin = while_backward_runs and ranks.is_split and ranks.sums_aside
         self._trained: list[nn.Parameter] | None = None
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, int] = {}
         self._hooks: list[RemovableHandle] = []
         self._remove = weakref.finalize(self, _remove_all, self._hooks)
-        self._is_watching = self._may_begin
+        self._is_watching = self.may_begin
         self._begins = False
         self._is_open = False
         self._seen: set[int] = set()
@@ -134,7 +147,7 @@ class BackwardSums:
     @contextmanager
     def last_backward(self) -> Iterator[None]:
         """Around the backward pass after which a step has all its gradients."""
-        if not self._may_begin:
+        if not self.may_begin:
             yield
             return
         for _, wait in self._sent:  # of a backward that failed on all ranks: no gradients of this one
@@ -163,7 +176,7 @@ class BackwardSums:
         with self._ranks.clock.measure("sync", self._ranks.device, "sums of gradients", self._note):
             if not self._begins:  # else they were laid out before backward
                 self._lay_out()
-            if not self._may_begin:
+            if not self.may_begin:
                 for bucket in self._buckets:
                     bucket.unpack(self._sums.sum_(bucket))
             else:
@@ -201,8 +214,8 @@ class BackwardSums:
                 self._buckets[-1].riders = self._riders
         self._bucket_of = {id(p): i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
         _remove_all(self._hooks)
-        self._is_watching, self._begins = self._may_begin, False
-        if self._may_begin:
+        self._is_watching, self._begins = self.may_begin, False
+        if self.may_begin:
             own = weakref.ref(self)
 
             def arrived(parameter: Tensor) -> None:

@@ -10,9 +10,8 @@ Shape suffixes: S rows sent, D values of a row, P ranks, K names, W candidates.
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +32,7 @@ from nugnn.comm.halo_bits import (
 )
 from nugnn.comm.halo_target import HaloTarget
 from nugnn.comm.halo_wire import HaloWire
+from nugnn.comm.together import median_seconds
 from nugnn.kernels.philox import RandomKey
 
 FIRST_STEPS = 3
@@ -273,21 +273,6 @@ def rounds_of_pairs(num_ranks: int) -> list[list[tuple[int, int]]]:
         partner = [other if (other := (number - rank) % odd) != rank else odd for rank in range(odd)]
         rounds.append([(a, b) for a, b in enumerate(partner) if a < b < num_ranks])
     return rounds
-
-
-def median_seconds(run: Callable[[], Any], ranks: Ranks, rounds: int) -> float:
-    """Of this rank, all of them beginning at once."""
-    return statistics.median(seconds_together(run, ranks) for _ in range(rounds))
-
-
-def seconds_together(run: Callable[[], Any], ranks: Ranks) -> float:
-    """Of this rank, all of them beginning at once."""
-    ranks.synchronize()
-    ranks.sum_(torch.zeros(1))
-    begin = time.perf_counter()
-    run()
-    ranks.synchronize()
-    return time.perf_counter() - begin
 
 
 def _codec_seconds(wire: HaloWire, num_columns: int, ranks: Ranks) -> float:

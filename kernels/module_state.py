@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _SMALL_BYTES = 1 << 20
@@ -35,6 +36,15 @@ class ModuleState:
                     continue
                 if buffer.numel() * buffer.element_size() > _SMALL_BYTES:
                     self._copies.pop(id(buffer), None)
+
+    def put_back(self) -> None:
+        """Make everything as it was; buffers are the same tensors again, and get their values back in place."""
+        for part, attributes, buffers in self._kept:
+            _put(part, attributes, buffers)
+        with torch.no_grad():
+            for buffer in {id(b): b for _, _, named in self._kept for b in named.values() if b is not None}.values():
+                if (copy := self._copies.get(id(buffer))) is not None:
+                    buffer.copy_(copy)
 
     @contextmanager
     def restored(self) -> Iterator[None]:

@@ -71,8 +71,9 @@ def train_rank(
     def after_epoch(epoch: Epoch) -> None:
         if on_epoch is not None:
             on_epoch(epoch)
-        if (news := family.news()) is not None and on_note is not None:
-            on_note(news)
+        for news in (trainer.grad_sync.news(), family.news()):
+            if news is not None and on_note is not None:
+                on_note(news)
 
     watch = _watch(ranks) if options.timeline else None
     rebalancer = family.rebalancer(trainer)

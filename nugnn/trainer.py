@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
 from nugnn.schedules import Schedule
 from nugnn.step_graphs import CudaGraphs, StepGraphs, records_steps
+from nugnn.step_trial import TrialSteps, leaving_nothing
 from nugnn.trainer_state import plain_groups
 
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class Trainer:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
         replicated = {name: p for name, p in self.model.named_parameters() if id(p) not in own}
-        self._replicated = list(replicated.values())
+        self._replicated, self._named = list(replicated.values()), replicated
         self.grad_sync = GradientSync(grad_sync, replicated, self.ranks, grad_sync_hosts)
         self._sums = BackwardSums(
             self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync,
@@ -242,6 +243,7 @@ class Trainer:
             weight = self.family.weight(works[0])
             is_last = self.steps_into_epoch + 1 == self.family.steps_per_epoch
             reads = functools.partial(self._read, weight=weight) if is_last and self._reads_early else None
+            self._try_ways(works)
             with self.ranks.clock.phase("step", self.ranks.device):
                 share, self._loss_of_epoch = self._step(works, reads)
             done.loss += share * weight
@@ -299,6 +301,7 @@ class Trainer:
         Returns:
             This rank's share of the loss, a float64 scalar without gradient.
         """
+        self._try_ways(works)
         with nullcontext() if self._graphs is None else self._graphs.aside():
             share, _ = self._step(works, None if self._graphs is not None else on_loss)
         if self._graphs is not None and on_loss is not None:
@@ -330,8 +333,30 @@ class Trainer:
             self.scheduler.step()
         return share, said
 
-    def _passes(self, works: Sequence[Work], on_loss: Callable[[Tensor], T] | None) -> tuple[Tensor, T | None]:
-        """Forward and backward of all parts, and the sums of gradients over ranks; gives what `_step` does."""
+    def _try_ways(self, works: Sequence[Work]) -> None:
+        """Before the first step begins, have ways of gradients tried with its work where ``grad_sync auto`` asks for
+        that; a collective call then. On GPUs, and where no sum begins in backward, sums alone decide.
+        """
+        if not self.grad_sync.is_open_to_steps or self.ranks.device.type != "cpu" or not self._sums.may_begin:
+            return
+
+        def passes(sums: BackwardSums) -> None:
+            self._passes([self.family.copy_of(work) for work in works], None, sums)  # a model may write into its input
+
+        steps = TrialSteps(passes, self._named, self.ranks, self.grad_sync.in_way, self.family.riders)
+        with closing(steps), self.off_the_clock(), leaving_nothing(self.model):
+            self.grad_sync.try_in_steps(steps.timed)
+
+    def _passes(
+        self,
+        works: Sequence[Work],
+        on_loss: Callable[[Tensor], T] | None,
+        sums: BackwardSums | None = None,
+    ) -> tuple[Tensor, T | None]:
+        """Forward and backward of all parts, and the sums of gradients over ranks, by ``sums`` if they are given; gives
+        what `_step` does.
+        """
+        sums = self._sums if sums is None else sums
         said = None
         share = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -349,10 +374,10 @@ class Trainer:
                 is_last = part == len(works) - 1
                 with (
                     self.ranks.clock.phase("backward", self.ranks.device),
-                    self._sums.last_backward() if is_last else nullcontext(),
+                    sums.last_backward() if is_last else nullcontext(),
                 ):
                     (loss * self.loss_scale.scale if self.loss_scale.is_on else loss).backward()
-        self._sums.finish()
+        sums.finish()
         return share, said
 
     def evaluate(self) -> dict[str, float]:

@@ -13,7 +13,8 @@ import torch
 from nugnn.comm.compression.link import Link
 from nugnn.comm.direct_sums import MOST_BYTES
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_auto import median_seconds, rounds_of_pairs, seconds_together
+from nugnn.comm.halo_auto import rounds_of_pairs
+from nugnn.comm.together import median_seconds, seconds_together
 from nugnn.kernels.green_context import new_stream
 from nugnn.planning.fitting import WrongResult, largest_that_fits
 from nugnn.planning.links import Sums

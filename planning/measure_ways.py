@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_auto import rounds_of_pairs, seconds_together
+from nugnn.comm.halo_auto import rounds_of_pairs
 from nugnn.comm.halo_transfer import Exchange, Route
 from nugnn.comm.lone_ranks import LoneRanks
+from nugnn.comm.together import seconds_together
 from nugnn.planning.measured_ways import Way
 
 _LEAST_BYTES = 64 << 10

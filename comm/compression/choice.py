@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
 from nugnn.comm.hosts import HostGroups
+from nugnn.comm.together import seconds_together, slowest
 
 CANDIDATES = ("fp32", "bf16", "8bit", "4bit")
 """From the most exact one."""
@@ -36,18 +38,29 @@ class Choice:
         name: One of `CANDIDATES`.
         seconds: For each of them, to sum all gradients that may be compressed, on the slowest rank: a median.
         num_values: Of these gradients.
+        step_seconds: Of forward, backward and sums in each way that was tried in steps, likewise; see
+            `nugnn.comm.compression.step_trial`. Empty where none was.
+        trial_seconds: That took.
     """
 
     name: str
     seconds: dict[str, float]
     num_values: int
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    trial_seconds: float = 0.0
 
     def as_text(self) -> str:
         """A sentence for the user."""
         if not self.seconds:
             return f"grad_sync auto: {self.name}, since no tensor is large enough to be compressed"
-        times = ", ".join(f"{name} {1000 * seconds:.3g} ms" for name, seconds in self.seconds.items())
-        return f"grad_sync auto: {self.name}; a sum of {self.num_values} values takes {times}"
+        if self.step_seconds:
+            times, tried = _in_words(self.step_seconds), f"{self.trial_seconds:.2g} s of trial steps"
+            return f"grad_sync auto: {self.name}; forward, backward and sums take {times}, by {tried}"
+        return f"grad_sync auto: {self.name}; a sum of {self.num_values} values takes {_in_words(self.seconds)}"
+
+
+def _in_words(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {1000 * each:.3g} ms" for name, each in seconds.items())
 
 
 def choose(named: Mapping[str, Tensor], ranks: Ranks, groups: HostGroups | None = None) -> Choice:
@@ -72,13 +85,13 @@ def choose(named: Mapping[str, Tensor], ranks: Ranks, groups: HostGroups | None 
 
 
 def decided(seconds: Mapping[str, float], num_values: int) -> Choice:
-    """The most exact way that is as fast as any.
+    """The most exact way that is as fast as any of those there are.
 
     >>> decided({"fp32": 1.0, "bf16": 0.52, "8bit": 0.5, "4bit": 0.6}, 10).name
     'bf16'
     """
     best = min(seconds.values())
-    name = next(name for name in CANDIDATES if seconds[name] <= _MARGIN * best)
+    name = next(name for name in CANDIDATES if seconds.get(name, math.inf) <= _MARGIN * best)
     return Choice(name, dict(seconds), num_values)
 
 
@@ -106,15 +119,8 @@ def measured(
 
     ways = {name: way(name) for name in names}
     taken: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 1):  # the first compiles
+    for _ in range(rounds + 1):
         for name, run in ways.items():
-            x = values.clone()
-            ranks.synchronize()
-            ranks.sum_(torch.zeros(1))  # all begin at once
-            begin = time.perf_counter()
-            run(x)
-            ranks.synchronize()
-            if number:
-                taken[name].append(time.perf_counter() - begin)
-    slowest = ranks.max_(torch.tensor([statistics.median(taken[name]) for name in names], dtype=torch.float64))
-    return dict(zip(names, slowest.tolist(), strict=True))
+            taken[name].append(seconds_together(functools.partial(run, values.clone()), ranks))
+    medians = [statistics.median(taken[name][1:]) for name in names]  # the first compiles
+    return dict(zip(names, slowest(medians, ranks), strict=True))

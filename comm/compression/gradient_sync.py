@@ -17,6 +17,7 @@ from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
 from nugnn.comm.compression.settings import AUTO, Compression, check_types, wire_names
+from nugnn.comm.compression.step_trial import Timed, tried
 from nugnn.comm.groups import Ranks, groups_by_host, number_of
 from nugnn.comm.hosts import checked_hosts, why_no_grid
 
@@ -68,6 +69,7 @@ class GradientSync:
         self._groups = groups_by_host(ranks) if hosts == "auto" and name != "fp32" and ranks.is_split else None
         self._link, self._link_aside = (Link.of(ranks, aside=aside, groups=self._groups) for aside in (False, True))
         self._choice: Choice | None = None
+        self._is_open_to_steps, self._has_news = name == AUTO and ranks.is_split, False
         self.settings.check_names(self._named)
         if name == AUTO:
             check_types(self._named)
@@ -106,8 +108,39 @@ class GradientSync:
             said.append(why)
         return ". ".join(said) or None
 
+    @property
+    def is_open_to_steps(self) -> bool:
+        """Whether steps may still decide what ``auto`` takes: before the first one of a run; the same on every rank."""
+        return self._is_open_to_steps
+
+    def in_way(self, name: str) -> GradientSync:
+        """Sums of the same parameters in the way ``name``, which are of no run; a collective call."""
+        way = name if name == "fp32" else replace(self.settings, wire=name)
+        return GradientSync(way, self._named, self._ranks, self._hosts)
+
+    def try_in_steps(self, timed: Timed) -> None:
+        """Hold what sums alone have chosen against other ways in steps that leave nothing behind; a collective call,
+        before the first `open`.
+        """
+        self.prepare()
+        assert self._choice is not None and self._is_open_to_steps
+        choice = tried(self._choice, timed, self._ranks)
+        self._is_open_to_steps, self._has_news = False, bool(choice.step_seconds)
+        if choice.name != self._choice.name:
+            self._compressor = None
+            self._use(choice.name)
+        self._choice = choice
+
+    def news(self) -> str | None:
+        """What steps have decided, once, in a sentence."""
+        if not self._has_news or self._choice is None:
+            return None
+        self._has_news = False
+        return self._choice.as_text()
+
     def open(self, scale: float) -> None:
         """Begin a step whose loss was multiplied by ``scale``."""
+        self._is_open_to_steps = False
         if self._ranks.is_split:
             self.prepare()
         if self._compressor is not None and self._ranks.is_split:
@@ -152,6 +185,10 @@ class GradientSync:
             self._compressor.sum_(values, names, bucket.orders, bucket.num_plain, link)
             packed.copy_(values)
 
+    def close(self) -> None:
+        """End the thread that sums beside backward, which else ends with the process."""
+        self._lane.close()
+
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def shared_state(self) -> dict[str, Any] | None:
@@ -170,6 +207,7 @@ class GradientSync:
         """Go on where a checkpoint was written; what was chosen there stays, also between other ranks."""
         if shared is not None and "choice" in shared:
             self._compressor, self._choice = None, Choice(**shared["choice"])
+            self._is_open_to_steps = False
             self._use(self._choice.name)
         if self._compressor is not None and shared is not None:
             self._compressor.load(shared, residuals)

@@ -83,3 +83,10 @@ def test_crossings_are_those_of_the_script() -> None:
     measured, _ = link_rows.crossovers(found)["4bit", "fp32"]
     assert 0.1 < measured < 1 and line[2] == f"{measured:.2g} Gb/s"
     assert line[4:] == ["-", "-", "1.010 to 1.010"]
+
+
+def test_auto_is_held_against_gradients_of_no_fewer_bits_than_it_takes() -> None:
+    took = {"int4": 0.5, "int2": 0.2, "auto": 0.44}
+    for more, best in ({}, "**+120%**, int2"), ({"int2+4bit": 0.4}, "+10%, int2+4bit"):
+        cell = {way: _row(way, 1.0, seconds, 1e6) for way, seconds in (took | more).items()}
+        assert link_tables.auto_cells(cell) == ["-", best]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nugnn.comm import halo_auto, halo_transfer
+from nugnn.comm import halo_transfer, together
 from nugnn.comm.lone_ranks import LoneRanks
 
 
@@ -37,8 +37,8 @@ def let_exchanges_take(seconds_of: Callable[[int], float]) -> Callable[[], None]
 
     def undo() -> None:
         halo_transfer.Exchange.finish = real  # type: ignore[method-assign]
-        halo_auto.time = time  # type: ignore[attr-defined]
+        together.time = time  # type: ignore[attr-defined]
 
     halo_transfer.Exchange.finish = finish  # type: ignore[method-assign]
-    halo_auto.time = clock  # type: ignore[attr-defined]
+    together.time = clock  # type: ignore[attr-defined]
     return undo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 from unittest import mock
 
@@ -49,7 +50,7 @@ def _kept(ranks: Ranks) -> list[Any]:
         said.append(second.prepare())
     with mock.patch.object(gradient_sync, "choose", return_value=Choice("fp32", {}, 0)):
         plain.open(1.0)
-    assert plain.shared_state() == {"choice": {"name": "fp32", "seconds": {}, "num_values": 0}}
+    assert plain.shared_state() == {"choice": asdict(Choice("fp32", {}, 0))}
     return [said, second.report()["choice"]["name"], second.report()["wire"], plain.report()["wire"]]  # type: ignore
 
 
