@@ -8,11 +8,11 @@ Rank 1 keeps to so many multiprocessors, by streams of a green context; on a CPU
 For each graph, model and limit the whole graph is trained on each device alone, T_i seconds an epoch: without a halo no
 split would end before 1 / sum(1 / T_i). ``auto`` is planned as `nugnn train --shares auto` plans: from a recorded step
 whose operators, on parts that rates alone would make, and whose rows that travel both ranks time at once within their
-limits. ``tuned`` is one correction
-of ``auto`` as re-balancing makes it: by what each rank was busy with in some epochs, nodes go from one to the other.
-Then all splits are trained in turns, so that whatever else the machine does meets all of them. Losses of all splits
-have to agree, dropout included, or no time is given. On a CPU the slowed rank stands still between operators rather
-than inside them, so that many look as quick as the other's: the same order of things, and no figure of worth.
+limits. ``tuned`` is one correction of ``auto`` as re-balancing makes it: by what each rank was busy with in some
+epochs, nodes go from one to the other. Then all splits are trained in turns, so that whatever else the machine does
+meets all of them. Losses of all splits have to agree, dropout included, or no time is given. On a CPU the slowed rank
+stands still between operators rather than inside them, so that many look as quick as the other's: the same order of
+things, and no figure of worth.
 
 While one group (a graph and a model, all limits) is compared, processes split the graph for the next one. What does
 not fit into ``--seconds`` is left out, and said. Where ranks say nothing for half a minute, all processes write their
@@ -20,8 +20,8 @@ stacks.
 
 Rows: median, p20 and p80 of an epoch, shares, what parts hold, the share of an epoch in which each rank waits
 (exchanges included), predicted_ms of each device by itself, forecast_ms of a step of both, alone_ms, bound_ms,
-halo_bound_ms (the bound if each rank also spends what its halo rows take), and how much of the way from even shares to
-the bound a split has come.
+halo_bound_ms (the bound if each rank also spends what its halo rows take), how much of the way from even shares to the
+bound a split has come, and which planner made ``auto`` (`unequal_figures.PLANNER`).
 """
 
 from __future__ import annotations
@@ -31,94 +31,44 @@ import itertools
 import os
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 import unequal_rank
 from gpu_epoch import MODELS
-from harness import Recorder, Timing, timing_of
+from harness import Recorder, timing_of
 from split_pool import Split, SplitPool, warm_kernels
 from stages import Stages, show_stacks_when_asked
+from unequal_figures import PLANNED, PLANNER, Alone, figures, halo_bound_ms, line_of, verdict
+from unequal_steps import StepModels
 from worker_groups import Group
 
 from nugnn.datasets.synthetic_device import FAMILIES
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
-from nugnn.fit_options import FitOptions
-from nugnn.machine_profiles import cluster_here, profile_of_this_machine
-from nugnn.own_times import OwnTimes, expected_sizes, measure_of, travel_of
-from nugnn.plan_subject import PlanSubject, graph_subject
-from nugnn.planned import step_model
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.imbalance import Levelling, RankLoad, RebalanceRules, flows, levelled
-from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.predictor import ReplayedSteps
-from nugnn.planning.profiles import DeviceProfile
-from nugnn.planning.work_model import PackedWork
 
 _LOSS_RTOL = {"fp32": 1e-3, "bf16": 1e-2}
 _STATIC = ("flops", "bandwidth")
-_PLANNED = ("auto", "tuned")
-
-
-@dataclass(frozen=True)
-class Alone:
-    """Of one device under one limit, for one graph and model.
-
-    Args:
-        whole_ms: An epoch of the whole graph.
-    """
-
-    whole_ms: float
 
 
 def correction(work: PredictedWork, sizes: Sequence[PartSizes], busy_seconds: Sequence[float]) -> Levelling:
     """How much work goes from which rank to which so that both end together, as re-balancing finds it."""
     loads = [RankLoad(seconds=busy, sizes=size) for busy, size in zip(busy_seconds, sizes, strict=True)]
     return levelled(loads, RebalanceRules(work=work.computing()))
-
-
-def bound_ms(alone: list[Alone]) -> float:
-    """Of any split, if nothing had to travel: devices together do what each does alone."""
-    return 1 / sum(1 / each.whole_ms for each in alone)
-
-
-def halo_bound_ms(alone: list[Alone], sizes: tuple[PartSizes, ...], row_seconds: float) -> float:
-    """Of any split, if each device also spends ``row_seconds`` on every halo row it receives or sends in ``sizes``."""
-    rows_ms = [1e3 * row_seconds * (size.halo + size.sent) for size in sizes]
-    travelling = sum(ms / each.whole_ms for ms, each in zip(rows_ms, alone, strict=True))
-    return (1 + travelling) * bound_ms(alone)
-
-
-def figures(timings: dict[str, Timing], name: str, alone: list[Alone]) -> dict[str, Any]:
-    """How a split compares with the others and with the bound.
-
-    Returns:
-        ``alone_ms``, ``bound_ms``, ``over_bound`` (1: as the bound), ``gain_share`` (0: as even shares, 1: as the
-        bound) and ``best_static_ratio`` (above 1: faster than the best of the static splits).
-    """
-    bound, own, even = bound_ms(alone), timings[name].median_ms, timings["even"].median_ms
-    static = min(timing.median_ms for other, timing in timings.items() if other not in _PLANNED)
-    return {
-        "alone_ms": [each.whole_ms for each in alone],
-        "bound_ms": bound,
-        "over_bound": own / bound,
-        "gain_share": (even - own) / (even - bound) if even > bound else None,
-        "best_static_ratio": static / own,
-    }
 
 
 @dataclass
@@ -151,23 +101,6 @@ class Prepared:
         return f"{self.family} {self.model} {self.sms}"
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A plan by rates alone.
-
-    Args:
-        cluster: For which.
-        by_rates: What predicted it.
-        sizes: Expected of each device.
-        split: Parts with these shares of the nodes, being found.
-    """
-
-    cluster: Cluster
-    by_rates: ReplayedSteps
-    sizes: tuple[PartSizes, ...]
-    split: Future[Split]
-
-
 class Benchmark:
     """Commands for the ranks and the pool, and the rows that come of them."""
 
@@ -175,17 +108,14 @@ class Benchmark:
         self._arguments, self._recorder, self._folder, self._stages = arguments, recorder, folder, stages
         self._ranks = Group(unequal_rank.work, 2, arguments.device, threads=arguments.threads)
         self._pool = SplitPool(folder, arguments.splitters, arguments.threads)
+        self._models = StepModels(arguments, self._ranks, self._pool)
         self._even: dict[str, Future[Split]] = {}
         self._rates: dict[int, list[dict[str, Any]]] = {}
-        self._facts: dict[str, DataFacts] = {}
         self._static: dict[tuple[str, int, str], Future[Split]] = {}
         self._longest = {"prepare": 0.0, "compare": 0.0}
-        # on a GPU each step is recorded by a process of its own, else by this one
-        self._tracing = ThreadPoolExecutor(len(arguments.models) if arguments.device == "cuda" else 1)
-        self._subjects: dict[str, Future[PlanSubject]] = {}
 
     def close(self) -> None:
-        self._tracing.shutdown(cancel_futures=True)
+        self._models.close()
         self._pool.close()
         self._ranks.stop()
 
@@ -230,59 +160,7 @@ class Benchmark:
     def _make(self, family: str) -> None:
         given = self._arguments
         made = self._all("make", family=family, nodes=given.nodes, arcs=given.arcs, seed=given.seed)[0]
-        facts = self._facts[family] = DataFacts(name=family, nodes=given.nodes, train=given.nodes, **made)
-        for model in given.models:
-            if model not in self._subjects:
-                self._subjects[model] = self._tracing.submit(self._traced, model, facts)
-
-    def _subject(self, family: str, model: str) -> PlanSubject:
-        """What is planned; families differ in their counts alone."""
-        facts = self._facts[family]
-        whole = PartSizes(inner=facts.nodes, edges=facts.edges, train=facts.train)
-        return replace(self._subjects[model].result(), data=facts, whole=whole)
-
-    def _traced(self, model: str, facts: DataFacts) -> PlanSubject:
-        """The step that ranks make, recorded by a process of its own."""
-        given = self._arguments
-        options = FitOptions(precision=given.precision, cuda_graphs="on" if given.device == "cuda" else "off")
-        network = unequal_rank.network(model, facts.features, facts.classes, given.seed)
-        how: dict[str, Any] = {"features": facts.features, "multilabel": False, "kinds": [given.device], "workers": 2}
-        return graph_subject(network, options, facts, **how)
-
-    def _cluster(self, sms: int) -> Cluster:
-        """Both devices, rank 1 within its limit."""
-        if self._arguments.device == "cuda":
-            devices, limits = [torch.device("cuda", rank) for rank in range(2)], (DeviceLimits(), DeviceLimits(sms=sms))
-            return cluster_here(devices, limits, profile_of_this_machine(["cuda"], "any"))
-        cluster = cluster_here([torch.device("cpu")] * 2, None, profile_of_this_machine(["cpu"] * 2, "any"))
-        whole, other = cluster.devices
-        slower = slowed(other.profile, unequal_rank.WHOLE / sms)
-        return replace(cluster, devices=(whole, replace(other, profile=slower)))
-
-    def _draft(self, subject: PlanSubject, sms: int) -> Draft:
-        """What is planned by rates alone, being cut."""
-        cluster = self._cluster(sms)
-        by_rates = step_model(subject, cluster)
-        sizes = expected_sizes(subject, cluster, by_rates)
-        return Draft(cluster, by_rates, sizes, self._pool.by_shares(subject.data.name, [size.inner for size in sizes]))
-
-    def _steps(self, subject: PlanSubject, sms: int, draft: Draft) -> tuple[ReplayedSteps, Cluster]:
-        """What predicts steps under the limit that ranks keep to, measured by them on the draft's parts, and for which
-        cluster: its links are measured, too.
-        """
-        cluster, travel = draft.cluster, travel_of(subject, draft.cluster.links, draft.sizes)
-        measures = []
-        for rank, profile in enumerate(cluster.profiles):
-            device = torch.device("cuda", rank) if profile.kind == "cuda" else torch.device("cpu")
-            measures.append(measure_of(subject, profile.kind, device, f"sms={sms}" if rank else ""))
-        traces = [subject.traces[profile.kind] for profile in cluster.profiles]
-        item = cloudpickle.dumps((measures, traces, PackedWork.of(draft.by_rates.work)))
-        path = str(self._pool.result(draft.split).path)
-        found = self._all("times", how=item, family=subject.data.name, path=path, travel=travel)
-        kinds = [device.kind for device in cluster.devices]
-        own = OwnTimes(operators=dict(zip(kinds, (times for times, _ in found), strict=True)), ways=found[0][1])
-        measured = own.on(cluster)
-        return step_model(subject, measured, own.operators), measured
+        self._models.add(DataFacts(name=family, nodes=given.nodes, train=given.nodes, **made))
 
     def _prepare(self, family: str, model: str) -> list[Prepared]:
         """Everything of a graph and a model but the comparisons; splits are found by the pool from now on."""
@@ -296,8 +174,8 @@ class Benchmark:
             self._even[family] = self._pool.by_shares(family, (1.0, 1.0))
         how = self._how(family, model)
         with stages.stage(f"{family} {model}: waited for a recorded step"):
-            subject = self._subject(family, model)
-        drafts = {sms: self._draft(subject, sms) for sms in given.limits}
+            subject = self._models.subject(family, model)
+        drafts = {sms: self._models.draft(subject, sms) for sms in given.limits}
         found: dict[int, list[dict[str, Any]]] = {}
         steps: dict[int, ReplayedSteps] = {}
         clusters: dict[int, Cluster] = {}
@@ -313,7 +191,7 @@ class Benchmark:
                 found[sms] = self._all("alone", **how, epochs=given.alone)
                 more.append("/".join(f"{each['whole']:.1f}" for each in found[sms]) + f" ms with {granted}")
             with stages.stage(f"{family} {model} {sms}: operators and rows that travel"):
-                steps[sms], clusters[sms] = self._steps(subject, sms, drafts[sms])
+                steps[sms], clusters[sms] = self._models.steps(subject, sms, drafts[sms])
         with stages.stage(f"{family}: waited for even parts"):
             even = self._pool.result(self._even[family])
         with stages.stage(f"{family} {model}: even parts on whole devices") as more:
@@ -368,7 +246,7 @@ class Benchmark:
         for each in ready:
             if self._stages.seconds + self._longest["compare"] > self._arguments.seconds:
                 left_out.append(str(each))
-                for name in _PLANNED:
+                for name in PLANNED:
                     if name in each.splits:
                         each.splits[name].cancel()
             else:
@@ -391,11 +269,11 @@ class Benchmark:
             found = self._all("turns", names=list(splits), turns=given.epochs)
             self._all("drop")
         timings = {name: timing_of(found[0][name]["samples_ms"]) for name in splits}
-        alone, facts = ready.alone, self._facts[ready.family]
+        alone, facts = ready.alone, self._models.facts[ready.family]
         for name, split in splits.items():
             bound = halo_bound_ms(alone, split.sizes, ready.row_seconds)
             row: dict[str, Any] = {
-                "kind": "unequal", "system": name, "graph": ready.family, "model": ready.model,
+                "kind": "unequal", "planner": PLANNER, "system": name, "graph": ready.family, "model": ready.model,
                 "dtype": given.precision, "shape": f"{ready.model} {ready.sms} sms", "sms": ready.sms,
                 "seed": given.seed, "num_nodes": given.nodes, "num_edges": facts.edges, "rates": ready.rates,
                 "sizes": [asdict(size) for size in split.sizes],
@@ -416,45 +294,6 @@ class Benchmark:
             else:
                 self._recorder.add(row, timings[name])
         print(f"  {verdict(found[0], timings)}", flush=True)
-
-
-def verdict(found: dict[str, dict[str, Any]], timings: dict[str, Timing]) -> str:
-    """Planned splits beside the best of the static ones, with the spread of their ratio over the turns."""
-    best = min((name for name in timings if name not in _PLANNED), key=lambda name: timings[name].median_ms)
-    said = []
-    for planned in _PLANNED:
-        if planned in timings:
-            pairs = zip(found[best]["samples_ms"], found[planned]["samples_ms"], strict=True)
-            ratios = sorted(static / own for static, own in pairs)
-            last = len(ratios) - 1
-            spread = f"{ratios[round(0.2 * last)]:.3f}-{ratios[round(0.8 * last)]:.3f}"
-            said.append(f"{statistics.median(ratios):.3f} ({spread}) times as long as {planned}")
-    ours = next(name for name in reversed(_PLANNED) if name in timings)
-    others = ", ".join(
-        f"{name} {timings[name].median_ms / timings[ours].median_ms:.2f}" for name in timings if name not in _PLANNED
-    )
-    return f"best static: {best}, {', '.join(said)}; {others}"
-
-
-def slowed(profile: DeviceProfile, factor: float) -> DeviceProfile:
-    """A device whose rates are ``1 / factor`` of those of ``profile``."""
-    rates = ("stream_bytes", "gather_bytes", "cached_gather_bytes", "pack_bytes")
-    changed: dict[str, Any] = {name: getattr(profile, name) / factor for name in rates}
-    flops = {form: rate / factor for form, rate in profile.gemm_flops.items()}
-    return profile.model_copy(update={**changed, "gemm_flops": flops})
-
-
-def line_of(row: dict[str, Any]) -> str:
-    """A row for people."""
-    head = f"{row['graph'].removesuffix('-like')} {row['model']} {row['sms']} {row['system']}"
-    if "error" in row:
-        return f"{head:32} {row['error']}"[:120]
-    shares, waits = ("/".join(f"{value:.2f}" for value in row[name]) for name in ("shares", "waits"))
-    gain = "" if row["gain_share"] is None else f"{row['gain_share']:.0%}"
-    return (
-        f"{head:32}{row['median_ms']:9.2f} ms {row['p20_ms']:.2f}-{row['p80_ms']:.2f}  shares {shares}  waits {waits}  "
-        f"bound x {row['over_bound']:.3f}, {row['over_halo_bound']:.3f} with halo  gain {gain}"
-    )
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:

@@ -13,6 +13,7 @@ from typing import Literal
 from nugnn._regular_file import is_folder, no_file, shown
 from nugnn.datasets.archive import ARCHIVE_SUFFIXES, extract
 from nugnn.datasets.cache_location import cache_folder
+from nugnn.datasets.data_folder import data_folder
 from nugnn.datasets.digits import digits
 from nugnn.datasets.download import Progress, locked
 from nugnn.datasets.fetch import prepare
@@ -86,7 +87,7 @@ def load(
     """
     text = os.fspath(name_or_path)
     store = cache_folder() if cache is None else Path(cache)
-    folder = _data_folder(data_dir)
+    folder = data_folder(data_dir)
     path = _existing_path(text)
     if path is not None:
         return _read(path, path.name if path.is_dir() else stem(path), store, num_nodes)
@@ -122,7 +123,7 @@ def list_datasets(
     Raises:
         ValueError: no such data folder.
     """
-    folder = _data_folder(data_dir)
+    folder = data_folder(data_dir)
     store = cache_folder() if cache is None else Path(cache)
     names = {*BUILT_IN, *PUBLISHED, *names_in(folder)}
     return sorted((_entry(name, folder, store) for name in names), key=lambda entry: entry.name)
@@ -136,28 +137,12 @@ def info(
     Raises:
         ValueError: unknown name, with the closest ones; or no such data folder.
     """
-    folder = _data_folder(data_dir)
+    folder = data_folder(data_dir)
     store = cache_folder() if cache is None else Path(cache)
     key = normalised(name)
     if key not in {*BUILT_IN, *PUBLISHED} and look(folder, key) is None and look(store, key) is None:
         raise ValueError(unknown_name(name, key, folder))
     return _entry(key, folder, store)
-
-
-def _data_folder(data_dir: str | os.PathLike[str] | None) -> Path | None:
-    """The user's data folder; one that is not there is refused even where it is not needed, as nothing that a user
-    says is ignored.
-    """
-    if data_dir is None:
-        return None
-    folder = Path(data_dir).expanduser()
-    if not is_folder(folder):
-        found = no_file(folder) or "is a file"
-        problem = "does not exist" if found.startswith("no such file") else found.split(", not a file")[0]
-        raise ValueError(
-            f"the data folder {shown(folder)} {problem}; correct --data-dir or NUGNN_DATA, or leave it out"
-        )
-    return folder
 
 
 def _entry(name: str, folder: Path | None, store: Path) -> DatasetEntry:

@@ -7,13 +7,8 @@ from pathlib import Path
 
 from nugnn._regular_file import is_folder
 from nugnn.datasets.on_disk import names_in
-from nugnn.datasets.samples.image_sources import IMAGE_SETS
-from nugnn.datasets.samples.registry import BUILT_IN as BUILT_IN_SAMPLES
-from nugnn.datasets.samples.registry import PATH_KINDS
 from nugnn.datasets.sources import BUILT_IN, PUBLISHED, normalised
-
-_SAMPLES = (BUILT_IN_SAMPLES, *IMAGE_SETS)
-"""Data sets of samples, which a graph's name may be mistaken for, as it may for one of ``PATH_KINDS``."""
+from nugnn.sample_sets import KNOWN, NAMES, PATH_KINDS
 
 
 def unknown_name(text: str, name: str, folder: Path | None) -> str:
@@ -28,11 +23,11 @@ def unknown_name(text: str, name: str, folder: Path | None) -> str:
     looked = "no data folder was given (--data-dir)"
     if folder is not None:
         looked = f"it is not in {folder}"
-    known = {*BUILT_IN, *PUBLISHED, *in_folder, *_SAMPLES, *PATH_KINDS}
+    known = {*BUILT_IN, *PUBLISHED, *in_folder, *NAMES, *PATH_KINDS}
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     meant = ", ".join(f"{each}:PATH" if each in PATH_KINDS else each for each in close)
     hint = f"did you mean {meant}? " if close else ""
-    if name in _SAMPLES:
+    if name in NAMES:
         hint = f"{name} names samples, which nugnn.datasets.samples.load_samples reads, and takes no path; "
     if is_folder(Path(text)):
         hint += f"the folder of that name here is written ./{text}; "
@@ -40,7 +35,7 @@ def unknown_name(text: str, name: str, folder: Path | None) -> str:
     return (
         f"unknown dataset {text!r:.200}: {hint}{looked}. Available: {available}, and the published ones that "
         "`nugnn datasets list` shows; or give the path of a file or folder. Of samples, which `nugnn train` and "
-        f"load_samples take: {', '.join((*_SAMPLES, *(f'{kind}:PATH' for kind in PATH_KINDS)))}"
+        f"load_samples take: {', '.join(KNOWN)}"
     )
 
 

@@ -149,8 +149,12 @@ def baselines_table(plan: Plan) -> Table:
     words = {"even": "even", "flops": "by FLOP/s", "bandwidth": "by bandwidth"}
     for baseline in plan.baselines:
         gain = baseline.step_seconds / plan.step_seconds if plan.step_seconds else 1.0
+        beside = "(ideal parts)" if baseline.is_ideal else f"{gain:.2f} x as fast"
         fits = "fits" if baseline.fits else "does not fit"
-        table.add_row(words[baseline.name], seconds_text(baseline.step_seconds), f"{gain:.2f} x as fast", fits)
+        table.add_row(words[baseline.name], seconds_text(baseline.step_seconds), beside, fits)
+    if any(baseline.is_ideal for baseline in plan.baselines):
+        table.caption = "ideal parts: not cut, of exactly these shares"
+        table.caption_justify = "left"
     return table
 
 

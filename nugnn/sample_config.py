@@ -10,7 +10,7 @@ from typing import Any
 from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.config import TrainConfig
 from nugnn.options import ConfigError, flag_of, option, option_default, option_spec, refusal
-from nugnn.sample_sets import IMAGE_SETS, PATH_KINDS, names_samples
+from nugnn.sample_sets import KNOWN, names_samples
 from nugnn.schedules import usual_warmup
 from nugnn.settings import FREE_ON_RESUME, SHARES_BY_DEVICE, Settings
 
@@ -166,8 +166,7 @@ class SampleConfig(Settings):
     def __post_init__(self) -> None:
         self._check_each()
         if self.dataset is not None and not names_samples(self.dataset):
-            known = (*IMAGE_SETS, *(f"{kind}:PATH" for kind in PATH_KINDS))
-            raise ConfigError(refusal("--dataset", self.dataset, ", ".join(known)))
+            raise ConfigError(refusal("--dataset", self.dataset, ", ".join(KNOWN)))
         known_models = ("auto", *BUILT_IN_NETWORKS, *TORCHVISION_MODELS)
         if self.model not in known_models and self.model_file is None:
             raise ConfigError(refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))

@@ -1,10 +1,16 @@
-"""Names by which samples are known, told from those of graphs without loading torch."""
+"""Names by which samples are known, for all folders, told from those of graphs without loading torch."""
 
 from __future__ import annotations
 
-IMAGE_SETS = ("digits-images", "mnist", "fashion-mnist", "cifar10")
+from typing import Literal, get_args
+
+PublishedImages = Literal["mnist", "fashion-mnist", "cifar10"]
+BUILT_IN_IMAGES = "digits-images"
+NAMES: tuple[str, ...] = (BUILT_IN_IMAGES, *get_args(PublishedImages))
 PATH_KINDS = ("imagefolder", "text", "csv")
 """Written ``KIND:PATH``."""
+KNOWN = (*NAMES, *(f"{kind}:PATH" for kind in PATH_KINDS))
+"""All of them, as they are written."""
 
 
 def names_samples(spec: str) -> bool:
@@ -15,4 +21,4 @@ def names_samples(spec: str) -> bool:
     """
     kind, colon, _ = spec.partition(":")
     name = kind.strip().lower().replace("_", "-")
-    return name in PATH_KINDS if colon else name in IMAGE_SETS
+    return name in PATH_KINDS if colon else name in NAMES

@@ -56,14 +56,21 @@ def count_readers(indptr, sources, part, readers, present):  # type: ignore[no-u
 
 
 @jit(inline=True)
+def _lacking(table, column, bytes_per_size, byte_constants, limits):  # type: ignore[no-untyped-def]
+    """Of memory for a part of these sizes, relative to the limit."""
+    held = byte_constants[column]
+    for k in range(5):
+        held += bytes_per_size[column, k] * table[column, k]
+    return max(held - limits[column], 0.0) / max(limits[column], 1.0)
+
+
+@jit(inline=True)
 def _strain(table, column, per_size, constants, scale, power, bytes_per_size, byte_constants, limits, weight):  # type: ignore[no-untyped-def]
     """What a part of these sizes adds to the sum that is minimised: seconds to a high power, and bytes that lack."""
     seconds = constants[column]
-    held = byte_constants[column]
     for k in range(5):
         seconds += per_size[column, k] * table[column, k]
-        held += bytes_per_size[column, k] * table[column, k]
-    lacking = max(held - limits[column], 0.0) / max(limits[column], 1.0)
+    lacking = _lacking(table, column, bytes_per_size, byte_constants, limits)
     return (max(seconds, 0.0) * scale) ** power + weight * lacking
 
 
@@ -199,8 +206,10 @@ def weigh_moves(bounds, nodes, graph, part, readers, present, sizes, costs, aim,
 
 
 @jit()
-def make_moves(nodes, graph, part, readers, present, sizes, costs, aim):  # type: ignore[no-untyped-def]
+def make_moves(nodes, graph, part, readers, present, sizes, costs, aim, for_memory):  # type: ignore[no-untyped-def]
     """Moves ``nodes``, in their order, each to the best part where that lowers the sum; returns how many were moved.
+
+    With ``for_memory`` nodes only leave a part while that lacks memory.
 
     Arguments are those of :func:`weigh_moves`; ``part``, ``readers``, ``present`` and ``sizes`` follow the moves. Every
     move lowers the sum, so that moves come to an end.
@@ -213,6 +222,8 @@ def make_moves(nodes, graph, part, readers, present, sizes, costs, aim):  # type
     for place in range(len(nodes)):
         node = nodes[place]
         own = part[node]
+        if for_memory and _lacking(sizes, own, costs[2], costs[3], costs[4]) == 0.0:
+            continue
         best, _, left_halo = _best_move(node, graph, part, readers, present, sizes, strains, costs, aim, room)
         if best < 0:
             continue

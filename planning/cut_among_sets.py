@@ -19,6 +19,7 @@ from nugnn.planning.likely_sets import LikelySets
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.partition_search import LoopMethod
+from nugnn.planning.search_aims import FasterStep
 from nugnn.planning.share_curves import Halo, relaxed_sizes
 
 _HOPE = 1.1
@@ -114,8 +115,9 @@ def _cut_among(
             halo_fraction=halo,
             only_work=True,
             symmetric=cuts,
-            whole_step=lambda sizes: model.forecast(sizes).step_seconds,
-            groups=[graph.cluster.kinds[rank] for rank in ranks],
+            aim=FasterStep(
+                lambda sizes: model.forecast(sizes).step_seconds, [graph.cluster.kinds[rank] for rank in ranks]
+            ),
         )
         part, notes = fitted.assignment.part.numpy(), fitted.assignment.notes
     degrees = np.bincount(graph.src, minlength=num_nodes) + np.bincount(graph.dst, minlength=num_nodes)

@@ -106,9 +106,12 @@ def by_kind(
     return tuple(found)
 
 
-def as_baseline(name: str, shares: Sequence[float], step_seconds: float, *, fits: bool) -> Baseline:
+def as_baseline(
+    name: str, shares: Sequence[float], step_seconds: float, *, fits: bool, is_ideal: bool = False
+) -> Baseline:
     """Checked, as a plan has it."""
-    return Baseline.model_validate({"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits})
+    known = {"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits, "is_ideal": is_ideal}
+    return Baseline.model_validate(known)
 
 
 def check_fits(

@@ -27,6 +27,7 @@ from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.partition_rounds import Round
 from nugnn.planning.partition_search import LoopMethod
 from nugnn.planning.plan import BASELINES, CutBy, SharesBy
+from nugnn.planning.search_aims import FasterStep
 from nugnn.planning.share_curves import Halo, relaxed_sizes
 from nugnn.planning.shares import check_whole
 
@@ -40,7 +41,8 @@ _ROUNDS = {
     "bandwidth": "by bandwidth",
     "counts": "as its counts foresee",
     "targets": "for corrected shares",
-    "moves": "single nodes, for want of memory",
+    "moves": "single nodes, since memory is lacking",
+    "relief": "single nodes, for want of memory alone",
 }
 
 
@@ -65,7 +67,8 @@ def draft_with_cut(
     """Shares of a graph with its cut: counted, and for ``auto`` not slower than any baseline by the forecast.
 
     Where all devices are alike, one cut that balances work is made, beside ones of equal shares where the graph is
-    small; there are no other shares to find, and the baselines are equal shares. Otherwise
+    small; there are no other shares to find, and the baselines are equal shares. Baselines that were not cut are ideal
+    parts, and say so. Otherwise
     `nugnn.planning.partition_loop.partition_to_fit` starts from all baselines. For ``auto`` sets of devices are then
     weighed by counts, and the graph is cut among the few likely ones (`nugnn.planning.cut_among_sets`); of all cuts
     the fastest by the forecast is kept.
@@ -126,8 +129,7 @@ def draft_with_cut(
             also=also,
             only_work=is_quick and len(src_E) > _FEW_EDGES,
             symmetric=cuts,
-            whole_step=lambda sizes: model.forecast(sizes).step_seconds,
-            groups=subsets.group_of,
+            aim=FasterStep(lambda sizes: model.forecast(sizes).step_seconds, subsets.group_of),
             on_round=lambda name: on_stage(f"cutting the graph: {_ROUNDS.get(name, name)}"),
         )
         rounds = {each.name: each for each in reversed(fitted.rounds)}
@@ -162,11 +164,14 @@ def draft_with_cut(
     for name, each in asked.items():
         if (known := rounds.get(same_as[name])) is not None:  # cut as well
             baselines.append(as_baseline(name, each, known.makespan, fits=known.lacking_bytes == 0))
+        elif same_as[name] == same_as.get(shares_by):  # this is the cut
+            baselines.append(as_baseline(name, each, cut.step_seconds, fits=cut.fits))
         else:  # with as much halo as the cut over all devices has
             parts = [relaxed_sizes(whole, share, per_node, alone=count == 1) for share in each]
             need = [model.work.bytes(rank, size) for rank, size in enumerate(parts)]
             seconds = model.forecast(parts).step_seconds
-            baselines.append(as_baseline(name, each, seconds, fits=all_fit(need, usable_bytes(cluster))))
+            fits = all_fit(need, usable_bytes(cluster))
+            baselines.append(as_baseline(name, each, seconds, fits=fits, is_ideal=count > 1))
     return Draft(
         shares_by=shares_by,
         sizes=cut.sizes,

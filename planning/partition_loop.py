@@ -1,16 +1,16 @@
-"""Parts that end at the same time on unequal devices: partition, count, predict, correct the targets, keep the best.
+"""Parts for unequal devices, by a model of their work: partition, count, predict, correct the targets, keep the best.
 
 A partitioner balances one weight for each node. What a device is busy with also depends on the halo, which is known
 only when the cut is. So the parts of each round are counted and handed to the work model, and the next round aims
-where that says. Between calls of the partitioner single nodes move, which balances what no node weight can say; where a
-step of all parts is foreseen, targets aim at that instead, and nodes move for want of memory alone.
+where that says: at parts that end together, or at a faster step of all of them (`nugnn.planning.search_aims`). Between
+calls of the partitioner single nodes move, which balances what no node weight can say.
 
 Axes: N nodes, P parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -24,7 +24,8 @@ from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.levels import SharePlan, capacity, level
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_rounds import FittedParts
-from nugnn.planning.partition_search import LoopMethod, PartitionSearch, WholeStep
+from nugnn.planning.partition_search import LoopMethod, PartitionSearch
+from nugnn.planning.search_aims import Aim, EqualEnds
 from nugnn.planning.share_curves import Halo, relaxed_curves
 from nugnn.planning.shares import check_whole, checked_limits, plan_shares
 from nugnn.planning.work_model import WorkModel
@@ -41,24 +42,22 @@ def partition_to_fit(
     method: LoopMethod = "metis",
     rounds: int = 6,
     seed: int = 0,
-    imbalance: float = 0.02,
     halo_fraction: Halo = 0.5,
     also: Mapping[str, Sequence[float]] | None = None,
     moves: bool = True,
     beside_metis: bool = False,
     only_work: bool = False,
     symmetric: SymmetricGraph | RepeatedCuts | None = None,
-    whole_step: WholeStep | None = None,
-    groups: Sequence[Hashable] | None = None,
+    aim: Aim | None = None,
     on_round: Callable[[str], None] | None = None,
 ) -> FittedParts:
-    """Split a graph such that the slowest device, by the work model, is as fast as it gets within all memories.
+    """Split a graph such that an epoch, by the work model, is as short as it gets within all memories.
 
     At the start the partitioner runs once for each of "work" (shares as :func:`~nugnn.planning.shares.plan_shares`
     gives them, of node weights in proportion to the model's cost of a node with its in-edges), "nodes" (the same shares
     of the nodes) and "even" (equal shares of the nodes), and for what ``also`` names. Each is counted and predicted,
-    so the result is never worse, by the model, than any of them. Then rounds follow: nodes move from parts that take
-    long, and the partitioner runs again for targets that are corrected by what was counted.
+    so the result is never worse, by the model, than any of them. Then rounds follow: the partitioner runs again for
+    targets that are corrected by what was counted, and single nodes move.
 
     Args:
         num_nodes: N, at least the number of parts.
@@ -71,24 +70,21 @@ def partition_to_fit(
             parts for a seed on a single thread only.
         rounds: Calls of the partitioner after the start, at most.
         seed: Of the partitioner; round r uses ``seed + r``.
-        imbalance: Ends the loop when devices wait for less than this share of an epoch, on average.
         halo_fraction: Halo rows expected for each node of a part, or a function of the part's fraction of the graph;
             for the first shares only.
         also: Further shares of the nodes to start from, a dictionary by name, each in any unit: baselines that the
             result shall not be worse than.
-        moves: Whether single nodes move. They balance what each part takes for itself, so with a ``whole_step`` they
-            only leave parts that lack memory. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
+        moves: Whether single nodes move. They balance what each part takes for itself, so where a step of all parts
+            decides they do so for parts that lack memory alone. If the best parts lack some in the end, nodes move for
+            nothing else. They need ``4 * N * P`` bytes; above 4 GiB they are left out.
         beside_metis: With another method, let METIS make "work" and "nodes", too, as "METIS work" and "METIS nodes", so
             that the result is not worse than those either.
         only_work: Start from "work" alone and from nothing else, for a moment's plan: the result is then not held
             against the others.
         symmetric: What `nugnn.partition.metis.symmetric_graph` makes of the edges, or cuts of it, whose clusters then
             serve again, for callers that have it: of large graphs that are split several times.
-        whole_step: Predicted seconds of a step of all parts, by which rounds are judged and targets corrected: parts
-            that each end as early as the others still wait for each other in between. Where None, the slowest part
-            decides.
-        groups: Of each device, equal for those whose targets ``whole_step`` corrects together; each for itself when
-            None.
+        aim: What decides between splits, and when nothing is left to try: `EqualEnds`, by the slowest part, as when
+            None; or `FasterStep`, by what is foreseen of a step of all parts.
         on_round: Called with the name of each round before it begins.
 
     Returns:
@@ -107,8 +103,6 @@ def partition_to_fit(
         raise ValueError(f"limits are of {num_parts} devices, and the work model is of {num_devices}")
     if rounds < 0:
         raise ValueError(f"rounds is {rounds}; it must be at least 0")
-    if not imbalance >= 0:
-        raise ValueError(f"imbalance is {imbalance}; it must be a number of at least 0")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed is {seed!r}; it must be an integer of at least 0")
     if method == "kaminpar":
@@ -125,7 +119,7 @@ def partition_to_fit(
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
     search = PartitionSearch(
-        num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, whole_step, groups, on_round
+        num_nodes, src_E, dst_E, train, work, memory, method, seed, cuts, aim or EqualEnds(), on_round
     )
     weights_N = search.node_weights(first_shares)
     even_N = np.ones(num_nodes)
@@ -141,7 +135,7 @@ def partition_to_fit(
                 raise ValueError(f"{name!r} has {len(shares)} shares for {num_parts} devices")
             search.partition(name, shares, even_N, seed)
     if num_parts > 1:
-        search.refine(rounds, weights_N, imbalance, moves)
+        search.refine(rounds, weights_N, moves)
     return search.result(relaxed)
 
 

@@ -19,8 +19,9 @@ class Round:
 
     Args:
         name: "work", "nodes", "even", "METIS work", "METIS nodes" or a name that the caller gave: tried at the start;
-            "targets" where the partitioner ran again with corrected targets; "moves" where single nodes moved.
-        shares: Targets of the partitioner; for "moves" those of the parts that were moved.
+            "targets" where the partitioner ran again with corrected targets; "moves" where single nodes moved, "relief"
+            where they did so for want of memory alone.
+        shares: Targets of the partitioner; for "moves" and "relief" those of the parts that were moved.
         sizes: Of each part.
         seconds: Predicted, of each part.
         bytes: Predicted, of each part.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -20,26 +20,19 @@ from nugnn.partition.metis import symmetric_graph
 from nugnn.partition.repeated_cuts import RepeatedCuts
 from nugnn.planning.in_words import in_bytes
 from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
-from nugnn.planning.levels import SharePlan, capacity, level
+from nugnn.planning.levels import SharePlan, level
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_rounds import FittedParts, Round
-from nugnn.planning.share_curves import curve_through, relaxed_curves, scaled_sizes
-from nugnn.planning.share_search import faster_shares
+from nugnn.planning.search_aims import Aim, Counted, Devices
+from nugnn.planning.share_curves import relaxed_curves
 from nugnn.planning.single_moves import WORTH_WHILE, SingleMoves, marginal_cost
 from nugnn.planning.work_model import WorkModel, sizes_of, sizes_table
 
 LoopMethod: TypeAlias = Literal["metis", "clusters", "kaminpar"]
-WholeStep: TypeAlias = Callable[[Sequence[PartSizes]], float]
 
-_DAMPING = 0.7
-"""How much of the way to the new targets a round goes, in the logarithm of shares: the cut answers unpredictably."""
 _PATIENCE = 2
 """Rounds in a row that bring nothing before the loop ends."""
-_REACH, _LEAST_REACH = 0.08, 0.004
-"""How far targets look for a faster step at first and in the end, in the logarithm of a share."""
 _NO_ROOM = "No single nodes were moved: the graph is too large for the table that needs."
-_MOST_STEPS, _PAIRS, _FEWEST_STEPS = 50, 50_000, 8
-"""Steps that are foreseen for a round's targets, and pairs of ranks in all of them: a second or two; some at least."""
 
 
 class PartitionSearch:
@@ -56,14 +49,12 @@ class PartitionSearch:
         method: LoopMethod,
         seed: int,
         cuts: RepeatedCuts | None,
-        whole_step: WholeStep | None = None,
-        groups: Sequence[Hashable] | None = None,
+        aim: Aim,
         on_round: Callable[[str], None] | None = None,
     ) -> None:
         self.num_nodes, self.src, self.dst, self.train = num_nodes, src, dst, train
         self.work, self.limits, self.method, self.seed = work, limits, method, seed
-        self.whole_step = whole_step
-        self.groups = range(len(limits)) if groups is None else groups
+        self.aim, self.devices = aim, Devices(work, limits, num_nodes)
         self.on_round = on_round or (lambda _: None)
         self.num_parts = len(limits)
         self.began = time.perf_counter()
@@ -71,6 +62,7 @@ class PartitionSearch:
         self.parts: dict[int, npt.NDArray[np.int32]] = {}
         self.by_work = 0
         """The round whose targets, of the node weights, the next ones correct."""
+        self._next_seed = seed
         self.notes: list[str] = []
         self._cuts = cuts
         self.degrees = np.bincount(dst, minlength=num_nodes)
@@ -93,50 +85,67 @@ class PartitionSearch:
         self.notes += [f"{name}: {note}" for note in found]
         return self._keep(name, targets, part_N, began)
 
+    def relieve(self, start: int) -> Round:
+        """Move single nodes out of the parts of round ``start`` that lack memory."""
+        return self._moved("relief", start, self._moves.relieve)
+
     def move(self, start: int) -> Round:
-        """Move single nodes of the parts of round ``start``."""
-        self.on_round("moves")
+        """Move single nodes so that the parts of round ``start`` end together."""
+        return self._moved("moves", start, self._moves.balance)
+
+    def _moved(self, name: str, start: int, move: Callable[[Ints, Sequence[PartSizes]], None]) -> Round:
+        self.on_round(name)
         began = time.perf_counter()
         part_N = self.parts[start].astype(np.int64)
-        self._moves.improve(part_N, self.rounds[start].sizes)
-        return self._keep("moves", self.rounds[start].shares, part_N, began)
+        move(part_N, self.rounds[start].sizes)
+        return self._keep(name, self.rounds[start].shares, part_N, began)
 
-    def refine(self, most_rounds: int, weights_N: Floats, imbalance: float, moves: bool) -> None:
-        """Correct and move until devices hardly wait, or two calls of the partitioner in a row brought nothing.
-
-        Where a step of all parts is foreseen, single nodes move out of parts that lack memory, and for nothing else.
+    def refine(self, most_rounds: int, weights_N: Floats, moves: bool) -> None:
+        """Correct and move until the aim sees nothing more to try, or two calls of the partitioner in a row brought
+        nothing. Where memory is lacking then, nodes move for its sake alone, and what is left of the rounds follows.
         """
         if moves:
             self._move_from(self._best())
+        left = self._correct(most_rounds, weights_N, moves)
+        if moves and self.rounds[self._best()].lacking_bytes > 0 and self._has_room():
+            self.relieve(self._best())
+            if self.rounds[self._best()].lacking_bytes == 0:
+                self._correct(left, weights_N, moves)
+
+    def _correct(self, most_rounds: int, weights_N: Floats, moves: bool) -> int:
+        """Rounds of corrected targets; how many are left."""
         idle_rounds = 0
-        for number in range(1, most_rounds + 1):
+        for left in range(most_rounds, 0, -1):
+            if idle_rounds >= _PATIENCE:
+                return left
             best = self.rounds[self._best()]
-            if best.lacking_bytes == 0 and best.idle_share <= imbalance:
-                break
-            if self.whole_step is None or best.lacking_bytes > 0:
-                before, shares = self.rounds[self.by_work].shares, self._corrected(self.by_work, weights_N)
-            else:
-                before, shares = self._faster(self.whole_step, weights_N)
-            if max(abs(s / t - 1) for s, t in zip(shares, before, strict=True)) < WORTH_WHILE:
-                break
-            self.partition("targets", shares, weights_N, self.seed + number)
+            best_one, latest = (self._counted(number, weights_N) for number in (self._best(), self.by_work))
+            shares = self.aim.targets(best_one, latest, self.devices)
+            if shares is None:
+                return left
+            self._next_seed += 1
+            self.partition("targets", shares, weights_N, self._next_seed)
             self.by_work = len(self.rounds) - 1
             if moves:
                 self._move_from(self.by_work)
             now = self.rounds[self._best()]
             is_better = now.lacking_bytes < best.lacking_bytes or now.makespan < best.makespan * (1 - WORTH_WHILE)
             idle_rounds = 0 if is_better else idle_rounds + 1
-            if idle_rounds >= _PATIENCE:
-                break
+        return 0
 
     def _move_from(self, start: int) -> None:
         """Move single nodes of the parts of round ``start``, if there is a reason and room to do so."""
-        if self.whole_step is not None and self.rounds[start].lacking_bytes == 0:
-            return
-        if self._moves.has_room:
+        if (self.aim.is_of_parts or self.rounds[start].lacking_bytes > 0) and self._has_room():
             self.move(start)
-        elif _NO_ROOM not in self.notes:
+
+    def _has_room(self) -> bool:
+        if not self._moves.has_room and _NO_ROOM not in self.notes:
             self.notes.append(_NO_ROOM)
+        return self._moves.has_room
+
+    def _counted(self, number: int, weights_N: Floats) -> Counted:
+        loads = np.bincount(self.parts[number], weights=weights_N, minlength=self.num_parts)
+        return Counted(self.rounds[number], loads / loads.sum())
 
     def result(self, relaxed: SharePlan | None) -> FittedParts:
         """The best round, checked by the partitioners' own door; refused if memory is lacking."""
@@ -197,7 +206,7 @@ class PartitionSearch:
             bytes=held,
             lacking_bytes=math.fsum(max(b - limit, 0.0) for b, limit in zip(held, self.limits, strict=True)),
             took_seconds=time.perf_counter() - began,
-            step_seconds=None if self.whole_step is None else self.whole_step(sizes),
+            step_seconds=self.aim.step_seconds(sizes),
         )
         self.rounds.append(kept)
         latest = len(self.rounds) - 1
@@ -207,49 +216,6 @@ class PartitionSearch:
 
     def _best(self) -> int:
         return min(range(len(self.rounds)), key=lambda number: self.rounds[number].rank)
-
-    def _corrected(self, number: int, weights_N: Floats) -> tuple[float, ...]:
-        """Targets after round ``number``: as if all sizes of a part grew and shrank with its share, and not too far."""
-        before = self.rounds[number]
-        loads = np.bincount(self.parts[number], weights=weights_N, minlength=self.num_parts)
-        reached = loads / loads.sum()
-        curves = [
-            curve_through(self.work, part, sizes, float(share), self.num_nodes)
-            for part, (sizes, share) in enumerate(zip(before.sizes, reached, strict=True))
-        ]
-        plan = level(curves, self.limits)
-        if plan is None:  # with the halo of this cut; the next one may have less
-            caps = [
-                max(capacity(c, limit), float(c.fractions[0])) for c, limit in zip(curves, self.limits, strict=True)
-            ]
-            wanted = normalise_shares(caps)
-        else:
-            wanted = plan.shares
-        asked = np.asarray(before.shares)
-        # what was reached may differ from what was asked; the partitioner will miss by about as much again
-        return normalise_shares((asked * (np.asarray(wanted) / reached) ** _DAMPING).tolist())
-
-    def _faster(self, whole_step: WholeStep, weights_N: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What the best parts so far hold of the weights, and targets with which a step would be faster, if all sizes
-        of a part grew and shrank with its share: parts that each end as early as the others still wait for each other
-        in between.
-        """
-        number = self._best()
-        before = self.rounds[number]
-        loads = np.bincount(self.parts[number], weights=weights_N, minlength=self.num_parts)
-        reached = loads / loads.sum()
-
-        def seconds(shares: Sequence[float]) -> float:
-            ratios = np.asarray(shares) / reached
-            sizes = [scaled_sizes(*each, self.num_nodes) for each in zip(before.sizes, ratios.tolist(), strict=True)]
-            held = (self.work.bytes(part, size) for part, size in enumerate(sizes))
-            fits = all(need <= limit for need, limit in zip(held, self.limits, strict=True))
-            return whole_step(sizes) if fits else math.inf
-
-        most = max(min(_MOST_STEPS, _PAIRS // self.num_parts**2), _FEWEST_STEPS)
-        start = tuple(reached.tolist())
-        found = faster_shares(start, self.groups, seconds, most=most, reach=_REACH, least_reach=_LEAST_REACH)
-        return start, found
 
     def _lacking(self, kept: Round) -> str:
         total = np.array([part.of_graph for part in kept.sizes]).sum(axis=0)

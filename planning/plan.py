@@ -120,12 +120,15 @@ class Baseline(_Record):
         shares: Of each device, summing to 1.
         step_seconds: Expected, of the slowest device.
         fits: Whether every part fits its memory.
+        is_ideal: Whether its parts were not cut, where those of the plan were: ideal ones are of exactly these shares
+            of nodes and edges alike, which no cut is.
     """
 
     name: Literal["even", "flops", "bandwidth"]
     shares: tuple[Annotated[float, Field(ge=0, le=1)], ...]
     step_seconds: Seconds
     fits: bool
+    is_ideal: bool = False
 
 
 class DataFacts(_Record):

@@ -1,4 +1,4 @@
-"""Single nodes moved between parts: balances what no weight of a node can say, such as halo rows and memory.
+"""Single nodes moved between parts, which balances what no weight of a node can say: halo rows, and memory.
 
 Axes: N nodes, P parts.
 """
@@ -63,13 +63,27 @@ class SingleMoves:
         """Whether the table that moves need is small enough."""
         return 4 * len(self._degrees) * len(self._limits) <= _READERS_LIMIT
 
-    def improve(self, part_N: Ints, sizes_before: Sequence[PartSizes]) -> None:
-        """Moves in place, those that gain most for the work they move first, in sweep after sweep.
+    def balance(self, part_N: Ints, sizes_before: Sequence[PartSizes]) -> None:
+        """Moves in place so that the slowest part takes less and, before all, less memory is lacking.
 
         Args:
             part_N: ``(N,)`` int64 part of each node.
             sizes_before: Of the parts.
         """
+        self._move(part_N, sizes_before, for_memory=False)
+
+    def relieve(self, part_N: Ints, sizes_before: Sequence[PartSizes]) -> None:
+        """Moves in place out of parts that lack memory until none lacks any, and for nothing else: what must not become
+        slower meanwhile can be in the way of what must fit.
+
+        Args:
+            part_N: ``(N,)`` int64 part of each node.
+            sizes_before: Of the parts.
+        """
+        self._move(part_N, sizes_before, for_memory=True)
+
+    def _move(self, part_N: Ints, sizes_before: Sequence[PartSizes], *, for_memory: bool) -> None:
+        """Moves that gain most for the work they move first, in sweep after sweep."""
         from nugnn.partition import move_kernels as kernels
 
         indptr, sources = self._distinct_sources()
@@ -86,8 +100,10 @@ class SingleMoves:
                 table = sizes_of(np.rint(sizes).astype(np.int64))
                 seconds = np.array([self._work.seconds(part, size) for part, size in enumerate(table)])
                 held = np.array([self._work.bytes(part, size) for part, size in enumerate(table)])
-                slowest = float(seconds.max())
-                is_giver = (seconds > _GIVERS * slowest) | (held > limits)
+                slowest, lacks = float(seconds.max()), held > limits
+                if for_memory and not lacks.any():
+                    return
+                is_giver = lacks if for_memory else (seconds > _GIVERS * slowest) | lacks
                 nodes = np.flatnonzero(is_giver[part_N])
                 costs = (*self._linear(self._work.seconds, table), *self._linear(self._work.bytes, table), limits)
                 now = graph, part_N, readers, present, sizes, costs, (1 / max(slowest, 1e-300), power, _MEMORY_WEIGHT)
@@ -96,11 +112,11 @@ class SingleMoves:
                 kernels.weigh_moves(row_tasks(degrees, torch.get_num_threads()), nodes, *now, gains)
                 order = np.argsort(-gains, kind="stable")
                 chosen = nodes[order[: int(np.count_nonzero(gains))]]
-                if not kernels.make_moves(chosen, *now):
+                if not kernels.make_moves(chosen, *now, for_memory):
                     break
                 after = sizes_of(np.rint(sizes).astype(np.int64))
                 reached = max(self._work.seconds(part, size) for part, size in enumerate(after))
-                if reached > (1 - WORTH_WHILE) * slowest and not (held > limits).any():
+                if reached > (1 - WORTH_WHILE) * slowest and not lacks.any():
                     break
 
     def _distinct_sources(self) -> tuple[Ints, npt.NDArray[np.int32]]:

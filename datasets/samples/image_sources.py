@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from nugnn.datasets.archive import extract
 from nugnn.datasets.download import DownloadError, Progress, RemoteFile, download, locked
+from nugnn.sample_sets import PublishedImages
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
 """Arrays of a set that lies in one ``.npz``."""
@@ -19,7 +21,7 @@ class ImageSet:
     Sizes and hashes are those that TensorFlow Datasets checks (``tensorflow_datasets/url_checksums``).
     """
 
-    name: str
+    name: PublishedImages
     folders: tuple[str, ...]
     """Names under which it lies in a data folder, in any spelling of case and ``-``; the whole set first."""
     class_names: tuple[str, ...]
@@ -32,7 +34,7 @@ def _idx_files(address: str, *known: tuple[str, int, str]) -> tuple[RemoteFile, 
     return tuple(RemoteFile(url=f"{address}{name}.gz", num_bytes=size, sha256=sha256) for name, size, sha256 in known)
 
 
-IMAGE_SETS = {
+_SOURCES: dict[str, ImageSet] = {
     known.name: known
     for known in (
         ImageSet(
@@ -96,6 +98,7 @@ IMAGE_SETS = {
         ),
     )
 }
+IMAGE_SETS = {name: _SOURCES[name] for name in get_args(PublishedImages)}
 
 
 def is_unfinished(known: ImageSet, folder: Path) -> bool:

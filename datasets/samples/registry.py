@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nugnn.datasets.cache_location import cache_folder
+from nugnn.datasets.data_folder import data_folder
 from nugnn.datasets.download import Progress
 from nugnn.datasets.samples.digits_images import digits_images
 from nugnn.datasets.samples.division import TEST_FRACTION, VAL_FRACTION
@@ -19,9 +20,8 @@ from nugnn.datasets.samples.sample_data import SampleData
 from nugnn.datasets.samples.table import load_table
 from nugnn.datasets.samples.text import load_text
 from nugnn.datasets.sources import normalised
+from nugnn.sample_sets import BUILT_IN_IMAGES, KNOWN, NAMES, PATH_KINDS
 
-BUILT_IN = "digits-images"
-PATH_KINDS = ("imagefolder", "text", "csv")
 _OPTION_USERS = {
     "image_size": "imagefolder:PATH",
     "tokens": "text:PATH",
@@ -76,7 +76,7 @@ def load_samples(
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     store = cache_folder() if cache is None else Path(cache)
     try:
-        return _load(spec, _data_folder(data_dir), store, seed, progress, options, fractions)
+        return _load(spec, data_folder(data_dir), store, seed, progress, options, fractions)
     except OSError as error:  # of a file or folder that may not be read, or on a disk that is gone
         where = error.filename or spec
         raise ValueError(f"{where} cannot be read: {error.strerror or error}; see to that first") from error
@@ -93,7 +93,7 @@ def _load(
 ) -> SampleData:
     kind, colon, rest = spec.partition(":")
     name = normalised(kind)
-    if (name in PATH_KINDS) != bool(colon) or name not in (BUILT_IN, *IMAGE_SETS, *PATH_KINDS):
+    if (name in PATH_KINDS) != bool(colon) or name not in (*NAMES, *PATH_KINDS):
         raise ValueError(_unknown(spec, name, bool(colon)))
     _refuse_others_options(name, options)
     if name == "imagefolder":
@@ -112,21 +112,11 @@ def _load(
         return load_table(_path(rest, spec, folder), seed=seed, **fractions)
     val_fraction, test_fraction = fractions["val_fraction"], fractions["test_fraction"]
     val = VAL_FRACTION if val_fraction is None else val_fraction
-    if name == BUILT_IN:
+    if name == BUILT_IN_IMAGES:
         return digits_images(seed, val, TEST_FRACTION if test_fraction is None else test_fraction)
     if test_fraction is not None:
         raise ValueError(f"{name} has test images of its own; leave --test-fraction out")
     return load_image_set(IMAGE_SETS[name], folder, store, seed=seed, val_fraction=val, progress=progress)
-
-
-def _data_folder(data_dir: str | os.PathLike[str] | None) -> Path | None:
-    if data_dir is None:
-        return None
-    folder = Path(data_dir).expanduser()
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-        raise ValueError(f"the data folder {folder} {problem}; correct --data-dir or NUGNN_DATA, or leave it out")
-    return folder
 
 
 def _path(text: str, spec: str, folder: Path | None) -> Path:
@@ -150,9 +140,8 @@ def _refuse_others_options(name: str, given: Mapping[str, Any]) -> None:
 def _unknown(spec: str, name: str, has_path: bool) -> str:
     if name in PATH_KINDS:
         return f"{spec!r} names no path; write {name}:PATH"
-    if has_path and name in (BUILT_IN, *IMAGE_SETS):
+    if has_path and name in NAMES:
         return f"{spec!r}: {name} takes no path; put its files into the folder that --data-dir names"
-    known = [BUILT_IN, *IMAGE_SETS, *(f"{kind}:PATH" for kind in PATH_KINDS)]
-    close = difflib.get_close_matches(name, [entry.removesuffix(":PATH") for entry in known], n=1)
+    close = difflib.get_close_matches(name, (*NAMES, *PATH_KINDS), n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"unknown samples {spec!r}: {hint}Known are {', '.join(known)}"
+    return f"unknown samples {spec!r}: {hint}Known are {', '.join(KNOWN)}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from harness import Timing
-from unequal_gpus import Alone, bound_ms, correction, figures, halo_bound_ms, slowed, verdict
+from unequal_figures import Alone, bound_ms, figures, halo_bound_ms, verdict
+from unequal_gpus import correction
+from unequal_steps import slowed
 
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.links import Links

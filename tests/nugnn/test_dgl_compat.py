@@ -52,6 +52,11 @@ def test_cli_03_importing_nugnn_loads_neither_torch_nor_dgl_nor_numpy() -> None:
     assert_silent(run(code, fresh=True))
 
 
+def test_graphs_are_read_without_what_reads_samples() -> None:
+    code = "import nugnn.datasets, sys; assert 'nugnn.datasets.samples' not in sys.modules"
+    assert_silent(run(code, fresh=True))
+
+
 def test_dgl_after_nugnn_is_silent_and_leaves_the_home_alone(tmp_path: Path) -> None:
     assert_silent(run("import nugnn, dgl" + _CONVOLUTION, fresh=True, HOME=str(tmp_path)))
     assert list(tmp_path.iterdir()) == []

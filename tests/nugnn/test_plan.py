@@ -31,7 +31,7 @@ from nugnn.own_times import NotTimedError
 from nugnn.partition import assign, coarse, repeated_cuts
 from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import graph_subject, sample_subject
-from nugnn.plan_tables import devices_table
+from nugnn.plan_tables import baselines_table, devices_table
 from nugnn.plan_training import TrainingPlan
 from nugnn.planned import step_model
 from nugnn.planning import draft_cut, partition_search
@@ -147,6 +147,25 @@ def test_a_narrow_table_leaves_out_columns_not_digits(tmp_path: Path, width: int
     assert all(f"{100 * device.share:.3g}%" in text for device in plan.devices)
     assert "\N{HORIZONTAL ELLIPSIS}" not in text.partition("device")[2]
     assert ("columns more" in " ".join(text.split())) == (width < 80)
+
+
+def test_ideal_parts_are_called_that_and_no_plan_is_faster_or_slower_than_they(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    config = TrainConfig(dataset="by-counts", workers=4, cluster=str(tmp_path / "c.yaml"))
+    plan = plan_run.plan_from_config(config, "ogbn-products").plan
+
+    def printed(is_ideal: bool) -> str:
+        first, *others = plan.baselines
+        shown = plan.model_copy(update={"baselines": (first.model_copy(update={"is_ideal": is_ideal}), *others)})
+        console = Console(width=80, file=io.StringIO())
+        console.print(baselines_table(shown))
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert printed(False).count("x as fast") == 3 and "ideal" not in printed(False)
+    lines = printed(True).splitlines()
+    even = next(line for line in lines if line.startswith("even"))
+    assert "(ideal parts)" in even and "x as fast" not in even
+    assert printed(True).count("x as fast") == 2 and "not cut" in lines[-1] and max(map(len, lines)) <= 80
 
 
 def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

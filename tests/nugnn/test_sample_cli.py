@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 import types
 from dataclasses import fields
@@ -17,7 +18,6 @@ from torch import nn
 from nugnn import cli, sample_sets
 from nugnn.config import TrainConfig
 from nugnn.datasets.samples import load_samples, registry
-from nugnn.datasets.samples.image_sources import IMAGE_SETS
 from nugnn.networks import CNN, MLP
 from nugnn.options import ConfigError
 from nugnn.sample_config import SampleConfig
@@ -50,9 +50,18 @@ def test_the_data_set_decides_which_settings_there_are() -> None:
             _settings("dataset=cora", f"{name}=1")
 
 
-def test_names_of_samples_are_those_that_can_be_loaded() -> None:
-    assert set(sample_sets.IMAGE_SETS) == {registry.BUILT_IN, *IMAGE_SETS}
-    assert sample_sets.PATH_KINDS == registry.PATH_KINDS
+@pytest.mark.parametrize("name", [*sample_sets.NAMES, *sample_sets.PATH_KINDS])
+def test_each_name_of_samples_has_a_reader(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which refuses, if anything, what it reads: not the name."""
+    monkeypatch.setattr(registry, "load_image_set", lambda known, *_, **__: known)
+    is_kind = name in sample_sets.PATH_KINDS
+    spec = f"{name}:{tmp_path}" if is_kind else name
+    assert sample_sets.names_samples(spec)
+    if is_kind:
+        with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+            load_samples(spec)
+    else:
+        assert load_samples(spec).name == name
 
 
 @pytest.mark.parametrize(

@@ -156,10 +156,13 @@ def test_alike_devices_are_held_against_equal_shares_that_were_cut(monkeypatch: 
     draft = draft_with_cut(model, *graph(0), devices, on_stage=stages.append)
     assert {f"cutting the graph: {way}" for way in ("by work", "evenly")} <= set(stages)
     assert draft.forecast.step_seconds <= min(each.step_seconds for each in draft.baselines)
+    assert not any(each.is_ideal for each in draft.baselines)
     monkeypatch.setattr("nugnn.planning.draft_cut._FEW_EDGES", 10)
     stages.clear()
-    assert draft_with_cut(model, *graph(0), devices, on_stage=stages.append).part is not None
+    large = draft_with_cut(model, *graph(0), devices, on_stage=stages.append)
+    assert large.part is not None
     assert "cutting the graph: evenly" not in stages  # a large graph is cut once
+    assert all(each.is_ideal for each in large.baselines)
 
 
 def test_cut_by_clusters_a_draft_beats_its_baselines_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +197,11 @@ def test_cut_by_one_number() -> None:
     draft = draft_with_cut(WorkAlone(work), *graph(1), devices, shares_by="flops")
     asked = baseline_shares("flops", devices.profiles)
     assert [size.inner / 600 for size in draft.sizes] == pytest.approx(asked, abs=0.02)
+    by_name = {each.name: each for each in draft.baselines}
+    assert by_name["flops"].step_seconds == draft.forecast.step_seconds and not by_name["flops"].is_ideal  # this cut
+    assert by_name["even"].is_ideal and by_name["bandwidth"].is_ideal
+    alone = draft_with_cut(WorkAlone(work_on(cluster("T4"))), *graph(1), cluster("T4"))
+    assert not any(each.is_ideal for each in alone.baselines)  # of one part nothing is cut
     with pytest.raises(DoesNotFitError, match="shares by even do not fit: 1 x Tesla T4 on host-0 needs"):
         draft_with_cut(WorkAlone(work_on(devices, LinearCost(inner=6e7))), *graph(1), devices, shares_by="even")
 

@@ -19,6 +19,7 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.partition_loop import partition_to_fit
 from nugnn.planning.partition_rounds import FittedParts
 from nugnn.planning.partition_search import LoopMethod, PartitionSearch
+from nugnn.planning.search_aims import EqualEnds, FasterStep
 from nugnn.planning.share_curves import scaled_sizes
 from nugnn.planning.shares import plan_shares
 from nugnn.planning.work_model import LinearCost, LinearWork, WorkModel, count_sizes
@@ -140,7 +141,7 @@ def test_where_a_step_decides_targets_aim_at_it() -> None:
     The step is fastest where one of the phases ends at the same time on both.
     """
     graph = num_nodes, src, _ = grid(40)
-    fitted = partition_to_fit(*graph, alone(0, 1), [NO_LIMIT] * 2, whole_step=phases)
+    fitted = partition_to_fit(*graph, alone(0, 1), [NO_LIMIT] * 2, aim=FasterStep(phases))
     assert not any(one.name == "moves" for one in fitted.rounds)
     assert fitted.makespan == phases(fitted.sizes) == min(one.makespan for one in fitted.rounds)
     by_slowest = partition_to_fit(*graph, alone(0, 1), [NO_LIMIT] * 2, moves=False)
@@ -162,7 +163,7 @@ def test_devices_of_a_group_get_targets_together(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(PartitionSearch, "partition", partition)
     graph, limits = grid(40), [NO_LIMIT] * 3
     start = {"mine": (0.9, 0.05, 0.05)}
-    partition_to_fit(*graph, alone(0, 1, 2), limits, whole_step=phases, groups=(0, 1, 1), also=start, rounds=2)
+    partition_to_fit(*graph, alone(0, 1, 2), limits, aim=FasterStep(phases, (0, 1, 1)), also=start, rounds=2)
     targets = [shares for shares in asked if shares]
     assert targets
     for shares in targets:  # as far as parts of one cut, with targets of their own, differ
@@ -177,7 +178,7 @@ def test_targets_of_a_faster_step_keep_memories() -> None:
     def prefers_the_second(sizes) -> float:
         return float(sizes[0].inner)
 
-    fitted = partition_to_fit(*graph, work, [NO_LIMIT, rows], whole_step=prefers_the_second)
+    fitted = partition_to_fit(*graph, work, [NO_LIMIT, rows], aim=FasterStep(prefers_the_second))
     assert fitted.sizes[1].inner <= rows
     assert fitted.sizes[1].inner > 0.9 * rows
 
@@ -194,8 +195,82 @@ def test_where_a_step_decides_nodes_leave_parts_that_lack_memory(count: int, roo
     def step(sizes) -> float:
         return 1e-6 * max(size.inner for size in sizes)
 
-    fitted = partition_to_fit(*graph, work, limits, whole_step=step, groups=[0] * count, **how)
+    fitted = partition_to_fit(*graph, work, limits, aim=FasterStep(step, [0] * count), **how)
     check(fitted, work, graph, limits)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_a_step_decides_no_one_shot_split_is_better_either(seed: int) -> None:
+    """By a step of phases that devices do unlike fast, after each of which all wait for the slowest."""
+    rng = np.random.default_rng(seed)
+    graph = num_nodes, src, dst = uneven_graph(int(rng.integers(60, 700)), int(rng.integers(200, 5000)), seed)
+    num_parts = int(rng.integers(2, 6))
+    phases_of = [devices(*(10 ** rng.uniform(-0.5, 0.5, num_parts))).seconds_of for _ in range(3)]
+
+    def step(sizes) -> float:
+        return sum(max(cost.of(size) for cost, size in zip(costs, sizes, strict=True)) for costs in phases_of)
+
+    work = devices(*(sum(costs[part].inner / COST.inner for costs in phases_of) for part in range(num_parts)))
+    limits = [NO_LIMIT] * num_parts
+    fitted = partition_to_fit(*graph, work, limits, rounds=2, seed=seed, aim=FasterStep(step))
+    check(fitted, work, graph, limits)
+    assert fitted.makespan == step(fitted.sizes)
+    relaxed = plan_shares(work, PartSizes(num_nodes, len(src), 0, 0, 0), limits)
+    for shares in (relaxed.shares, [1.0] * num_parts):
+        one_shot = partition_nodes(num_nodes, src, dst, shares, seed=seed)
+        assert fitted.makespan <= step(count_sizes(src, dst, one_shot.part, num_parts, ()))
+
+
+def test_devices_that_hardly_wait_end_a_search_for_equal_ends_and_not_one_for_a_faster_step() -> None:
+    graph, work = grid(30), devices(1, 2, 3, cost=LinearCost(inner=2e-6, edges=5e-7))
+    limits = [NO_LIMIT] * 3
+    equal_ends = partition_to_fit(*graph, work, limits, moves=False)
+    assert equal_ends.best.idle_share < 0.02 and [one.name for one in equal_ends.rounds] == ["work", "nodes", "even"]
+    closer = partition_to_fit(*graph, work, limits, moves=False, aim=EqualEnds(0.001))
+    assert "targets" in [one.name for one in closer.rounds]
+
+    def slowest(sizes) -> float:
+        return max(work.seconds(part, size) for part, size in enumerate(sizes))
+
+    step = partition_to_fit(*graph, work, limits, aim=FasterStep(slowest))
+    assert "targets" in [one.name for one in step.rounds]
+    assert step.makespan < 0.999 * equal_ends.makespan
+
+
+@pytest.mark.parametrize("has_step", [False, True])
+def test_what_balance_leaves_lacking_is_relieved_in_the_end(has_step: bool) -> None:
+    """Nodes that must not make a slow device slower stay where they do not fit, until memory is all that counts."""
+    graph = uneven_graph(300, 2400, 1)
+    held = LinearCost(inner=1.0, halo=0.5)
+    work, limits = LinearWork(devices(1, 3, 9).seconds_of, (held,) * 3), [120.0, 168.0, 192.0]
+
+    def step(sizes) -> float:
+        return max(work.seconds(part, size) for part, size in enumerate(sizes))
+
+    how = {"aim": FasterStep(step)} if has_step else {}
+    fitted = partition_to_fit(*graph, work, limits, rounds=0, seed=1, **how)
+    check(fitted, work, graph, limits)
+    assert [one.name for one in fitted.rounds[3:]] == ["moves", "relief"]
+    assert fitted.rounds[3].lacking_bytes > 0 and fitted.best.name == "relief"
+    with pytest.raises(DoesNotFitError):
+        partition_to_fit(*graph, work, limits, rounds=0, seed=1, moves=False, **how)
+
+
+def test_relief_moves_nodes_out_of_parts_that_lack_memory_and_no_more_than_needed() -> None:
+    num_nodes, src, dst = grid(30)
+    held = LinearCost(inner=1.0)
+    work, limits = LinearWork(devices(1, 1, 1).seconds_of, (held,) * 3), (250.0, NO_LIMIT, 320.0)
+    part = partition_nodes(num_nodes, src, dst, [1.0, 1.0, 1.0]).part.numpy().astype(np.int64)
+    before, sizes = part.copy(), count_sizes(src, dst, part, 3)
+    assert sizes[0].inner > 280 and sizes[2].inner <= 320
+    moves = single_moves.SingleMoves(src, dst, np.zeros(0, np.int64), np.bincount(dst), work, limits)
+    moves.relieve(part, sizes)
+    after = count_sizes(src, dst, part, 3)
+    assert after[0].inner == 250 and after[2].inner <= 320
+    assert set(before[part != before].tolist()) == {0}
+    now = part.copy()
+    moves.relieve(now, after)  # nothing is lacking: nothing moves, however long a part takes
+    assert np.array_equal(now, part) and after[1].inner > 1.2 * after[0].inner
 
 
 def test_equal_devices_get_about_equal_parts() -> None:
@@ -353,7 +428,6 @@ def test_small_and_odd_graphs() -> None:
         ({"method": "random"}, "unknown partition method 'random'"),
         ({"rounds": -1}, "rounds is -1"),
         ({"seed": -1}, "seed is -1"),
-        ({"imbalance": float("nan")}, "imbalance is nan"),
         ({"also": {"mine": [1.0]}}, "'mine' has 1 shares for 2 devices"),
         ({"limits": [1.0, -1]}, "the memory limit of device 1 is -1 bytes"),
         ({"limits": [1.0]}, "limits are of 1 devices, and the work model is of 2"),

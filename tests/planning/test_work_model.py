@@ -96,7 +96,9 @@ def test_moves_lower_what_they_minimise_and_keep_exact_count(case: tuple[int, ..
     gains = np.zeros(num_nodes)
     kernels.weigh_moves(np.array([0, num_nodes // 3, num_nodes]), nodes, *arrays, gains)
     assert np.array_equal(part, part_before)
-    moved = kernels.make_moves(nodes, *arrays)
+    assert kernels.make_moves(nodes, *arrays, True) == 0  # no part lacks memory
+    assert np.array_equal(part, part_before)
+    moved = kernels.make_moves(nodes, *arrays, False)
     assert bool(moved) == bool(gains.any())
     assert np.array_equal(sizes, sizes_table(src, dst, part, num_parts, train))
     fresh, bits = np.zeros_like(readers), np.zeros_like(present)
