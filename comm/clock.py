@@ -189,7 +189,8 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda, self._seconds, self._begin = device.type == "cuda", 0.0, 0.0
+        self._device, self._is_cuda = device, device.type == "cuda"
+        self._seconds = self._begin = 0.0
         self._first: Any = None
         self._pairs: list[tuple[Any, Any]] = []
         """Events that the GPU had not passed when it was last looked at."""
@@ -223,5 +224,5 @@ class Stopwatch:
         if not self._is_cuda:
             return None
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event

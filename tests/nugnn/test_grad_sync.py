@@ -706,6 +706,15 @@ def test_all_settings_reach_the_sums(ranks: Any) -> None:
     assert large["sent_bytes"] > 2 * small["sent_bytes"]
 
 
+def _of_trial(ranks: Ranks) -> list[str]:
+    sync = _trainer(ranks, Compression(wire="auto", exact=["layers.1.*"])).grad_sync
+    return [str(sync.in_way(name).settings) for name in ("fp32", "4bit")]
+
+
+def test_ways_are_tried_with_the_names_of_the_run(ranks: Any) -> None:
+    assert ranks.run(2, _of_trial) == [["fp32", "4bit(exact=('layers.1.*',))"]] * 2
+
+
 def _unlike(ranks: Ranks) -> str:
     try:
         _trainer(ranks, Compression(wire="4bit", exact=["layers.1.*"] if ranks.rank else ()))
