@@ -114,7 +114,6 @@ def summary(outcome: Mapping[str, Any], num_values: int) -> dict[str, Any]:
     spent = list(itertools.accumulate(epoch["seconds"]["epoch"] for epoch in epochs))
     steps_per_epoch = -(-report["samples"] // sum(BATCH_SPLIT)) if "samples" in report else 1
     steps = steps_per_epoch * len(epochs)
-    ring = 2 * (WORKERS - 1) / WORKERS * 4 * num_values * steps  # bytes of a rank in a ring of all-reduce
     halo = report.get("halo", {})
     return {
         "test": outcome["best"]["test"],
@@ -127,7 +126,7 @@ def summary(outcome: Mapping[str, Any], num_values: int) -> dict[str, Any]:
         "part": {name: report[name] for name in ("nodes", "edges", "halo_rows", "batch_samples") if name in report},
         "parameters": num_values,
         "steps": steps,
-        "gradient_bytes": report["grad_sync"]["sent_bytes"] if "grad_sync" in report else ring,
+        "gradient_bytes": report["grad_sync"]["sent_bytes"],
         "halo_bytes": halo.get("forward_bytes", 0) + halo.get("gradient_bytes", 0),
     }
 

@@ -71,7 +71,6 @@ class OfTrainer:
 
     def __init__(self, model: nn.Module, family_of: Callable[[nn.Module], Any], name: str, lead_in: int = 0) -> None:
         self._model, self._family_of, self._name, self.lead_in = model, family_of, name, lead_in
-        self._steps = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -85,7 +84,6 @@ class OfTrainer:
 
     def step(self) -> None:
         self.trainer.train_epoch()
-        self._steps += 1
 
     def renew(self) -> str | None:
         if self._name not in ("auto", AUTO_OF_SUMS):
@@ -99,13 +97,7 @@ class OfTrainer:
         return chosen if of_rows is None else f"{chosen}+{of_rows}"
 
     def counts(self) -> tuple[float, float]:
-        report = self.trainer.grad_sync.report() or {}
-        gradients = report.get("sent_bytes")
-        if gradients is None:  # the process group's own: what a ring of all-reduce sends
-            parameters = list(self.trainer.model.parameters())
-            num_values = sum(p.numel() for p in parameters) + len(parameters)  # and a flag for each
-            size = self._family.ranks.world_size
-            gradients = self._steps * 2 * (size - 1) / size * 4 * num_values
+        gradients = (self.trainer.grad_sync.report() or {"sent_bytes": 0})["sent_bytes"]
         halo = self._family.report().get("halo", {})
         rows = halo.get("forward_bytes", 0) + halo.get("gradient_bytes", 0)
         return gradients + rows, rows

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nugnn.comm.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Riders, memory_order
+from nugnn.comm.clock import Note, is_recording
+from nugnn.comm.compression.traffic import PlainCounts
 from nugnn.comm.gradients import equal_everywhere
 from nugnn.comm.groups import Ranks
 
@@ -30,17 +33,51 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """By the process group's own all-reduce, in the type of the gradients; see `Sums`."""
+    """By the process group's own all-reduce, in the type of the gradients; see `Sums`.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    Args:
+        ranks: Who takes part.
+        names: Of parameters, by their `id`: a bucket is counted under that of its first one.
+
+    Attributes:
+        counts: What has travelled.
+    """
+
+    def __init__(self, ranks: Ranks, names: Mapping[int, str] | None = None) -> None:
+        self._ranks, self._names = ranks, names or {}
+        self.counts = PlainCounts()
 
     def sum_(self, bucket: Bucket) -> Tensor:
-        return self._ranks.sum_(bucket.packed())
+        packed = bucket.packed()
+        begin = time.perf_counter()
+        total = self._ranks.sum_(packed)
+        self._count(bucket, packed, self._ranks.bytes_of_sum(packed), time.perf_counter() - begin)
+        return total
 
     def begin(self, bucket: Bucket) -> tuple[Tensor, Callable[[], None]]:
         packed = bucket.packed()
-        return packed, self._ranks.begin_sum(packed)
+        begin = time.perf_counter()
+        done = self._ranks.begin_sum(packed)
+        self._count(bucket, packed, self._ranks.bytes_of_sum(packed, aside=True), time.perf_counter() - begin)
+
+        def wait() -> None:
+            begin = time.perf_counter()
+            done()
+            self._wait(bucket, time.perf_counter() - begin)
+
+        return packed, wait
+
+    def _count(self, bucket: Bucket, packed: Tensor, sent_bytes: int, seconds: float) -> None:
+        name, num_values = self._name(bucket), packed.numel() - bucket.num_plain
+        self._ranks.clock.count(packed.device, lambda: self.counts.count(name, num_values, sent_bytes))
+        self._wait(bucket, seconds)
+
+    def _wait(self, bucket: Bucket, seconds: float) -> None:
+        if not is_recording(self._ranks.device):  # of a step that is recorded the host only takes down what to do
+            self.counts.wait(self._name(bucket), seconds)
+
+    def _name(self, bucket: Bucket) -> str:
+        return self._names.get(id(bucket.parameters[0]), "")
 
 
 class OwnGradients:
@@ -74,6 +111,8 @@ class BackwardSums:
             which has to be free of other exchanges.
         sums: How they travel; `PlainSums` when None.
         riders: Travel with the last bucket, if it is of their type.
+        note: Is told for how many seconds of each step sums were exposed: from the end of backward until they are all
+            there, packing and unpacking included.
 
     Attributes:
         may_begin: Whether sums may begin before backward has ended, the same on every rank.
@@ -87,8 +126,9 @@ class BackwardSums:
         while_backward_runs: bool,
         sums: Sums | None = None,
         riders: Riders | None = None,
+        note: Note | None = None,
     ) -> None:
-        self._all, self._ranks, self._riders = list(parameters), ranks, riders
+        self._all, self._ranks, self._riders, self._note = list(parameters), ranks, riders, note
         self._sums = PlainSums(ranks) if sums is None else sums
         self.may_begin = while_backward_runs and ranks.is_split and ranks.sums_aside
         self._trained: list[nn.Parameter] | None = None
@@ -133,7 +173,7 @@ class BackwardSums:
         """
         if not self._ranks.is_split:
             return
-        with self._ranks.clock.measure("sync", self._ranks.device, "sums of gradients"):
+        with self._ranks.clock.measure("sync", self._ranks.device, "sums of gradients", self._note):
             if not self._begins:  # else they were laid out before backward
                 self._lay_out()
             if not self.may_begin:

@@ -179,3 +179,50 @@ class CommClock:
         taken = (self.seconds["halo"], self.seconds["sync"])
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return taken
+
+
+class Stopwatch:
+    """Adds up seconds between `start` and `stop`, on the host, or between events of a GPU's stream without waiting.
+
+    Args:
+        device: Where the time is spent.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._is_cuda = device, device.type == "cuda"
+        self._seconds = self._begin = 0.0
+        self._first: Any = None
+        self._pairs: list[tuple[Any, Any]] = []
+        """Events that the GPU had not passed when it was last looked at."""
+
+    def start(self) -> None:
+        """From now on it counts, in the current stream."""
+        self._begin = time.perf_counter()
+        self._first = self._event()
+
+    def stop(self) -> None:
+        """Until now it has counted."""
+        if not self._is_cuda:
+            self._seconds += time.perf_counter() - self._begin
+            return
+        self._pairs.append((self._first, self._event()))
+        while self._pairs and self._pairs[0][1].query():
+            self._take()
+
+    def seconds(self) -> float:
+        """In all; waits for a GPU that has not got there."""
+        while self._pairs:
+            self._pairs[0][1].synchronize()
+            self._take()
+        return self._seconds
+
+    def _take(self) -> None:
+        first, last = self._pairs.pop(0)
+        self._seconds += first.elapsed_time(last) / 1000
+
+    def _event(self) -> Any:
+        if not self._is_cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

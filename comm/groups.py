@@ -108,6 +108,16 @@ class Ranks:
                 _bring_back(x, wire)
         return x
 
+    def bytes_of_sum(self, x: Tensor, *, aside: bool = False) -> int:
+        """What this rank sends in `sum_` of ``x``, or in `begin_sum`: to each other rank directly, or as in a ring.
+
+        A process group does not say which way it takes; a ring sends as little as any.
+        """
+        num_bytes = x.numel() * x.element_size()
+        if not aside and self.direct is not None and self.direct.takes(x):
+            return (self.world_size - 1) * num_bytes
+        return 2 * (self.world_size - 1) * num_bytes // self.world_size
+
     @property
     def sums_aside(self) -> bool:
         """Whether `begin_sum` is to be had: the same answer everywhere."""

@@ -9,15 +9,16 @@ from nugnn._regular_file import is_folder, no_file, shown
 
 
 def data_folder(data_dir: str | os.PathLike[str] | None) -> Path | None:
-    """The user's data folder; one that is not there is refused even where it is not needed, as nothing that a user
-    says is ignored.
+    """The user's data folder: ``data_dir``, else ``$NUGNN_DATA``, else none. One that is not there is refused even
+    where it is not needed, as nothing that a user says is ignored.
 
     Raises:
         ValueError: Something else than a folder is there, or nothing.
     """
-    if data_dir is None:
+    given = os.environ.get("NUGNN_DATA") or None if data_dir is None else data_dir
+    if given is None:
         return None
-    named = Path(data_dir)
+    named = Path(given)
     try:
         folder = named.expanduser()
     except RuntimeError:  # ~NOBODY

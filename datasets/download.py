@@ -121,7 +121,9 @@ def download(
             if not target.is_file():
                 _download_locked(remote, target, progress, patience or Patience())
     except _LastingError as error:
-        raise DownloadError(_sentence(remote, target, str(error))) from error
+        _log.debug("%s", remote.url, exc_info=error)
+        # not from it: the sentence says all, and would stand below pages of the network's own tracebacks
+        raise DownloadError(_sentence(remote, target, str(error))) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DownloadError(_sentence(remote, target, f"writing to {target.parent} fails: {reason}")) from error

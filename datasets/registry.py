@@ -75,8 +75,8 @@ def load(
 
     Args:
         name_or_path: What the user typed.
-        data_dir: Folder to look in, which has to be there whatever is asked for; None to skip step 2. Never created or
-            written to.
+        data_dir: Folder to look in, which has to be there whatever is asked for; ``$NUGNN_DATA`` when None, and without
+            that step 2 is skipped. Never created or written to.
         cache: Folder for downloads and processed graphs; default :func:`cache_folder`. Made when first needed.
         progress: Called with bytes and total while a file is downloaded.
         num_nodes: N, for the path of a list of edges whose ids are rows, ``0 .. N - 1``; None for the ids that occur.

@@ -132,8 +132,15 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
 
     console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
     console.print(settings_text(config), markup=False, highlight=False)
+    told: set[str] = set()
     with RunProgress(console, config.epochs) as progress:
-        result = run_from_config(config, on_event=progress.on_event, **options)
+
+        def show(event: dict[str, Any]) -> None:
+            if event["kind"] == "note":
+                told.add(event["text"])
+            progress.on_event(event)
+
+        result = run_from_config(config, on_event=show, **options)
     if as_json:
         print(json.dumps(result, indent=2))
     else:
@@ -146,7 +153,8 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
             console.print(compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
         for note in result.get("notes", ()):
-            print(f"note: {note}", file=sys.stderr)
+            if note not in told:
+                print(f"note: {note}", file=sys.stderr)
 
 
 def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:

@@ -28,9 +28,11 @@ _OWN: dict[str, tuple[Any, Any]] = {
     "graph_stats": (str, typer.Option(..., "--graph-stats", metavar="COUNTS", help="As for nugnn plan.")),
     "devices": (
         str,
-        typer.Option(..., metavar="NAME[,NAME...]", help="Cards of docs/hardware.md; of several, equal numbers."),
+        typer.Option(
+            ..., metavar="NAME[,NAME...]", help="Cards or CPUs of docs/hardware.md; of several, equal numbers."
+        ),
     ),
-    "per_host": (int, typer.Option(8, metavar="N", min=1, help="Devices of a host.")),
+    "per_host": (int, typer.Option(8, metavar="N", min=1, help="Devices of a host; workers on its CPU share it.")),
     "gbit_per_second": (float, typer.Option(100.0, metavar="X", help="Of a host's way to the others.")),
     "latency_us": (float, typer.Option(30.0, metavar="X", help="Of it, microseconds.")),
     "most": (int, typer.Option(64, metavar="N", min=1, max=_MOST, help="Devices, up to 1024: 1, 2, 4 and so on.")),

@@ -214,6 +214,21 @@ class TrainConfig(Settings):
         "fastest here of fp32, bf16, 8bit and 4bit.",
         choices=("fp32", "bf16", "fp16", *(f"{bits}bit" for bits in range(8, 0, -1)), "adaptive", "powersgd", "auto"),
     )
+    grad_sync_rank: int | None = option(
+        None, int, "Rank of the matrices of --grad-sync powersgd (default: 2).", least=1, optional=True
+    )
+    grad_sync_feedback: str = option(
+        "auto",
+        str,
+        "Add what rounding left out of gradients in the next step: on, off, or auto: not with 16 bits, with fewer.",
+        choices=("auto", "on", "off"),
+    )
+    grad_sync_exact: str | None = option(
+        None,
+        str,
+        "Parameters whose gradients travel as float32 beside others: names or patterns, such as 'head.*,*.norm.*'.",
+        optional=True,
+    )
     grad_sync_hosts: str = option(
         "auto",
         str,

@@ -34,7 +34,7 @@ def run_identity(
     training = {
         "seed": options.seed,
         "precision": options.precision,
-        "grad_sync": options.grad_sync,
+        "grad_sync": str(options.compression),
         "evaluate_every": options.evaluate_every,
         "epochs of the schedule": options.schedule_epochs,
         "metric": options.metric,

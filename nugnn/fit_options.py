@@ -56,6 +56,10 @@ class FitOptions(TrainOptions):
 
     family: ClassVar[str] = "graphs"
     rows: ClassVar[str] = "nodes"
+    of_traffic: ClassVar[tuple[str, ...]] = (
+        *TrainOptions.of_traffic,
+        *("overlap", "halo_wire", "halo_feedback", "halo_mode", "halo_target"),
+    )
 
     weight_decay_first_layer_only: bool = False
     recompute_inputs: bool = False

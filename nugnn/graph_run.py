@@ -113,7 +113,7 @@ def fit_arguments(config: TrainConfig) -> dict[str, Any]:
         "label_smoothing": config.label_smoothing,
         "seed": config.seed,
         "precision": config.precision,
-        "grad_sync": config.grad_sync,
+        "grad_sync": config.gradients,
         "grad_sync_hosts": config.grad_sync_hosts,
         "check_replicas": config.check_replicas,
         "timeline": config.timeline,

@@ -12,7 +12,6 @@ from torch import nn
 from nugnn.activations import refuse_needless_offload
 from nugnn.call_inputs import checked_inputs
 from nugnn.comm.groups import Ranks
-from nugnn.comm.halo_wire import AUTO
 from nugnn.fingerprint import graph_facts, run_identity
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_part import GraphPart, StoredShards
@@ -58,12 +57,7 @@ class GraphTask:
         self._partitioner, self._order, self._check = checked_partitioner(partitioner), order, check
         self._cache_folder, self._inductive = cache_folder, inductive
         self.plan: TrainingPlan | None = None
-        approximate = {"halo_mode": self.options.halo_mode != "exact", "halo_wire": self.options.halo_wire == AUTO}
-        self.said = [
-            f"{name} {getattr(self.options, name)} has no effect with one worker: nothing travels"
-            for name, is_asked in approximate.items()
-            if is_asked and workers == 1
-        ]
+        self.said = self.options.without_effect(workers)
 
     def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         more = {"inductive": self._inductive} | dict(settings)
@@ -85,7 +79,7 @@ class GraphTask:
         whole = None
         if self._inductive:
             whole = StoredShards(shards_on_disk(self.data, *how, folder / "whole")[0])
-        return GraphPart(StoredShards(shards), whole, self._planned()), [*said, *notes]
+        return GraphPart(StoredShards(shards), whole, self._planned()), [*self.said, *said, *notes]
 
     def _planned(self) -> PlannedBalance | None:
         """What nodes move by while it trains, where there is a plan; that is made by now."""
@@ -97,10 +91,10 @@ class GraphTask:
             return None, []
         found = self.plan.shares_of(self._seen, self._partitioner, self.options.precision, self._cache_folder, stage)
         self._shares = list(found.shares)
-        return found.part, list(found.notes)
+        return found.part, [*self.plan.notes, *found.notes]
 
     def here(self, stage: Stage) -> tuple[GraphPart, list[str]]:
-        notes = self._divide(stage)[1]
+        notes = [*self.said, *self._divide(stage)[1]]
         order = self._order
         if order != "none" and self._check and may_be_reordered(self.data):
             stage("check")
@@ -115,12 +109,13 @@ class GraphTask:
         if self._cache_folder is not None:
             raise ValueError("--partition-cache is not for processes started by torchrun: each cuts its part itself")
         given: Any = None
-        first_notes: list[str] = []
+        first_notes = list(self.said)
         if ranks.rank == 0:
             self._compare_parts(stage)
             stage("partition")
         if self.plan is not None:
-            given, first_notes = self._divide_together(ranks, stage)
+            given, notes_of_plan = self._divide_together(ranks, stage)
+            first_notes += notes_of_plan
         how: dict[str, Any] = {"method": self._partitioner, "order": self._order}
         shards, notes = [], []  # lists, so that nobody keeps a shard that training has turned into a graph
         for graph in [self._seen, self.data] if self._inductive else [self.data]:

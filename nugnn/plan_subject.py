@@ -120,8 +120,8 @@ def graph_subject(
             notes.append(f"predicted as if {name} were {exact}, and not {value}")
         elif name == "halo_wire":
             how["halo_wire"] = value
-    if options.grad_sync != "fp32" and workers > 1:
-        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
+    if options.compression.wire != "fp32" and workers > 1:
+        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
     maker = _for_any_size(model)
 
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
@@ -136,9 +136,9 @@ def graph_subject(
         name: getattr(options, name)
         for name in (
             *("precision", "overlap", "cuda_graphs", "activations"),
-            *("halo_wire", "halo_mode", "recompute_inputs", "grad_sync"),
+            *("halo_wire", "halo_mode", "recompute_inputs"),
         )
-    }
+    } | {"grad_sync": options.compression.wire}
     return PlanSubject(
         family="graph",
         traces=traces,
@@ -195,8 +195,8 @@ def sample_subject(
     notes = []
     if options.micro_batches > 1:
         notes.append(f"predicted as if a batch ran at once, and not in {options.micro_batches} micro-batches")
-    if options.grad_sync != "fp32" and workers > 1:
-        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
+    if options.compression.wire != "fp32" and workers > 1:
+        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
 
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
@@ -217,11 +217,8 @@ def sample_subject(
         whole=PartSizes(batch=batch),
         data=data,
         model=model_facts(model),
-        settings={
-            name: getattr(options, name)
-            for name in ("precision", "cuda_graphs", "grad_sync", "batch_norm", "micro_batches")
-        }
-        | {"batch_size": batch},
+        settings={name: getattr(options, name) for name in ("precision", "cuda_graphs", "batch_norm", "micro_batches")}
+        | {"grad_sync": options.compression.wire, "batch_size": batch},
         precision=options.precision,
         is_captured=is_captured,
         steps_per_epoch=max(1, steps),
@@ -239,7 +236,7 @@ def _is_captured(
         is_on_gpu=True,
         is_split=workers > 1,
         carries_cuda=is_nccl,
-        compresses=options.grad_sync != "fp32",
+        compresses=options.compression.wire != "fp32",
         precision=options.precision,
         why_not_family=why_not_family,
         has_triton=not torch.cuda.is_available() or has_triton(),

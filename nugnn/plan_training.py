@@ -85,6 +85,11 @@ class TrainingPlan:
     _from_file: Planned | None = None
     _facts: DataFacts | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the prediction leaves out of what the run will do."""
+        return () if self._subject is None else self._subject.notes
+
     # Before workers start
 
     def prepare_graph(self, model: nn.Module, options: FitOptions, data: GraphData) -> None:
@@ -135,7 +140,7 @@ class TrainingPlan:
             return plan.batch_split
         assert self.cluster is not None
         try:
-            subject = sample_subject(
+            subject = self._subject = sample_subject(
                 model,
                 options,
                 facts,

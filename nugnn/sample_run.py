@@ -118,11 +118,12 @@ def fit_arguments(config: SampleConfig) -> dict[str, Any]:
     """The settings that `nugnn.fit.fit` takes."""
     names = (
         *("epochs", "patience", "evaluate_every", "lr", "weight_decay", "seed", "precision"),
-        *("cuda_graphs", "grad_sync", "grad_sync_hosts", "check_replicas", "timeline"),
+        *("cuda_graphs", "grad_sync_hosts", "check_replicas", "timeline"),
         *("schedule", "warmup_epochs", "decay_epochs", "label_smoothing", "batch_norm"),
         *("optimizer", "momentum", "clip_norm", "batch_size", "batch_split", "micro_batches", "drop_last"),
     )
     return {name: getattr(config, name) for name in names} | {
+        "grad_sync": config.gradients,
         "workers": config.workers,
         "shares": config.fit_shares,
         "plan": config.plan,

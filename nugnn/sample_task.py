@@ -92,7 +92,8 @@ class SampleTask:
         _check_batches(model, chosen, num_samples(train), sizes)
         self.model = model
         self.options = replace(chosen, batch_size=sum(sizes))
-        self.said = [said] if said else []
+        self._without_effect = self.options.without_effect(workers)
+        self.said = [*self._without_effect, *([said] if said else [])]
         self._check = check and workers > 1 and not is_known(model)
         self._checks_augment = check and workers > 1 and chosen.augment is not None and not is_own(chosen.augment)
         self._checks_collation = check and workers > 1 and chosen.collate_fn is not None
@@ -115,7 +116,8 @@ class SampleTask:
         _check_batches(self.model, self.options, num_samples(self._part.train), sizes)
         self._part, self.plan = replace(self._part, sizes=sizes), plan
         how = "as the plan says" if plan.planned is not None else f"by {plan.request.shares_by}"
-        self.said = [f"batches of {sum(sizes)} samples are divided {how}: {', '.join(map(str, sizes))}"]
+        divided = f"batches of {sum(sizes)} samples are divided {how}: {', '.join(map(str, sizes))}"
+        self.said = [*self._without_effect, divided, *plan.notes]
 
     def stored(self, folder: Path, stage: Stage) -> tuple[SamplePart, list[str]]:
         return self._part, [*self.said, *self._compare_parts(stage)]

@@ -42,6 +42,9 @@ class Settings:
     device: str
     cuda_graphs: str
     grad_sync: str
+    grad_sync_rank: int | None
+    grad_sync_feedback: str
+    grad_sync_exact: str | None
     grad_sync_hosts: str
     epochs: int
     schedule: str
@@ -109,6 +112,34 @@ class Settings:
                 f"--grad-sync-hosts {self.grad_sync_hosts} has no effect on --grad-sync fp32, whose sums are the "
                 "process group's own; leave it out"
             )
+        rounds, feedback = "those that round", None if self.grad_sync_feedback == "auto" else self.grad_sync_feedback
+        for flag, value, has_effect, others in (
+            ("--grad-sync-rank", self.grad_sync_rank, self.grad_sync == "powersgd", "powersgd"),
+            ("--grad-sync-exact", self.grad_sync_exact, self.grad_sync != "fp32", rounds),
+            ("--grad-sync-feedback", feedback, self.grad_sync not in ("fp32", "auto"), rounds),
+        ):
+            if value is not None and not has_effect:
+                raise ConfigError(
+                    f"{flag} {value} has no effect on --grad-sync {self.grad_sync}, only on {others}; leave it out"
+                )
+        if self.grad_sync_exact is not None and not all(self._exact):
+            raise ConfigError(refusal("--grad-sync-exact", self.grad_sync_exact, "names or patterns with commas"))
+
+    @property
+    def _exact(self) -> tuple[str, ...]:
+        return () if self.grad_sync_exact is None else tuple(map(str.strip, self.grad_sync_exact.split(",")))
+
+    @property
+    def gradients(self) -> Any:
+        """``grad_sync`` as `nugnn.fit.fit` takes it: a name, or settings where more was said."""
+        feedback = {"auto": None, "on": True, "off": False}[self.grad_sync_feedback]
+        given: dict[str, Any] = {"rank": self.grad_sync_rank, "error_feedback": feedback, "exact": self._exact or None}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return self.grad_sync
+        from nugnn.comm.compression.settings import Compression  # which loads torch
+
+        return Compression(wire=self.grad_sync, **given)
 
     def _check_shares(self) -> None:
         object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))

@@ -40,7 +40,7 @@ class TrialSteps:
         passes: Forward, backward and sums of a step, by the sums that it is given.
         named: Parameters that are replicated, by name.
         ranks: Who takes part.
-        hosts: See `GradientSync`.
+        way: Makes sums of a way, see `GradientSync.in_way`.
         riders: See `BackwardSums`.
     """
 
@@ -49,10 +49,10 @@ class TrialSteps:
         passes: Callable[[BackwardSums], Any],
         named: Mapping[str, nn.Parameter],
         ranks: Ranks,
-        hosts: str,
+        way: Callable[[str], GradientSync],
         riders: Riders | None,
     ) -> None:
-        self._passes, self._named, self._ranks, self._hosts = passes, named, ranks, hosts
+        self._passes, self._ranks, self._way = passes, ranks, way
         self._carried = _Carried()
         self._ways: dict[str | None, GradientSync | None] = {}
         self._sums = BackwardSums(
@@ -62,7 +62,7 @@ class TrialSteps:
     def timed(self, name: str | None) -> float:
         """See `nugnn.comm.compression.step_trial.Timed`; a collective call."""
         if name not in self._ways:
-            self._ways[name] = None if name is None else GradientSync(name, self._named, self._ranks, self._hosts)
+            self._ways[name] = None if name is None else self._way(name)
             for _ in range(STEPS_BEFORE):
                 self._step(self._ways[name])
         return seconds_together(lambda: self._step(self._ways[name]), self._ranks)

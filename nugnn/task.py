@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import SampleData
+from nugnn.own_rows import sharded_names
 from nugnn.sample_sets import names_samples
 from nugnn.train_options import TrainOptions
 from nugnn.train_rank import Part
@@ -98,17 +99,23 @@ def task_of(
 
     Raises:
         TypeError: ``model`` or ``data`` is something else, or there is no option of a name.
-        ValueError: Options or data do not fit, or an option belongs to the other family.
+        ValueError: Options or data do not fit, an option belongs to the other family, or one names a parameter that
+            ``model`` has not.
     """
+    kind: Callable[..., Task]
     if is_samples(data):
         from nugnn.sample_task import SampleTask
 
-        own = given_to("samples", ("check", "val", "test"), given)
-        return SampleTask(model, data, workers=workers, shares=shares, options=options, others=others, **own)
-    from nugnn.graph_task import GraphTask
+        kind, own = SampleTask, given_to("samples", ("check", "val", "test"), given)
+    else:
+        from nugnn.graph_task import GraphTask
 
-    own = given_to("graphs", ("partitioner", "order", "check", "cache_folder", "inductive"), given)
-    return GraphTask(model, data, workers=workers, shares=shares, options=options, others=others, **own)
+        names = ("partitioner", "order", "check", "cache_folder", "inductive")
+        kind, own = GraphTask, given_to("graphs", names, given)
+    task = kind(model, data, workers=workers, shares=shares, options=options, others=others, **own)
+    of_each_rank = sharded_names(model)
+    task.options.compression.check_names(name for name, _ in model.named_parameters() if name not in of_each_rank)
+    return task
 
 
 def given_to(family: str, names: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:

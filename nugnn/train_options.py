@@ -11,7 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nugnn.comm.compression.gradient_sync import checked_grad_sync
+from nugnn.comm.compression.gradient_sync import as_compression
+from nugnn.comm.compression.settings import Compression
 from nugnn.comm.hosts import checked_hosts
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS
 from nugnn.loss import RowLoss
@@ -57,8 +58,9 @@ class TrainOptions:
         precision: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``amp``; see `nugnn.precision.storage.Storage`.
         cuda_graphs: ``auto``, ``on`` or ``off``: whether a GPU repeats a recorded step instead of being told each
             operation anew; see `nugnn.step_graphs`.
-        grad_sync: How gradients travel between workers: ``fp32``, ``bf16``, ``fp16``, ``8bit`` to ``1bit`` or
-            ``adaptive``; see `nugnn.comm.compression`. It has no effect on one worker.
+        grad_sync: How gradients travel between workers: ``fp32``, ``bf16``, ``fp16``, ``8bit`` to ``1bit``,
+            ``adaptive``, ``powersgd`` or ``auto``; or a `nugnn.comm.Compression`, which says all that can be said, such
+            as the parameters that travel as float32. It has no effect on one worker.
         grad_sync_hosts: ``auto``: compressed sums are made inside hosts first, where these have as many workers each;
             ``flat``: every worker exchanges with every other one.
         check_replicas: Optimizer steps between comparisons of all parameters over workers; 0 for the first and the last
@@ -69,6 +71,8 @@ class TrainOptions:
     family: ClassVar[str] = ""
     rows: ClassVar[str] = ""
     """What the options train on, and what each of its labels belongs to, for messages."""
+    of_traffic: ClassVar[tuple[str, ...]] = ("grad_sync", "grad_sync_hosts")
+    """Options that say how workers exchange values, and nothing else."""
 
     epochs: int = 200
     patience: int | None = None
@@ -88,10 +92,29 @@ class TrainOptions:
     seed: int = 0
     precision: str = "fp32"
     cuda_graphs: CudaGraphs = "auto"
-    grad_sync: str = "fp32"
+    grad_sync: str | Compression = "fp32"
     grad_sync_hosts: str = "auto"
     check_replicas: int = STEPS_BETWEEN_CHECKS
     timeline: bool = False
+
+    @property
+    def compression(self) -> Compression:
+        """What ``grad_sync`` says.
+
+        Raises:
+            ValueError: There is no such choice.
+        """
+        return as_compression(self.grad_sync)
+
+    def without_effect(self, workers: int) -> list[str]:
+        """A sentence for each option that was given and has no effect, since there is one worker."""
+        usual = {entry.name: entry.default for entry in fields(self)}
+        asked = {name: value for name in self.of_traffic if str(value := getattr(self, name)) != str(usual[name])}
+        return [
+            f"{name if value is True else f'{name} {value}'} has no effect with one worker: nothing travels"
+            for name, value in asked.items()
+            if workers == 1
+        ]
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """What ``make_optimizer`` returns, or the usual one of the family."""
@@ -214,12 +237,12 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
     Storage(options.precision)
     if options.cuda_graphs not in CUDA_GRAPHS:
         raise ValueError(f"cuda_graphs is {options.cuda_graphs!r}, must be {', '.join(CUDA_GRAPHS[:-1])} or off")
-    checked_grad_sync(options.grad_sync)
+    compression = options.compression
     try:
         checked_hosts(options.grad_sync_hosts)
     except ValueError as error:
         raise ValueError(f"grad_sync_{error}") from None
-    if options.grad_sync_hosts != "auto" and options.grad_sync == "fp32":
+    if options.grad_sync_hosts != "auto" and compression.wire == "fp32":
         raise ValueError(
             f"grad_sync_hosts {options.grad_sync_hosts} has no effect on grad_sync fp32, whose sums are the process "
             "group's own; leave it out"

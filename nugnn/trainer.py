@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import BackwardSums
 from nugnn.comm.compression.gradient_sync import GradientSync
+from nugnn.comm.compression.settings import Compression
 from nugnn.comm.gradients import broadcast_state
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
 from nugnn.family import Family, Work
@@ -115,7 +116,7 @@ class Trainer:
         regularizer: Parameter-only term, ``regularizer(model) -> scalar``; counted once over all ranks.
         clip_norm: Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
         cuda_graphs: Whether steps run as CUDA graphs, see `nugnn.step_graphs`: ``auto``, ``on`` or ``off``.
-        grad_sync: How gradients travel, see `nugnn.comm.compression`.
+        grad_sync: How gradients travel: a name, or `nugnn.comm.Compression`.
         grad_sync_hosts: Whether compressed sums are made inside hosts first, ``auto`` or ``flat``.
         check_replicas: Steps between comparisons of all replicated parameters over ranks; 0 for the first and the last
             epoch alone.
@@ -136,18 +137,18 @@ class Trainer:
         regularizer: Callable[[nn.Module], Tensor] | None = None,
         clip_norm: float | None = None,
         cuda_graphs: CudaGraphs = "auto",
-        grad_sync: str = "fp32",
+        grad_sync: str | Compression = "fp32",
         grad_sync_hosts: str = "auto",
         check_replicas: int = STEPS_BETWEEN_CHECKS,
     ) -> None:
         self.family, self.model, self.ranks = family, family.model, family.ranks
         own = {id(p) for p in sharded_parameters(self.model)}
         replicated = {name: p for name, p in self.model.named_parameters() if id(p) not in own}
-        self._replicated, self._named, self._hosts = list(replicated.values()), replicated, grad_sync_hosts
+        self._replicated, self._named = list(replicated.values()), replicated
         self.grad_sync = GradientSync(grad_sync, replicated, self.ranks, grad_sync_hosts)
         self._sums = BackwardSums(
             self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync,
-            riders=family.riders,
+            riders=family.riders, note=self.grad_sync.waited,
         )  # fmt: skip
         broadcast_state([*self._replicated, *self.model.buffers()], self.ranks)
         if make_optimizer is None:
@@ -176,7 +177,7 @@ class Trainer:
         self._clip_norm = clip_norm
         self._check_replicas = check_replicas
         is_recorded = records_steps(
-            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=grad_sync != "fp32"
+            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=self.grad_sync.name != "fp32"
         )
         trained = functools.partial(_trained, self.model, self.optimizer)
         self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None
@@ -342,7 +343,7 @@ class Trainer:
         def passes(sums: BackwardSums) -> None:
             self._passes([self.family.copy_of(work) for work in works], None, sums)  # a model may write into its input
 
-        steps = TrialSteps(passes, self._named, self.ranks, self._hosts, self.family.riders)
+        steps = TrialSteps(passes, self._named, self.ranks, self.grad_sync.in_way, self.family.riders)
         with closing(steps), self.off_the_clock(), leaving_nothing(self.model):
             self.grad_sync.try_in_steps(steps.timed)
 

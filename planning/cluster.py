@@ -45,10 +45,12 @@ from nugnn.planning.cluster_links import (
     rates_of,
     uses_nccl,
 )
+from nugnn.planning.cpu_rule import CpuSheet
 from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Links
+from nugnn.planning.named_cpu import named_cpu, near_cpus
 from nugnn.planning.profiles import DeviceKind, DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
 
 _MOST_HOSTS = 4
@@ -311,15 +313,17 @@ class _Builder:
             raise ClusterError(f"{place}.devices: {error}") from error
 
     def _profiles_of(self, entry: DeviceFields, at: str, taken: dict[tuple[str, str], int]) -> list[DeviceProfile]:
-        if entry.device != THIS_MACHINE and not entry.is_file:
-            if entry.kind is not None:
-                raise ClusterError(f"{at}.kind: is for a profile or {THIS_MACHINE!r}; leave it out")
-            try:
-                sheet = sheet_of(entry.device)
-            except SheetError as error:
-                raise ClusterError(f"{at}.device: {error}") from error
-            self._notes.setdefault(f"{sheet.name}: by its data sheet, which may be off by tens of percent")
-            return [sheet.as_profile()] * entry.count
+        is_named = entry.device != THIS_MACHINE and not entry.is_file
+        cpu = named_cpu(entry.device, entry.cores) if is_named else None
+        named = None
+        if is_named:
+            named = self._of_card(entry.device, at) if cpu is None else self._of_cpu(cpu, entry)
+        if entry.cores is not None and cpu is None:
+            raise ClusterError(f"{at}.cores: is for a CPU by its name; leave it out")
+        if named is not None and entry.kind is not None:
+            raise ClusterError(f"{at}.kind: is for a profile or {THIS_MACHINE!r}; leave it out")
+        if named is not None:
+            return [named] * entry.count
         machine = self._machine(entry, at)
         kinds = {device.kind for device in machine.devices}
         kind = entry.kind or ("cuda" if "cuda" in kinds else "cpu")
@@ -338,6 +342,23 @@ class _Builder:
                 f"{at}.count: {entry.device} has {len(found)} GPUs, and {first + entry.count} are asked for"
             )
         return found[first : first + entry.count]
+
+    def _of_cpu(self, cpu: CpuSheet, entry: DeviceFields) -> DeviceProfile:
+        assumed = list(cpu.assumed)
+        if entry.overrides.memory_bytes is None:
+            assumed.append(f"{cpu.memory_bytes >> 30} GiB of memory (overrides: memory_bytes)")
+        self._notes.setdefault(f"{cpu.name}: by rule, which may be off by tens of percent; {', '.join(assumed)}")
+        return cpu.as_profile()
+
+    def _of_card(self, name: str, at: str) -> DeviceProfile:
+        try:
+            sheet = sheet_of(name)
+        except SheetError as error:
+            near = near_cpus(name)
+            hint = f"; CPUs near it: {', '.join(near)}" if near else ""
+            raise ClusterError(f"{at}.device: {error}{hint}") from error
+        self._notes.setdefault(f"{sheet.name}: by its data sheet, which may be off by tens of percent")
+        return sheet.as_profile()
 
     def _machine(self, entry: DeviceFields, at: str) -> MachineProfile:
         if entry.device not in self._machines:

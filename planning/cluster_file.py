@@ -119,9 +119,10 @@ class DeviceFields(_Fields):
     """Devices of a host that are alike.
 
     Args:
-        device: Name of a card in ``docs/hardware.md``; a file of ``nugnn profile``, ending in ``.json``, seen from the
-            cluster's file; or ``this machine``.
-        count: How many.
+        device: Name of a card or of a CPU in ``docs/hardware.md``; a file of ``nugnn profile``, ending in ``.json``,
+            seen from the cluster's file; or ``this machine``.
+        count: How many; of a CPU workers, which share it.
+        cores: Of a CPU by its name, those of all sockets of its host; as many as a socket has at most when left out.
         kind: Of a profile or this machine: GPUs, or workers on the CPU; GPUs where there are some, when left out.
         overrides: Values in place of the profile's.
         factors: On the profile's values.
@@ -130,6 +131,7 @@ class DeviceFields(_Fields):
 
     device: _Name
     count: Count = 1
+    cores: Count | None = None
     kind: DeviceKind | None = None
     overrides: Overrides = Overrides()
     factors: Factors = Factors()

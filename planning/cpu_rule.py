@@ -41,6 +41,7 @@ class CpuFamily(BaseModel):
         l3_mib_per_core: Of the last level of cache.
         source: Address of the document.
         note: Where members of the family differ.
+        products: Names of its members, a regular expression; see `nugnn.planning.named_cpu`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,6 +60,7 @@ class CpuFamily(BaseModel):
     l3_mib_per_core: Positive
     source: str
     note: str = ""
+    products: str = ""
 
     def includes(self, processor: Mapping[str, str]) -> bool:
         """Whether a block of ``/proc/cpuinfo`` is of this family."""

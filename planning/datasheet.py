@@ -148,8 +148,8 @@ def sheet_of(name: str) -> DeviceSheet:
     names = list(dict.fromkeys(normal[key].name for key in near))[:5]
     hint = f"; near it: {', '.join(names)}" if names else ""
     raise SheetError(
-        f"no data sheet of {name!r}{hint}. docs/hardware.md lists all GPUs, and tells how to add one; of this "
-        "machine's CPU cpu_sheet() tells"
+        f"no data sheet of {name!r}{hint}. docs/hardware.md lists all GPUs and families of CPUs, and tells how to add "
+        "one"
     )
 
 

@@ -55,15 +55,18 @@ class Compressor:
         world_size: P.
 
     Raises:
-        ValueError: A parameter is neither float32 nor of 16 bits.
+        ValueError: A parameter is neither float32 nor of 16 bits; ``exact`` names one that is not there.
     """
 
     def __init__(self, named: Mapping[str, Tensor], settings: Compression, world_size: int) -> None:
         self.settings, self._world_size = settings, world_size
         self._named = dict(named)
         check_types(self._named)
+        settings.check_names(self._named)
         self._numbers = {name: number for number, name in enumerate(self._named)}
-        self._compressed = [name for name, p in self._named.items() if settings.takes(p)]
+        self._compressed = [
+            name for name, p in self._named.items() if settings.takes(p) and not settings.is_exact(name)
+        ]
         self._plain = Wire("fp32")
         self._wires = dict.fromkeys(self._compressed, settings.first_wire)
         self._choices = Arrangement.choices(settings.bucket)
@@ -73,7 +76,7 @@ class Compressor:
         """In which gradients come."""
         self._room: Tensor | None = None
         self._rest_rooms = RestRooms()
-        self.step = 0
+        self.step = self._first_step = 0
         self.traffic: dict[str, Traffic] = {}
         self._plans = Traffic()
         self._layouts: dict[tuple[tuple[str, ...], int], Layout] = {}
@@ -354,7 +357,7 @@ class Compressor:
         Raises:
             ValueError: They are of other parameters.
         """
-        self.step = int(shared["step"])
+        self.step = self._first_step = int(shared["step"])
         self._check_names(shared["arranged"])
         arranged = {name: Arrangement(*each) for name, each in shared["arranged"].items()}
         if unknown := [str(each) for each in arranged.values() if each not in self._choices]:
@@ -367,17 +370,21 @@ class Compressor:
         self._set_wires(wires)
         self._check_names(residuals)
         self._residuals.load(residuals)
+        if missing := [name for name in self._compressed if name not in shared["arranged"]]:
+            raise ValueError(f"the state is of other settings: {missing[0]} was not compressed there")
 
     def _check_names(self, given: Iterable[str]) -> None:
         if unknown := sorted(set(given) - set(self._compressed)):
             raise ValueError(f"the state is of other parameters: {unknown[0]} is not compressed here")
 
     def report(self) -> dict[str, Any]:
-        """What has travelled, as plain numbers: in all, and of each group of gradients by its first parameter."""
+        """What has travelled in this process, as plain numbers: in all, and of each group of gradients by its first
+        parameter.
+        """
         return {
             "wire": self.settings.wire,
             "error_feedback": self.settings.feeds_back,
-            "steps": self.step,
+            "steps": self.step - self._first_step,
             "compressed_values": sum(self._named[name].numel() for name in self._compressed),
             **sums_of(self.traffic, self._plans),
             **({"bits": self.bits} if self.settings.wire == ADAPTIVE else {}),

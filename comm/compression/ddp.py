@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nugnn.comm.buckets import memory_order
+from nugnn.comm.clock import Stopwatch
+from nugnn.comm.compression.choice import Choice, choose
+from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
-from nugnn.comm.compression.low_rank import RANK, make_compressor
-from nugnn.comm.compression.settings import LEAST_SIZE, TYPES, Compression
+from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.plain import PlainGradients
+from nugnn.comm.compression.settings import AUTO, LEAST_SIZE, RANK, TYPES, Compression, check_types, wire_names
 from nugnn.comm.compression.wire import BUCKET
-from nugnn.comm.groups import number_of
+from nugnn.comm.groups import Ranks, number_of
 from nugnn.comm.hosts import (
     HostGroups,
     checked_hosts,
@@ -46,7 +51,6 @@ class CompressedGradients:
         scaler: Any | None,
         check_every: int,
         group: dist.ProcessGroup | None,
-        rank: int,
         hosts: str | HostGroups,
     ) -> None:
         members = dist.get_process_group_ranks(model.process_group)
@@ -63,7 +67,10 @@ class CompressedGradients:
             if name not in left_alone and (p.requires_grad or p.dtype in TYPES)
         }
         self._names = {id(p): name for name, p in self._named.items()}
-        self._compressor = make_compressor(self._named, settings, len(members), rank=rank)
+        settings.check_names(self._named)
+        if settings.wire != "fp32":
+            check_types(self._named)
+        self._settings = settings
         self._scaler, self._check_every = scaler, check_every
         self._device = next(iter(self._named.values())).device if self._named else torch.device("cpu")
         backend = dist.get_backend(model.process_group if group is None else group)
@@ -73,7 +80,8 @@ class CompressedGradients:
         self._link = Link(
             dist.get_rank(model.process_group), len(members), group, carries_cuda="nccl" in str(backend).lower()
         )
-        self._link.hosts = hosts.grid.hosts() if isinstance(hosts, HostGroups) else numbered(self._host_numbers())
+        host_numbers = self._agree(f"{settings}, check_every={check_every}, hosts={_kind_of(hosts)}")
+        self._link.hosts = hosts.grid.hosts() if isinstance(hosts, HostGroups) else numbered(host_numbers)
         groups: HostGroups | None
         if isinstance(hosts, HostGroups):
             groups = hosts
@@ -81,35 +89,75 @@ class CompressedGradients:
             groups = self._groups_of_hosts(hosts, members, backend, is_part=is_part, is_given=is_given)
         if groups is not None:
             self._link.go_by_host(groups)
+        self._ranks = _OfOneGroup(
+            self._link.rank, len(members), control=group, device=self._device, hosts=self._link.hosts,
+            carries_cuda=self._link.carries_cuda,
+        )  # fmt: skip
+        self._choice: Choice | None = None
+        if settings.wire == AUTO:
+            named = {name: p for name, p in self._named.items() if not settings.is_exact(name)}
+            self._choice = choose(named, self._ranks, groups)
+        self._compressor = self._made()
         self._lane = Lane(self._device)
+        self._exposed = Stopwatch(self._device)
+        self._error: BaseException | None = None
+        """Of this backward, on its way to the user; what is still to come of it does nothing then."""
         self.weight = 1 / len(members)
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's."""
-        residuals = self._compressor.residuals
-        return {**self._compressor.shared_state(), "world_size": self._link.world_size, "residuals": residuals}
+        state = {**self._compressor.shared_state(), "world_size": self._link.world_size}
+        chosen = {} if self._choice is None else {"choice": asdict(self._choice)}
+        return {**state, "residuals": self._compressor.residuals, **chosen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where this rank's `state_dict` was taken.
+        """Go on where this rank's `state_dict` was taken, in the way that ``auto`` chose there.
 
         Raises:
-            ValueError: It is of other parameters or of another number of ranks.
+            ValueError: It is of other parameters, of other settings or of another number of ranks.
         """
         if state["world_size"] != self._link.world_size:
             raise ValueError(
                 f"the state is of {state['world_size']} ranks, and there are {self._link.world_size}: load the sum of "
                 "the residuals of all ranks, divided by their number now, or go on without it"
             )
+        if self._settings.wire == AUTO and "choice" in state:
+            self._choice = Choice(**state["choice"])
+            self._compressor = self._made()
         self._compressor.load(state, state["residuals"])
 
     def report(self) -> dict[str, Any]:
-        """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`."""
-        return self._compressor.report() | self._link.placement()
+        """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`.
 
-    def _host_numbers(self) -> list[int]:
-        """A number for the host of each rank; a collective call."""
-        own = torch.tensor([number_of(host_name())], device=self._device)
-        return self._link.gather(own.view(torch.uint8)).cpu().view(torch.int64).flatten().tolist()
+        ``exposed_seconds`` are those that backward passes waited for sums, after the last gradient was made; the
+        first pass of a model with ``static_graph`` is not seen. ``choice`` is what ``auto`` has found.
+        """
+        report = self._compressor.report() | {"exposed_seconds": self._exposed.seconds()} | self._link.placement()
+        return report | ({} if self._choice is None else {"choice": asdict(self._choice)})
+
+    def _made(self) -> Compressor | PlainGradients:
+        """What sums, in the way that was asked for or chosen."""
+        wire = self._settings.wire if self._choice is None else self._choice.name
+        if wire == "fp32":
+            return PlainGradients(self._ranks)
+        return make_compressor(self._named, replace(self._settings, wire=wire), self._link.world_size)
+
+    def _agree(self, asked: str) -> list[int]:
+        """A number for the host of each rank; a collective call.
+
+        Raises:
+            ValueError: Ranks ask for different things, which would make them wait for each other.
+        """
+        own = torch.tensor([number_of(host_name()), number_of(asked)], device=self._device)
+        rows = self._link.gather(own.view(torch.uint8)).cpu().view(torch.int64).view(-1, 2)
+        others = [rank for rank, number in enumerate(rows[:, 1].tolist()) if number != number_of(asked)]
+        if others:
+            raise ValueError(
+                f"compress was called with {asked} on rank {self._link.rank}, and with something else on rank "
+                f"{', '.join(map(str, others))}; call it alike on all"
+            )
+        found: list[int] = rows[:, 0].tolist()
+        return found
 
     def _groups_of_hosts(
         self, hosts: str, members: Sequence[int], backend: str, *, is_part: bool, is_given: bool
@@ -145,24 +193,43 @@ class CompressedGradients:
         is_cuda = buffer.device.type == "cuda"
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
 
+        if is_first:
+            self._error = None
+        in_backward = torch._C._current_graph_task_id() != -1
+        if is_last and in_backward:
+            _around_ddp(self._exposed.start, self._end)
+
         def work() -> None:
+            if self._error is not None:
+                return
             if is_first:
                 self._check()
                 self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
-            values = buffer.float().mul_(weight)  # the buffer itself, where it is float32
+            is_plain = isinstance(self._compressor, PlainGradients)
+            values = (buffer if is_plain else buffer.float()).mul_(weight)  # the buffer itself, where it is float32
             self._compressor.sum_(values, names, orders, 0, self._link)
-            buffer.copy_(values)
+            if values is not buffer:
+                buffer.copy_(values)
             if is_last:
                 self._compressor.settle(self._link)
 
         def then(error: BaseException | None) -> None:
-            if error is None:
-                future.set_result(buffer)
-            else:
+            if error is not None:
+                self._error = error
+            if error is not None and not in_backward:  # of `Join`, which asks the future itself
                 future.set_exception(error)  # type: ignore[arg-type]
+            else:  # DDP knows no other: an exception, it says, is no tensor
+                future.set_result(buffer)
 
         self._lane.submit(work, then)
         return future
+
+    def _end(self) -> None:
+        """What went wrong is raised as it was said, out of the user's own ``backward``."""
+        self._exposed.stop()
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
 
     def _check(self) -> None:
         step = self._compressor.step
@@ -175,6 +242,14 @@ class CompressedGradients:
     def _largest(self, x: Tensor) -> Tensor:
         rows = self._link.gather(x.view(torch.uint8).flatten().to(self._device)).cpu()
         return rows.view(torch.int64).view(-1, *x.shape).amax(0)
+
+
+@dataclass(frozen=True, eq=False)
+class _OfOneGroup(Ranks):
+    """Ranks whose group may take tensors of their GPUs alone."""
+
+    def on_wire(self, x: Tensor) -> Tensor:
+        return x.to(self.device) if self.carries_cuda else super().on_wire(x)
 
 
 def compress(
@@ -190,6 +265,7 @@ def compress(
     check_every: int = STEPS_BETWEEN_CHECKS,
     group: dist.ProcessGroup | None = None,
     rank: int = RANK,
+    exact: Sequence[str] = (),
     hosts: str | HostGroups = "auto",
 ) -> CompressedGradients:
     """Have ``model`` exchange its gradients in few bits; replicas stay the same bits. Every rank calls it, once.
@@ -201,6 +277,8 @@ def compress(
         model: On the CPU (gloo) or GPUs (NCCL, or gloo through the host's memory). What else travels between ranks
             (buffers, collectives of a forward pass) is left alone.
         bits: 1 to 8, ``bf16``, ``fp16``, ``adaptive``: bits by tensor, or ``powersgd``: products of thin matrices.
+            ``auto``: what is fastest here of ``fp32``, ``bf16``, 8 and 4, found now by sums as large as the gradients,
+            alone: what backward would hide of them, or make slower, is not seen. ``fp32``: as they are.
         bucket: Values that share their smallest and largest one, or a quarter as many where that pays, see
             `nugnn.comm.compression.arrangement`.
         rounding: ``nearest`` or ``stochastic``.
@@ -213,41 +291,69 @@ def compress(
         group: A process group of the model's ranks that nothing else uses; made when None. Give one where the ranks of
             a model that is on some ranks only have made different numbers of groups before, or torch waits for ever.
         rank: Of the products of ``powersgd``.
+        exact: Names of the model's parameters, or patterns such as ``head.*``, whose gradients travel as float32.
         hosts: ``auto``: sums are made inside hosts first where these have as many ranks each, two at least; a warning
             says so where they have not. ``flat``: every rank exchanges with every other one. Or the groups of hosts,
             for a model on some of the ranks that was given a ``group``.
 
     Raises:
         TypeError: ``model`` is no DistributedDataParallel.
-        ValueError: A value is not allowed, a parameter is neither float32 nor of 16 bits, or ``group`` has other ranks.
+        ValueError: A value is not allowed or not the same on all ranks, a parameter is neither float32 nor of 16 bits,
+            ``exact`` names one that is not there, or ``group`` has other ranks.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
             f"compress takes a torch.nn.parallel.DistributedDataParallel, not a {type(model).__name__}; nugnn.fit and "
             "nugnn train have the option grad_sync instead"
         )
-    wire = f"{bits}bit" if isinstance(bits, int) and not isinstance(bits, bool) else str(bits)
     settings = Compression(
-        wire=wire,
+        wire=_wire_of(bits),
         bucket=bucket,
         rounding=rounding,
         error_feedback=error_feedback,
         least_size=least_size,
         seed=seed,
+        exact=exact,
+        rank=rank,
     )
-    if rank != RANK and wire != "powersgd":
-        raise ValueError(f"rank {rank} has no effect on {wire}, only on powersgd; leave it out")
     if check_every < 0:
         raise ValueError(f"check_every is {check_every}, must be 0 or more")
     if not isinstance(hosts, HostGroups):
         checked_hosts(hosts)
-    gradients = CompressedGradients(model, settings, scaler, check_every, group, rank, hosts)
+    gradients = CompressedGradients(model, settings, scaler, check_every, group, hosts)
     model.register_comm_hook(gradients, _hook)
     return gradients
 
 
+def _wire_of(bits: int | str) -> str:
+    wire = f"{bits}bit" if isinstance(bits, int) and not isinstance(bits, bool) else bits
+    if wire not in (*wire_names(), AUTO):
+        words = ", ".join(name for name in wire_names() if not name.endswith("bit"))
+        raise ValueError(f"bits is {bits!r}, must be 1 to 8, {words} or {AUTO}")
+    return wire
+
+
+def _kind_of(hosts: str | HostGroups) -> str:
+    return hosts if isinstance(hosts, str) else "HostGroups"
+
+
 def _hook(gradients, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and wants no text there
     return gradients._begin(bucket)
+
+
+def _around_ddp(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call ``before`` when this backward has made all gradients, and ``after`` when DDP has waited for its buckets.
+
+    DDP asks for its own turn after the last bucket has left: behind what was asked for until then, and before what is
+    asked for in that.
+    """
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+
+    def first() -> None:
+        before()
+        queue(after)
+
+    queue(first)
 
 
 def _order_of(parameter: Tensor) -> list[int] | None:

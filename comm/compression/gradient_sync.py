@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -16,52 +16,61 @@ from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
-from nugnn.comm.compression.settings import Compression, check_types, wire_names
+from nugnn.comm.compression.settings import AUTO, Compression, check_types, wire_names
 from nugnn.comm.compression.step_trial import Timed, tried
-from nugnn.comm.groups import Ranks, groups_by_host
+from nugnn.comm.groups import Ranks, groups_by_host, number_of
 from nugnn.comm.hosts import checked_hosts, why_no_grid
 
-AUTO = "auto"
 GRAD_SYNCS = (*wire_names(), AUTO)
 """Values of the option ``grad_sync``."""
 
 
-def checked_grad_sync(name: str) -> str:
-    """``name``.
+def as_compression(grad_sync: str | Compression) -> Compression:
+    """The settings that the option ``grad_sync`` stands for.
 
     Raises:
         ValueError: There is no such choice.
     """
-    if name not in GRAD_SYNCS:
-        raise ValueError(f"grad_sync {name!r} is not known; choose one of {', '.join(GRAD_SYNCS)}")
-    return name
+    if isinstance(grad_sync, Compression):
+        return grad_sync
+    if grad_sync not in GRAD_SYNCS:
+        known = f"{', '.join(GRAD_SYNCS)}, or a nugnn.comm.Compression"
+        raise ValueError(f"grad_sync {grad_sync!r} is not known; choose one of {known}")
+    return Compression(wire=grad_sync)
 
 
 class GradientSync:
     """Sums gradients of replicated parameters over the ranks of a run.
 
     Args:
-        name: One of `GRAD_SYNCS`.
+        grad_sync: One of `GRAD_SYNCS`, or settings; the same on every rank.
         named: Parameters by name, in the same order on every rank.
         ranks: Who takes part.
         hosts: One of `nugnn.comm.hosts.HOSTS`: whether compressed sums are made inside hosts first, where these have
             as many ranks each. The first object of a run that does so makes process groups, on all ranks.
 
     Raises:
-        ValueError: There is no such choice, or parameters are of a type that cannot be compressed.
+        ValueError: There is no such choice; parameters are of a type that cannot be compressed, or ``exact`` names one
+            that is not there; or ranks were given other settings than others.
     """
 
-    def __init__(self, name: str, named: Mapping[str, nn.Parameter], ranks: Ranks, hosts: str = "auto") -> None:
-        self.name, self._ranks, self._hosts = checked_grad_sync(name), ranks, checked_hosts(hosts)
+    def __init__(
+        self, grad_sync: str | Compression, named: Mapping[str, nn.Parameter], ranks: Ranks, hosts: str = "auto"
+    ) -> None:
+        self.settings, self._ranks, self._hosts = as_compression(grad_sync), ranks, checked_hosts(hosts)
+        self.name = name = self.settings.wire
+        self._refuse_others()
         self._names = {id(p): key for key, p in named.items()}
         self._named = dict(named)
-        self._plain = PlainSums(ranks)
+        self._plain = PlainSums(ranks, self._names)
+        self._num_steps, self._exposed_seconds = 0, 0.0
         self._compressor: Compressor | None = None
         self._lane = Lane(ranks.device)
         self._groups = groups_by_host(ranks) if hosts == "auto" and name != "fp32" and ranks.is_split else None
         self._link, self._link_aside = (Link.of(ranks, aside=aside, groups=self._groups) for aside in (False, True))
         self._choice: Choice | None = None
         self._is_open_to_steps, self._has_news = name == AUTO and ranks.is_split, False
+        self.settings.check_names(self._named)
         if name == AUTO:
             check_types(self._named)
         else:
@@ -69,20 +78,30 @@ class GradientSync:
 
     def _use(self, wire: str) -> None:
         if wire != "fp32":
-            self._compressor = make_compressor(self._named, Compression(wire=wire), self._ranks.world_size)
+            self._compressor = make_compressor(self._named, replace(self.settings, wire=wire), self._ranks.world_size)
+
+    def _refuse_others(self) -> None:
+        """A collective call, since ranks that send other bytes than their peers expect would wait for ever."""
+        if not self._ranks.is_split:
+            return
+        number = number_of(f"{self.settings}")
+        largest, smallest = self._ranks.max_(torch.tensor([number, -number])).tolist()
+        if largest != -smallest:
+            raise ValueError(f"grad_sync is {self.settings} on worker {self._ranks.rank}, and another one elsewhere")
 
     def prepare(self) -> str | None:
         """Decide what was left open (``auto``), unless a checkpoint says it; a collective call.
 
         Returns:
-            What there is to say about the choice, about one worker, or about hosts; None for nothing.
+            What there is to say about the choice, or about hosts; None for nothing.
         """
-        if not self._ranks.is_split and self.name != "fp32":
-            return f"grad_sync {self.name} has no effect with one worker: nothing travels"
+        if not self._ranks.is_split:
+            return None
         said = []
         if self.name == AUTO:
             if self._choice is None:
-                self._choice = choose(self._named, self._ranks, self._groups)
+                named = {name: p for name, p in self._named.items() if not self.settings.is_exact(name)}
+                self._choice = choose(named, self._ranks, self._groups)
                 self._use(self._choice.name)
             said.append(self._choice.as_text())
         if self._hosts == "auto" and self._compressor is not None and (why := why_no_grid(self._ranks.hosts)):
@@ -93,6 +112,11 @@ class GradientSync:
     def is_open_to_steps(self) -> bool:
         """Whether steps may still decide what ``auto`` takes: before the first one of a run; the same on every rank."""
         return self._is_open_to_steps
+
+    def in_way(self, name: str) -> GradientSync:
+        """Sums of the same parameters in the way ``name``, which are of no run; a collective call."""
+        way = name if name == "fp32" else replace(self.settings, wire=name)
+        return GradientSync(way, self._named, self._ranks, self._hosts)
 
     def try_in_steps(self, timed: Timed) -> None:
         """Hold what sums alone have chosen against other ways in steps that leave nothing behind; a collective call,
@@ -145,8 +169,13 @@ class GradientSync:
 
     def settle(self, *, is_good: bool) -> None:
         """End a step; ``is_good`` says whether the optimizer took it. A collective call."""
+        self._num_steps += 1
         if self._compressor is not None and self._ranks.is_split:
             self._compressor.settle(self._link, is_good=is_good)
+
+    def waited(self, seconds: float) -> None:
+        """For so long a step's sums were exposed: a `Note` for `nugnn.comm.backward_sums.BackwardSums`."""
+        self._exposed_seconds += seconds
 
     def _compress(self, packed: Tensor, bucket: Bucket, link: Link) -> None:
         assert self._compressor is not None
@@ -184,10 +213,18 @@ class GradientSync:
             self._compressor.load(shared, residuals)
 
     def report(self) -> dict[str, Any] | None:
-        """What has travelled, and what ``auto`` chose; None where there is nothing to say."""
-        if not self._ranks.is_split or (self._compressor is None and self._choice is None):
+        """What has travelled since this object was made, and what ``auto`` chose; None where nothing travels.
+
+        On a GPU this waits until it has got there.
+        """
+        if not self._ranks.is_split:
             return None
-        report = {"wire": "fp32"} if self._compressor is None else self._compressor.report() | self._link.placement()
+        self._ranks.clock.catch_up()
+        if self._compressor is None:
+            report = self._plain.counts.report(self._num_steps, len(set(self._ranks.hosts)))
+        else:
+            report = self._compressor.report()
+        report |= {"exposed_seconds": self._exposed_seconds} | self._link.placement()
         return report | ({} if self._choice is None else {"choice": asdict(self._choice)})
 
 

@@ -21,7 +21,6 @@ from nugnn.comm.compression.reduction import Rounding, sum_encoded
 from nugnn.comm.compression.settings import POWERSGD, Compression
 from nugnn.kernels.philox import RandomKey, random_words
 
-RANK = 2
 _STREAM = 0x68_00_00_00
 _BLOCK_VALUES = 1 << 15
 """Of a product that are made at a time on a CPU: they stay in its cache."""
@@ -35,18 +34,13 @@ class LowRank(Compressor):
 
     Args:
         named: See `Compressor`.
-        settings: Of ``powersgd``.
+        settings: Of ``powersgd``, with r.
         world_size: P.
-        rank: r, from 1 up.
     """
 
-    def __init__(
-        self, named: Mapping[str, Tensor], settings: Compression, world_size: int, *, rank: int = RANK
-    ) -> None:
+    def __init__(self, named: Mapping[str, Tensor], settings: Compression, world_size: int) -> None:
         super().__init__(named, settings, world_size)
-        if rank < 1:
-            raise ValueError(f"rank is {rank}, must be 1 or more")
-        self._rank = rank
+        self._rank = rank = settings.rank
         self._right: dict[str, Tensor] = {}
         self._next_right: dict[str, Tensor] = {}
         for name in list(self._compressed):
@@ -128,13 +122,9 @@ class LowRank(Compressor):
         self._right = {name: q.clone().to(self._named[name].device) for name, q in shared["right"].items()}
 
 
-def make_compressor(
-    named: Mapping[str, Tensor], settings: Compression, world_size: int, *, rank: int = RANK
-) -> Compressor:
-    """The compressor for ``settings``; ``rank`` is that of ``powersgd``."""
-    if settings.wire == POWERSGD:
-        return LowRank(named, settings, world_size, rank=rank)
-    return Compressor(named, settings, world_size)
+def make_compressor(named: Mapping[str, Tensor], settings: Compression, world_size: int) -> Compressor:
+    """The compressor for ``settings``."""
+    return (LowRank if settings.wire == POWERSGD else Compressor)(named, settings, world_size)
 
 
 def _sums(tensors: Sequence[Tensor], link: Link) -> list[Tensor]:

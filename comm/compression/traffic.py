@@ -60,3 +60,37 @@ def by_group(traffic: Mapping[str, Traffic]) -> dict[str, Any]:
         }
         for name, t in traffic.items()
     }
+
+
+class PlainCounts:
+    """Sums of gradients that travel as they are, by the process group's own all-reduce, counted."""
+
+    def __init__(self) -> None:
+        self.traffic: dict[str, Traffic] = {}
+
+    def count(self, group: str, num_values: int, sent_bytes: int) -> None:
+        """One sum of ``num_values`` gradients, for which this rank sends ``sent_bytes``."""
+        of_group = self.traffic.setdefault(group, Traffic(error=0.0))
+        of_group.num_values, of_group.steps = num_values, of_group.steps + 1
+        of_group.sent_bytes += sent_bytes
+
+    def wait(self, group: str, seconds: float) -> None:
+        """So long the host was in a sum, or waited for one that had begun before."""
+        of_group = self.traffic.setdefault(group, Traffic(error=0.0))
+        of_group.seconds += seconds
+        of_group.exchange_seconds += seconds
+
+    def report(self, steps: int, num_hosts: int) -> dict[str, Any]:
+        """Under the names of `nugnn.comm.compression.compressor.Compressor.report`.
+
+        What crosses between hosts is None where there are several: a process group does not say which way it takes.
+        """
+        return {
+            "wire": "fp32",
+            "error_feedback": False,
+            "steps": steps,
+            "compressed_values": 0,
+            **sums_of(self.traffic, Traffic()),
+            "sent_bytes_across_hosts": None if num_hosts > 1 else 0,
+            "buckets": by_group(self.traffic),
+        }

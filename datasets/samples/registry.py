@@ -56,7 +56,7 @@ def load_samples(
 
     Args:
         spec: What the user typed; case and ``-``/``_`` of names do not matter.
-        data_dir: Folder to look in; never written to.
+        data_dir: Folder to look in, ``$NUGNN_DATA`` when None; never written to.
         seed: Of what is drawn.
         progress: Called with bytes and total of a download, or with files looked at and their number.
         cache: Folder for downloads; default `nugnn.datasets.cache_folder`.

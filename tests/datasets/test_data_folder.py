@@ -7,16 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from nugnn.datasets import load
+from nugnn.datasets import info, list_datasets, load
 from nugnn.datasets.data_folder import data_folder
 from nugnn.datasets.samples import load_samples
 
 
 def test_a_folder_is_taken_and_none_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NUGNN_DATA", raising=False)
     (tmp_path / "link").symlink_to(tmp_path)
     assert data_folder(None) is None and data_folder("~") == tmp_path
     assert data_folder(tmp_path / "link") == tmp_path / "link"
+
+
+def test_the_environment_names_the_folder_where_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one/mine", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "one" / "mine" / "edges.csv").write_text("src,dst\n0,1\n1,2\n")
+    monkeypatch.setenv("NUGNN_DATA", str(tmp_path / "one"))
+    assert load("mine").num_nodes == 3 and info("mine").path == tmp_path / "one" / "mine"
+    assert "mine" in {entry.name for entry in list_datasets()}
+    with pytest.raises(ValueError, match="unknown dataset 'mine'"):
+        load("mine", tmp_path / "other")
+    monkeypatch.setenv("NUGNN_DATA", str(tmp_path / "none"))
+    for reads, built_in in ((load, "digits"), (load_samples, "digits-images")):
+        with pytest.raises(ValueError, match="none does not exist; correct --data-dir or NUGNN_DATA"):
+            reads(built_in)  # type: ignore[operator]
+    monkeypatch.setenv("NUGNN_DATA", "")
+    assert load("digits").num_nodes > 0
 
 
 @pytest.mark.parametrize("reads", [load, load_samples], ids=["graph", "samples"])

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import zipfile
 from dataclasses import replace
 
@@ -230,8 +231,10 @@ def test_refused_connection_is_named(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/x.zip"
-        with pytest.raises(DownloadError, match="cannot be reached"):
+        with pytest.raises(DownloadError, match="cannot be reached") as caught:
             download(RemoteFile(url=url), tmp_path / "x.zip", patience=QUICK)
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "urllib3" not in printed and printed.count("Traceback") == 1  # the sentence alone, not below pages of others
 
 
 def test_full_disk_and_unwritable_folder_are_named(tmp_path, monkeypatch):

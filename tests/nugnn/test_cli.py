@@ -45,6 +45,7 @@ class Runs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.configs: list[TrainConfig] = []
         self.raises: BaseException | None = None
+        self.notes: list[str] = []
         module = types.ModuleType("nugnn.run")
         module.run_from_config = self.run_from_config  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "nugnn.run", module)
@@ -53,6 +54,8 @@ class Runs:
         self.configs.append(config)
         on_event({"kind": "stage", "text": "splitting the graph into 2 parts"})
         on_event({"kind": "epoch", "epoch": 1, "loss": 2.3, "val": 0.1})
+        for text in self.notes:
+            on_event({"kind": "note", "text": text})
         if self.raises is not None:
             raise self.raises
         return RESULT
@@ -106,6 +109,16 @@ def test_notes_of_a_run_are_told(
     assert captured.err == "note: workers share cores\n" and "share cores" not in captured.out
 
 
+def test_a_note_that_was_told_on_the_way_is_not_told_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(RESULT, "notes", ["told before", "new"])
+    runs.notes.append("told before")
+    assert exit_code("train", "--dataset", "digits") == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("told before") == 1 and captured.err == "note: new\n"
+
+
 def test_json_prints_the_result_alone(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("train", "--dataset", "digits", "--json") == 0
     captured = capsys.readouterr()
@@ -134,7 +147,8 @@ def test_every_setting_has_its_option(entry: Any, runs: Runs, capsys: pytest.Cap
         "aggregator": ["--model", "gin"],
         "decay_epochs": ["--schedule", "step"],
         "halo_feedback": ["--halo-wire", "int4"],
-        "grad_sync_hosts": ["--grad-sync", "4bit"],
+        **{name: ["--grad-sync", "4bit"] for name in ("grad_sync_hosts", "grad_sync_feedback", "grad_sync_exact")},
+        "grad_sync_rank": ["--grad-sync", "powersgd"],
         "halo_target": ["--halo-wire", "auto"],
     }.get(entry.name, [])
     code = exit_code("train", *extra, flag, *([] if value is None else [value]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import re
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,8 +21,10 @@ from logged_sums import LoggedStep, clipped, logged, parts_of, sums_of
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
 from nugnn.comm import backward_sums
 from nugnn.comm.backward_sums import BackwardSums
+from nugnn.comm.clock import CommClock
 from nugnn.comm.compression import compressor
 from nugnn.comm.compression.gradient_sync import GRAD_SYNCS
+from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
 from nugnn.loss import cross_entropy
 from nugnn.models import GNN
@@ -36,7 +40,12 @@ SIZES = {2: (18, 6), 3: (13, 0, 11), 4: (9, 1, 8, 6)}
 
 
 def _trainer(
-    ranks: Ranks, grad_sync: str, *, data: Dataset[Any] | None = None, model: nn.Module | None = None, **how: Any
+    ranks: Ranks,
+    grad_sync: str | Compression,
+    *,
+    data: Dataset[Any] | None = None,
+    model: nn.Module | None = None,
+    **how: Any,
 ) -> Trainer:
     torch.manual_seed(0)
     model = model or MLP(72, NUM_CLASSES, hidden=64, layers=3, norm="batch", dropout=0.3)
@@ -53,8 +62,8 @@ def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _small_buckets() -> Any:
-    return mock.patch.multiple(backward_sums, FIRST_BUCKET_BYTES=1, BUCKET_BYTES=20_000)
+def _small_buckets(num_bytes: int = 20_000) -> Any:
+    return mock.patch.multiple(backward_sums, FIRST_BUCKET_BYTES=1, BUCKET_BYTES=num_bytes)
 
 
 def _train_all(ranks: Ranks, names: tuple[str, ...], epochs: int) -> dict[str, list[Tensor]]:
@@ -112,12 +121,63 @@ def _plain(ranks: Ranks) -> bool:
     for trainer in (now, before):
         trainer.train_epoch()
         trainer.train_epoch()
-    assert now.grad_sync.report() is None and now.grad_sync.residuals == {}
+    assert now.grad_sync.residuals == {}
     return _equal(_bits(now), _bits(before))
 
 
 def test_what_is_not_compressed_travels_as_before(ranks: Any) -> None:
     assert ranks.run(2, _plain) == [True, True]
+
+
+def _counted(ranks: Ranks, way: str, late: float) -> tuple[dict[str, Any], int, int]:
+    """The report of three epochs of float32, values of a step with what goes along, and steps."""
+    begins, is_direct = way == "in backward", way == "direct"
+    ranks = replace(ranks, clock=CommClock(), direct=ranks.direct if is_direct else None)
+    assert (ranks.direct is not None) == is_direct
+    if ranks.rank and not begins:  # the other ones wait
+        own_sum = ranks.sum_
+        object.__setattr__(ranks, "sum_", lambda x: (time.sleep(late), own_sum(x))[1])
+    with _small_buckets(10_000), mock.patch.object(SampleFamily, "sums_in_backward", begins):
+        trainer = _trainer(ranks, "fp32")
+        for _ in range(3):
+            trainer.train_epoch()
+    own = trainer._replicated
+    riders = trainer.family.riders
+    num_values = sum(p.numel() for p in own) + len(own) + (0 if riders is None else riders.num_values)
+    assert trainer._sums._begins == begins and len(trainer._sums._buckets) > 1
+    return trainer.grad_sync.report() or {}, num_values, trainer.num_steps
+
+
+@pytest.mark.parametrize("way", ["in backward", "after", "direct"])
+def test_plain_sums_are_counted_as_compressed_ones_are(ranks: Any, way: str) -> None:
+    size = 3
+    for report, num_values, num_steps in ranks.run(size, _counted, way, 0.002):
+        factor = {"direct": size - 1}.get(way, 2 * (size - 1) / size)
+        assert report["wire"] == "fp32" and report["steps"] == num_steps > 3
+        assert report["sent_bytes"] == pytest.approx(factor * 4 * num_values * num_steps, rel=1e-4)
+        buckets = report["buckets"]
+        assert sum(b["sent_bytes"] for b in buckets.values()) == report["sent_bytes"] and len(buckets) > 1
+        assert all(b["values"] > 0 and b["error"] == 0 for b in buckets.values())
+        assert report["sent_bytes_across_hosts"] == 0 and report["hosts"] == 1
+        assert report["exchange_seconds"] > 0 and report["codec_seconds"] == 0
+        if way != "in backward":  # all of a sum is waited for
+            assert report["exposed_seconds"] > report["exchange_seconds"] > 0.002 * num_steps
+
+
+def _same_names(ranks: Ranks) -> list[set[str]]:
+    found = []
+    for name in ("fp32", "4bit", "auto"):
+        trainer = _trainer(ranks, name)
+        trainer.train_epoch()
+        report = trainer.grad_sync.report() or {}
+        assert report["exposed_seconds"] > 0
+        found.append(set(report) - {"arranged", "choice"})
+    return found
+
+
+def test_all_ways_are_reported_under_the_same_names(ranks: Any) -> None:
+    for plain, compressed, chosen in ranks.run(2, _same_names):
+        assert plain == compressed == chosen
 
 
 def _resumed(ranks: Ranks, folder: Path, name: str) -> tuple[bool, bool]:
@@ -163,8 +223,10 @@ def test_a_resumed_run_goes_on_in_the_same_bits(ranks: Any, tmp_path: Path) -> N
 def test_one_rank_has_nothing_to_send_and_is_told_so() -> None:
     notes: list[str] = []
     data = make_data("images", 12, torch.float32)
-    nugnn.fit(MLP(72, NUM_CLASSES, hidden=8), data, epochs=1, batch_size=6, grad_sync="4bit", on_note=notes.append)
-    assert notes == ["grad_sync 4bit has no effect with one worker: nothing travels"]
+    result = nugnn.fit(
+        MLP(72, NUM_CLASSES, hidden=8), data, epochs=1, batch_size=6, grad_sync="4bit", on_note=notes.append
+    )
+    assert notes == ["grad_sync 4bit has no effect with one worker: nothing travels"] == list(result.notes)
     torch.manual_seed(0)
     models = [MLP(72, NUM_CLASSES, hidden=64) for _ in range(1)] * 2
     found = []
@@ -555,6 +617,144 @@ def test_wrong_options_are_refused_before_anything_starts(options: dict[str, Any
     data = make_data("images", 20, torch.float32)
     with pytest.raises(ValueError, match=words):
         nugnn.fit(MLP(72, NUM_CLASSES, hidden=8), data, workers=2, batch_size=4, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"grad_sync": "powersgd", "grad_sync_rank": 4}, Compression(wire="powersgd", rank=4)),
+        ({"grad_sync": "bf16", "grad_sync_feedback": "on"}, Compression(wire="bf16", error_feedback=True)),
+        ({"grad_sync": "4bit", "grad_sync_feedback": "off"}, Compression(wire="4bit", error_feedback=False)),
+        ({"grad_sync": "auto", "grad_sync_exact": "a.*, b"}, Compression(wire="auto", exact=("a.*", "b"))),
+        ({"grad_sync": "fp32", "grad_sync_rank": 4}, "--grad-sync-rank 4 has no effect on --grad-sync fp32, only on"),
+        ({"grad_sync": "4bit", "grad_sync_rank": 4}, "--grad-sync-rank 4 has no effect on --grad-sync 4bit"),
+        ({"grad_sync": "powersgd", "grad_sync_rank": 0}, "--grad-sync-rank 0 is not allowed"),
+        (
+            {"grad_sync": "auto", "grad_sync_feedback": "off"},
+            "--grad-sync-feedback off has no effect on --grad-sync auto",
+        ),
+        ({"grad_sync_feedback": "on"}, "--grad-sync-feedback on has no effect on --grad-sync fp32"),
+        ({"grad_sync_exact": "a"}, "--grad-sync-exact a has no effect on --grad-sync fp32"),
+        ({"grad_sync": "4bit", "grad_sync_exact": "a,,b"}, "--grad-sync-exact a,,b is not allowed"),
+    ],
+)
+def test_what_the_shell_says_of_gradients_is_settings_or_refused(
+    given: dict[str, Any], meant: Compression | str
+) -> None:
+    from nugnn import graph_run, sample_run
+    from nugnn.config import TrainConfig
+    from nugnn.options import ConfigError
+    from nugnn.sample_config import SampleConfig
+
+    for kind, run, dataset in ((TrainConfig, graph_run, "digits"), (SampleConfig, sample_run, "digits-images")):
+        make: Any = kind
+        if isinstance(meant, str):
+            with pytest.raises(ConfigError) as caught:
+                make(dataset=dataset, **given)
+            assert meant in str(caught.value)
+        else:
+            config = make(dataset=dataset, **given)
+            assert run.fit_arguments(config)["grad_sync"] == meant  # type: ignore[attr-defined]
+            assert given.items() <= config.fixed_settings().items()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"wire": "9bit"}, "'9bit'; choose one of fp32, bf16, fp16, 8bit, .*, 1bit, adaptive, powersgd, auto"),
+        ({"wire": "auto", "least_size": 7}, "least_size has no effect on auto"),
+        ({"wire": "fp32", "exact": ["a"]}, "exact a has no effect on fp32"),
+        ({"wire": "8bit", "rank": 3}, "rank 3 has no effect on 8bit"),
+        ({"wire": "powersgd", "rank": 0}, "rank is 0"),
+        ({"wire": "powersgd", "rank": 1.5}, "rank is 1.5"),
+        ({"bucket": 0}, "bucket is 0"),
+        ({"exact": [3]}, "must be names or patterns"),
+        ({"error_feedback": "no"}, "error_feedback is 'no'"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        Compression(**settings)
+
+
+def _named(ranks: Ranks, grad_sync: Compression | str) -> tuple[dict[str, Any], list[str]]:
+    trainer = _trainer(ranks, grad_sync)
+    for _ in range(2):
+        trainer.train_epoch()
+    return trainer.grad_sync.report() or {}, sorted(trainer.grad_sync.residuals)
+
+
+@pytest.mark.parametrize("wire", ["4bit", "powersgd", "adaptive"])
+def test_named_gradients_travel_as_float32(ranks: Any, wire: str) -> None:
+    exact = Compression(wire=wire, exact=["layers.1.*", "*.bias"])
+    for (report, kept), (whole, kept_of_all) in zip(
+        ranks.run(2, _named, exact), ranks.run(2, _named, wire), strict=True
+    ):
+        assert "layers.1.weight" in kept_of_all and kept == [name for name in kept_of_all if name != "layers.1.weight"]
+        assert report["compressed_values"] == whole["compressed_values"] - 72 * 64
+        more = report["sent_bytes"] - whole["sent_bytes"]
+        # float32 in place of at most half a byte and the ends of buckets, which chunks are not cut in
+        assert (72 * 64 + 512) * 4 * report["steps"] > more > 72 * 64 * 3 * report["steps"]
+
+
+def test_all_settings_reach_the_sums(ranks: Any) -> None:
+    for report, kept in ranks.run(
+        2, _named, Compression(wire="8bit", error_feedback=False, bucket=100, least_size=6000)
+    ):
+        assert kept == [] and report["error_feedback"] is False and report["compressed_values"] == 0
+    small, large = (ranks.run(2, _named, Compression(wire="powersgd", rank=rank))[0][0] for rank in (1, 8))
+    assert large["sent_bytes"] > 2 * small["sent_bytes"]
+
+
+def _of_trial(ranks: Ranks) -> list[str]:
+    sync = _trainer(ranks, Compression(wire="auto", exact=["layers.1.*"])).grad_sync
+    return [str(sync.in_way(name).settings) for name in ("fp32", "4bit")]
+
+
+def test_ways_are_tried_with_the_names_of_the_run(ranks: Any) -> None:
+    assert ranks.run(2, _of_trial) == [["fp32", "4bit(exact=('layers.1.*',))"]] * 2
+
+
+def _unlike(ranks: Ranks) -> str:
+    try:
+        _trainer(ranks, Compression(wire="4bit", exact=["layers.1.*"] if ranks.rank else ()))
+    except ValueError as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_ranks_with_other_settings_are_refused_on_all(ranks: Any) -> None:
+    first, second = ranks.run(2, _unlike)
+    assert first == "grad_sync is 4bit on worker 0, and another one elsewhere"
+    assert second == "grad_sync is 4bit(exact=('layers.1.*',)) on worker 1, and another one elsewhere"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_names_that_no_parameter_has_are_refused_with_near_ones(workers: int) -> None:
+    data, model = make_data("images", 20, torch.float32), MLP(72, NUM_CLASSES, hidden=8)
+    for pattern, words in (
+        ("layer.1.weight", "did you mean layers.1.weight"),
+        ("head*", "; there are layers.1.weight"),
+    ):
+        grad_sync = Compression(wire="4bit", exact=[pattern])
+        with pytest.raises(ValueError, match=f"exact {re.escape(pattern)} matches no parameter.*{words}"):
+            nugnn.fit(model, data, workers=workers, batch_size=4, grad_sync=grad_sync)
+
+
+def test_settings_belong_to_the_run(tmp_path: Path) -> None:
+    data, model = make_data("images", 12, torch.float32), MLP(72, NUM_CLASSES, hidden=8)
+
+    def train(epochs: int, grad_sync: str | Compression, **how: Any) -> None:
+        usual: dict[str, Any] = {"schedule": "constant", "batch_size": 6, "checkpoint_folder": tmp_path}
+        nugnn.fit(model, data, epochs=epochs, grad_sync=grad_sync, on_note=lambda _: None, **usual, **how)
+
+    exact = Compression(wire="4bit", exact=["layers.1.*"])
+    train(1, exact)
+    train(2, exact, resume=True)
+    with pytest.raises(ValueError, match=r"grad_sync was 4bit\(exact=\('layers.1.\*',\)\), is 4bit\."):
+        train(3, "4bit", resume=True)
+    train(1, "4bit")
+    train(2, Compression(wire="4bit"), resume=True)  # the same in other words
 
 
 @pytest.mark.slow

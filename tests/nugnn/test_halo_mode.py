@@ -465,11 +465,23 @@ def test_such_steps_are_no_cuda_graphs(ranks: Any) -> None:
     assert ranks.run(1, _not_recorded, "stale") == [None]
 
 
-def test_one_worker_is_told_that_nothing_travels() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"halo_mode": "stale"},
+        {"halo_wire": "int4", "halo_feedback": True},
+        {"halo_wire": "auto", "halo_target": "5%"},
+        {"grad_sync": "4bit", "grad_sync_hosts": "flat", "overlap": "on"},
+    ],
+)
+def test_one_worker_is_told_that_nothing_travels(options: dict[str, Any]) -> None:
     notes: list[str] = []
-    model = GNN("gcn", NUM_FEATURES, NUM_CLASSES, hidden=4, layers=1).double()
-    nugnn.fit(model, make_graph(), epochs=1, halo_mode="stale", check=False, on_note=notes.append)
-    assert "halo_mode stale has no effect with one worker: nothing travels" in notes
+    model = GNN("gcn", NUM_FEATURES, NUM_CLASSES, hidden=4, layers=1)
+    result = nugnn.fit(model, make_graph(dtype=torch.float32), epochs=1, check=False, on_note=notes.append, **options)
+    given = [name if value is True else f"{name} {value}" for name, value in options.items()]
+    said = [f"{each} has no effect with one worker: nothing travels" for each in given]
+    assert sorted(said) == sorted(note for note in notes if "nothing travels" in note)
+    assert set(said) <= set(result.notes)
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ from nugnn.precision.storage import Storage
 from nugnn.profile_run import Measured
 from nugnn.rebalance import PlannedBalance
 from nugnn.run import PARTS_FILE, run_from_config
+from nugnn.sample_config import SampleConfig
 from nugnn.sample_options import SampleOptions
 from nugnn.shares import whole_shard
 from nugnn.step_graphs import records_steps
@@ -620,6 +621,24 @@ def test_shares_by_one_number(shares: str) -> None:
     )
     assert result.plan is not None and result.plan.shares_by == shares
     assert result.plan.shares == pytest.approx((0.5, 0.5), abs=0.02)
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("dataset", ["digits", "digits-images"])
+def test_what_a_prediction_leaves_out_is_said_in_training_too(tmp_path: Path, dataset: str) -> None:
+    (tmp_path / "c.yaml").write_text(UNEVEN)
+    how: dict[str, Any] = {"dataset": dataset, "workers": 2, "epochs": 1, "hidden": 8, "grad_sync": "4bit"}
+    how |= {"out": str(tmp_path / "out"), "shares": "auto", "cluster": str(tmp_path / "c.yaml")}
+    said = ["sums of gradients are predicted as if grad_sync were fp32, and not 4bit"]
+    if dataset == "digits":
+        how["halo_mode"] = "stale"
+        said.append("predicted as if halo_mode were exact, and not stale")
+        config: Any = TrainConfig(**how)
+    else:
+        config = SampleConfig(**how, model="mlp", batch_size=64)
+    result = run_from_config(config)
+    assert set(said) <= set(result["notes"])
+    assert set(said) <= set(read_plan(tmp_path / "out" / "plan.json").notes)
 
 
 def test_what_a_run_replaces_are_the_files_of_a_plan() -> None:

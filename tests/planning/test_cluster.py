@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nugnn.planning import derates
 from nugnn.planning.cluster import Cluster, cluster_of_machine, read_cluster
 from nugnn.planning.cluster_file import ClusterError
 from nugnn.planning.datasheet import sheet_of
@@ -158,7 +159,7 @@ def test_entries_of_a_host_take_one_card_after_the_other(tmp_path: Path) -> None
         ),
         (
             ONE_HOST + "    - {device: T4}\n    - {device: T4, speed: 3}\n",
-            "line 6: hosts.0.devices.1: unknown field 'speed'; known: device, count, kind",
+            "line 6: hosts.0.devices.1: unknown field 'speed'; known: device, count, cores, kind",
         ),
         (ONE_HOST + "    - device: T4\n      count: 0\n", "line 6: hosts.0.devices.0.count is 0, must be above 0"),
         (
@@ -270,3 +271,52 @@ def test_examples_of_the_page_are_clusters(tmp_path: Path) -> None:
     assert len(examples) == 2
     sizes = [len(cluster(tmp_path, example).devices) for example in examples]
     assert sizes == [8, 2]
+
+
+def test_cpus_are_described_by_name(tmp_path: Path) -> None:
+    text = "    - {device: EPYC Zen 4, cores: 192, overrides: {memory_bytes: 4e11}}\n"
+    found = cluster(tmp_path, ONE_HOST + text)
+    (profile,) = found.profiles
+    assert (profile.kind, profile.source, profile.multiprocessors) == ("cpu", "sheet", 192)
+    assert profile.memory_bytes == 400_000_000_000
+    # two sockets of twelve channels of 4800 MT/s; 32 operations of a core in a clock of 2.6 GHz
+    assert profile.stream_bytes == pytest.approx(2 * 12 * 4800e6 * 8 * derates.CPU_STREAM)
+    assert profile.gemm_flops["fp32"] == pytest.approx(192 * 2.6e9 * 32 * derates.CPU_PRODUCT)
+    (note,) = found.notes
+    assert note.startswith("EPYC Zen 4: by rule, which may be off by tens of percent; 2.6 GHz, 12 channels a socket")
+    assert "memory" not in note and "at most" not in note
+
+
+def test_a_cpu_has_what_a_socket_has_at_most_and_says_so(tmp_path: Path) -> None:
+    found = cluster(tmp_path, ONE_HOST + "    - {device: AMD EPYC 9654 96-Core Processor}\n    - {device: T4}\n")
+    assert [profile.kind for profile in found.profiles] == ["cpu", "cuda"]
+    assert found.profiles[0].multiprocessors == 128 and found.profiles[0].memory_bytes == 12 * 16 * 2**30
+    assert "128 cores, as many as EPYC Zen 4 has in a socket at most (cores)" in found.notes[0]
+    assert "192 GiB of memory (overrides: memory_bytes)" in found.notes[0]
+
+
+def test_workers_on_a_named_cpu_share_it_within_their_limits(tmp_path: Path) -> None:
+    (alone,) = profiles(tmp_path, "    - {device: EPYC Zen 3, cores: 64}\n")
+    one = "    - {device: EPYC Zen 3, cores: 64, "
+    text = f"{one}limits: {{threads: 16}}}}\n{one}count: 2}}\n"
+    found = profiles(tmp_path, text)
+    assert [profile.multiprocessors for profile in found] == [16, 24, 24]
+    assert sum(p.gemm_flops["fp32"] for p in found) == pytest.approx(alone.gemm_flops["fp32"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{device: EPYC Zen 9}", "no data sheet of 'EPYC Zen 9'.*CPUs near it: EPYC Zen"),
+        ("{device: EPIC Zen 4, cores: 8}", "no data sheet of 'EPIC Zen 4'.*CPUs near it: EPYC Zen 4"),
+        ("{device: T4, cores: 8}", "cores: is for a CPU by its name; leave it out"),
+        ("{device: this machine, cores: 8}", "cores: is for a CPU by its name"),
+        ("{device: EPYC 7763, kind: cpu}", "kind: is for a profile or 'this machine'; leave it out"),
+        ("{device: EPYC 7763, cores: 0}", "cores"),
+        ("{device: EPYC 7763, limits: {sms: 8}}", "is a CPU; limit its threads"),
+        ("{device: EPYC 7763, limits: {threads: 65}}", "EPYC 7763 has 64 threads"),
+    ],
+)
+def test_what_is_wrong_with_a_named_cpu_is_said(tmp_path: Path, entry: str, words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        profiles(tmp_path, f"    - {entry}\n")

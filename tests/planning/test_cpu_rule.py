@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nugnn.planning.cpu_rule import CpuSheet, cpu_markdown_table, cpu_sheet, families, flops_per_clock, read_cpu_sheet
+from nugnn.planning.named_cpu import named_cpu
 from nugnn.planning.profiles import DeviceProfile
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/hardware.md"
@@ -167,3 +168,34 @@ def test_families_have_sources_and_do_not_overlap() -> None:
 
 def test_the_page_shows_the_families() -> None:
     assert cpu_markdown_table() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("epyc zen 4", "EPYC Zen 4"),
+        ("AMD EPYC 7742 64-Core Processor", "EPYC Zen 2"),
+        ("EPYC 7763", "EPYC Zen 3"),
+        ("EPYC 9684X", "EPYC Zen 4"),
+        ("EPYC 9575F", "EPYC Zen 5"),
+        ("Intel(R) Xeon(R) Gold 6248R CPU @ 3.00GHz", "Xeon Skylake-SP or Cascade Lake"),
+        ("Xeon Gold 6338", "Xeon Ice Lake-SP"),
+        ("Xeon Platinum 8480+", "Xeon Sapphire Rapids"),
+        ("Xeon Platinum 8592+", "Xeon Emerald Rapids"),
+        ("Graviton 3", "Neoverse V1 (Graviton 3)"),
+        ("Neoverse V2 (Graviton 4)", "Neoverse V2 (Graviton 4)"),
+        ("Xeon Platinum 8380HL", None),  # Cooper Lake, which is in no row
+        ("EPYC", None),
+        ("Ryzen 5 7520U", None),  # its numbers do not say its cores' generation
+    ],
+)
+def test_names_tell_families(name: str, title: str | None) -> None:
+    sheet = named_cpu(name)
+    assert (None if sheet is None else sheet.family.title) == title
+
+
+def test_each_family_is_known_by_its_title_and_no_other_by_the_same() -> None:
+    for family in families():
+        sheet = named_cpu(family.title)
+        assert sheet is not None and sheet.family == family and sheet.cores == family.cores
+        assert sheet.flops["fp32"] == pytest.approx(family.cores * family.ghz * 1e9 * family.fma_bits / 16)

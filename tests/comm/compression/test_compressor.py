@@ -266,6 +266,9 @@ def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> No
         one.load({"step": 1, "bits": None, "arranged": {}}, {"a.weight": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"is_across=True, bucket=7\) is none of these settings"):
         one.load({"step": 1, "bits": None, "arranged": {"a.weight": [True, 7]}}, {})
+    of_few = Compressor(_parameters(), Compression(exact=["a.*"]), 2)
+    with pytest.raises(ValueError, match=r"the state is of other settings: a\.weight was not compressed there"):
+        one.load(of_few.shared_state(), {})
 
 
 def test_what_is_kept_follows_the_order_in_which_values_come() -> None:

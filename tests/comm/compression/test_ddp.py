@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 import nugnn
 from compressed_ways import WAYS
 from logged_sums import LoggedStep, clipped, logged, parts_of, sums_of
-from nugnn.comm.compression import compressor
+from nugnn.comm.compression import choice, compressor
 from nugnn.comm.compression.ddp import CompressedGradients, compress
+from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
 
 WIRES: tuple[int | str, ...] = (8, 4, 1, "bf16", "fp16", "adaptive", "powersgd")
@@ -487,8 +489,73 @@ def _diverged(ranks: Ranks) -> str:
 
 
 def test_replicas_that_diverge_are_named(ranks: Any) -> None:
-    for said in ranks.run(2, _diverged):
-        assert "sometimes.weight is no longer the same on all ranks after 2 steps" in said
+    named = "sometimes.weight is no longer the same on all ranks after 2 steps: replicas have diverged"
+    assert ranks.run(2, _diverged) == [named] * 2
+
+
+class _NoScale(Exception):  # noqa: N818
+    """Of a type that torch does not know."""
+
+
+class _Scaler:
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def get_scale(self) -> float:
+        if self.is_broken:
+            raise _NoScale("the scale is gone", 7)
+        return 1.0
+
+
+def _said_by(model: DistributedDataParallel, x: Tensor) -> tuple[str, tuple[Any, ...]]:
+    try:
+        model(x).sum().backward()
+    except Exception as error:
+        return type(error).__name__, error.args
+    return "", ()
+
+
+def _errors_of_hooks(ranks: Ranks, how: dict[str, Any]) -> list[Any]:
+    """Of the lane, of the hook itself, and the step after them, which is none's business."""
+    model, scaler = _ddp(ranks, _two_layers, **how), _Scaler()
+    sync = _compress(ranks, model, 4, scaler=scaler)
+    said = [_said_by(model, _x(0, 0))]
+    scaler.is_broken = True
+    said.append(_said_by(model, _x(0, 1)))
+    scaler.is_broken = False
+    said.append(_said_by(model, _x(0, 2)))
+    return [said, sync.report()["steps"], bool(model.module[0].weight.grad.any())]
+
+
+def _exposed(ranks: Ranks, how: dict[str, Any], delay: float) -> tuple[float, float]:
+    """Seconds that sums of two steps were waited for, and those that two backward passes took."""
+    model = _ddp(ranks, _two_layers, **how)
+    sync = _compress(ranks, model, 4)
+    work, took = sync._compressor.settle, 0.0
+
+    def late(*args: Any, **named: Any) -> None:
+        time.sleep(delay)
+        work(*args, **named)
+
+    with mock.patch.object(sync._compressor, "settle", late):
+        for step in range(2):
+            loss = model(_x(ranks.rank, step)).sum()
+            begin = time.perf_counter()
+            loss.backward()
+            took += time.perf_counter() - begin
+    return float(sync.report()["exposed_seconds"]), took
+
+
+@pytest.mark.parametrize(("how", "num_seen"), [({}, 2), ({"static_graph": True}, 1)])
+def test_what_backward_waited_for_sums_is_reported(ranks: Any, how: dict[str, Any], num_seen: int) -> None:
+    for exposed, took in ranks.run(2, _exposed, how, 0.3):
+        assert num_seen * 0.3 <= exposed <= took
+
+
+@pytest.mark.parametrize("how", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 25}])
+def test_errors_of_the_exchange_are_the_ones_that_were_raised(ranks: Any, how: dict[str, Any]) -> None:
+    wanted = [[("", ()), ("_NoScale", ("the scale is gone", 7)), ("", ())], 2, True]
+    assert ranks.run(2, _errors_of_hooks, how) == [wanted] * 2
 
 
 def _refusals(ranks: Ranks) -> list[str]:
@@ -500,6 +567,8 @@ def _refusals(ranks: Ranks) -> list[str]:
         lambda: _compress(ranks, _ddp(ranks), check_every=-1),
         lambda: _compress(ranks, _ddp(ranks), rank=3),
         lambda: _compress(ranks, _ddp(ranks), "powersgd", rank=0),
+        lambda: _compress(ranks, _ddp(ranks), exact=["frist.*"]),
+        lambda: _compress(ranks, _ddp(ranks), "auto", bucket=64),
         lambda: compress(_ddp(ranks), group=dist.group.WORLD),
         lambda: _compress(ranks, _ddp(ranks, lambda: nn.Linear(40, 40).double())),
     ]
@@ -513,7 +582,7 @@ def _refusals(ranks: Ranks) -> list[str]:
     sync.weight = 7
     try:
         model(_x(0, 0)).sum().backward()
-    except (RuntimeError, ValueError) as error:
+    except ValueError as error:
         said.append(str(error))
     try:
         sync.load_state_dict({"world_size": 3})
@@ -525,11 +594,13 @@ def _refusals(ranks: Ranks) -> list[str]:
 def test_what_does_not_fit_is_refused(ranks: Any) -> None:
     words = [
         "not a _Net; nugnn.fit and nugnn train have the option grad_sync",
-        "cannot travel as '9bit'",
-        "cannot travel as '4bits'",
+        "bits is 9, must be 1 to 8, fp32, bf16, fp16, adaptive, powersgd or auto",
+        "bits is '4bits', must be 1 to 8, fp32",
         "check_every is -1",
         "rank 3 has no effect on 4bit",
         "rank is 0",
+        "exact frist.* matches no parameter whose gradients travel; did you mean first.",
+        "bucket has no effect on auto",
         "group has the ranks [0, 1, 2, 3, 4], and the model is on the ranks [0, 1]",
         "weight is torch.float64",
         "weight is 7, must be this rank's share",
@@ -540,5 +611,116 @@ def test_what_does_not_fit_is_refused(ranks: Any) -> None:
         assert all(word in text for word, text in zip(words, said, strict=True)), said
 
 
+_BY_LINK = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.5}
+
+
+def _chosen_by(ranks: Ranks, fastest: str) -> list[Any]:
+    """Of a link on which one way is the fastest: the choice, and whether a script goes on in the bits of another one.
+
+    Only the clock of the choice is not a real one.
+    """
+
+    def on_that_link(_: int, __: Ranks, names: tuple[str, ...], **___: Any) -> dict[str, float]:
+        return {name: 0.1 if name == fastest else _BY_LINK[name] for name in names}
+
+    with mock.patch.object(choice, "measured", on_that_link):
+        model = _ddp(ranks)
+        sync = _compress(ranks, model, "auto", check_every=1)
+    plain = _ddp(ranks)
+    other = None if fastest == "fp32" else _compress(ranks, plain, fastest)
+    same = []
+    for each, way in ((model, sync), (plain, other)):
+        _train(each, ranks, range(2), way)
+    state = copy.deepcopy(sync.state_dict())
+    _train(model, ranks, range(2, 4), sync)
+    report = sync.report()
+    if other is not None:
+        _train(plain, ranks, range(2, 4), other)
+        same.append(_same(model, plain))
+    with mock.patch.object(choice, "measured", lambda *_, **__: dict(_BY_LINK)):  # another one than then
+        again = _ddp(ranks)
+        resumed = _compress(ranks, again, "auto")
+    resumed.load_state_dict(state)
+    return [report["choice"]["name"], report["wire"], report["steps"], *same, resumed.report()["choice"]["name"]]
+
+
+@pytest.mark.parametrize("fastest", ["fp32", "4bit"])
+def test_auto_takes_what_is_fastest_and_a_resumed_script_keeps_it(ranks: Any, fastest: str) -> None:
+    same = [] if fastest == "fp32" else [True]
+    assert ranks.run(2, _chosen_by, fastest) == [[fastest, fastest, 4, *same, fastest]] * 2
+
+
+def _same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def _measured_here(ranks: Ranks) -> tuple[str, list[str], bool]:
+    """What auto finds between these processes, by the clock; and whether weights are those of unequal batches."""
+    model, exact = _ddp(ranks), _ddp(ranks)
+    sync = _compress(ranks, model, "auto", exact="never.*")
+    _train(model, ranks, range(3), sync)
+    seconds = sync.report()["choice"]["seconds"]
+    _train(exact, ranks, range(3), _compress(ranks, exact, "fp32"))
+    close = all(torch.allclose(x, y, atol=0.05) for x, y in zip(model.parameters(), exact.parameters(), strict=True))
+    return sync.report()["wire"], [name for name, each in seconds.items() if each > 0], close
+
+
+def test_auto_measures_sums_when_it_is_called(ranks: Any) -> None:
+    found = ranks.run(2, _measured_here)
+    assert found[0] == found[1] and found[0][0] in _BY_LINK
+    assert found[0][1:] == (list(_BY_LINK), True)
+
+
+def _plain_way(ranks: Ranks) -> tuple[bool, float, int]:
+    """Whether gradients are those of DDP alone, with equal weights; the bytes of a step, and values."""
+    model, alone = _ddp(ranks, _two_layers), _ddp(ranks, _two_layers)
+    sync = _compress(ranks, model, "fp32")
+    for each in (model, alone):
+        each(_x(0, ranks.rank)).square().sum().backward()
+    same = all(torch.equal(x.grad, y.grad) for x, y in zip(model.parameters(), alone.parameters(), strict=True))
+    return same, sync.report()["sent_bytes"], sum(p.numel() for p in model.parameters())
+
+
+def test_gradients_that_are_not_compressed_are_those_of_ddp(ranks: Any) -> None:
+    for same, sent_bytes, num_values in ranks.run(2, _plain_way):
+        assert same and sent_bytes == 4 * num_values
+
+
+def _with_names(ranks: Ranks) -> tuple[list[str], list[str]]:
+    kept = []
+    for exact in ((), ["first.*", "*.bias"]):
+        model = _ddp(ranks)
+        sync = _compress(ranks, model, 4, exact=exact)
+        _train(model, ranks, range(2), sync)
+        kept.append(sorted(sync.state_dict()["residuals"]))
+    return kept[0], kept[1]
+
+
+def test_named_gradients_travel_as_float32(ranks: Any) -> None:
+    for kept_of_all, kept in ranks.run(2, _with_names):
+        assert "first.weight" in kept_of_all and kept == [name for name in kept_of_all if name != "first.weight"]
+
+
+def _unlike(ranks: Ranks) -> list[str]:
+    said = []
+    for how in ({"bits": 4 + ranks.rank}, {"exact": ["first.*"] if ranks.rank else ()}, {"check_every": ranks.rank}):
+        try:
+            _compress(ranks, _ddp(ranks), **how)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_calls_that_are_not_alike_are_refused_on_all_ranks(ranks: Any) -> None:
+    found = ranks.run(2, _unlike)
+    for rank, said in enumerate(found):
+        assert len(said) == 3 and all(
+            f"something else on rank {1 - rank}; call it alike on all" in text for text in said
+        )
+    assert "4bit, check_every=100, hosts=auto on rank 0" in found[0][0]
+    assert "5bit, check_every=100, hosts=auto on rank 1" in found[1][0]
+
+
 def test_the_line_in_a_script() -> None:
+    assert nugnn.comm.Compression is Compression
     assert nugnn.comm.compress is compress
