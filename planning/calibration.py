@@ -103,9 +103,7 @@ def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | 
     own = by_subject.get(subject or "", [])
     of_this = bool(own) and (len(own) >= FEW or len(by_subject) == 1)
     ratios = own if of_this else [statistics.median(each) for each in by_subject.values()]
-    found = Calibration(
-        stands_on=stands_on, runs=len(runs), models=len(by_subject), used=len(ratios), of_this=of_this
-    )
+    found = Calibration(stands_on=stands_on, runs=len(runs), models=len(by_subject), used=len(ratios), of_this=of_this)
     if not ratios:
         return found
     without = math.fsum(abs(1 / ratio - 1) for ratio in ratios) / len(ratios)
