@@ -210,12 +210,15 @@ def held_lines(prediction: Mapping[str, Any]) -> list[str]:
 
 
 def _off(error: float) -> str:
-    """In words.
+    """How measured seconds are beside told ones, whose error is told over measured, less 1.
 
-    >>> _off(0.04), _off(-0.86)
-    ('4.0 % too long', '86 % too short')
+    >>> _off(0.04), _off(-0.2), _off(11.2)
+    ('3.8 % less', '25 % more', '0.082 x as long')
     """
-    return f"{percent(abs(error))} too {'long' if error >= 0 else 'short'}"
+    ratio = 1 / (1 + error)
+    if not 0.5 <= ratio <= 2:
+        return f"{ratio:.2g} x as long"
+    return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -155,7 +155,9 @@ def in_words(found: Calibration) -> str:
 def percent(share: float) -> str:
     """A share for people, with a digit behind the point where it is small.
 
-    >>> percent(0.031), percent(0.86)
-    ('3.1 %', '86 %')
+    >>> percent(0.031), percent(0.86), percent(18.9)
+    ('3.1 %', '86 %', '19 times')
     """
+    if share >= 9.995:
+        return f"{share:.0f} times"
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

@@ -83,7 +83,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 @pytest.mark.usefixtures("forked_workers")
 def test_kept_runs_change_what_is_told_and_no_bit_of_training(tmp_path: Path) -> None:
-    """Two workers without anything kept, with one run, with enough that the factor is applied, and with broken files."""
+    """Two workers with nothing kept, then with enough that the factor is applied, and a broken file."""
     first = run_from_config(settings(tmp_path, "a", workers=2))
     assert first["prediction"]["not_kept"] is None and len(kept_pairs().pairs) == 1
     (pair,) = kept_pairs().pairs
@@ -120,12 +120,12 @@ def test_kept_runs_change_what_is_told_and_no_bit_of_training(tmp_path: Path) ->
 
 
 def test_a_run_says_how_far_its_prediction_was_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One worker, by the command line: nothing known, one run, and enough of them; from operators nothing is applied."""
+    """One worker, by the command line: one run, then enough of them; timed operators are another kind."""
     run = ("--dataset", "digits", "--hidden", "8", "--device", "cpu")
     train = ("train", *run, "--shares", "auto", "--epochs", "3", "--out", str(tmp_path / "out"))
     code, out, _ = call(capsys, *train)
     text = " ".join(out.split())
-    assert code == 0 and "this run: an epoch was predicted as" in text and "too short" in text
+    assert code == 0 and "this run: an epoch was predicted as" in text
     assert "predictions so far: one measured run, of this model on this data, took" in text
     keep_others(40.0)
     code, out, _ = call(capsys, *train)

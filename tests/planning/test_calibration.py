@@ -166,9 +166,7 @@ def test_a_stretched_timeline_has_the_same_parts() -> None:
 def test_predictions_are_of_one_kind_on_the_same_devices_from_the_same_rates_by_the_same_code_alone() -> None:
     one, other = device(), device(uuid="GPU-2", sms=32)
     kind = kind_of(plan(one, other))
-    assert kind is not None and kind.devices == (
-        ("GPU-1, 132 multiprocessors", "GPU-2, 132 multiprocessors, sms=32"),
-    )
+    assert kind is not None and kind.devices == (("GPU-1, 132 multiprocessors", "GPU-2, 132 multiprocessors, sms=32"),)
     assert kind_of(plan(other, one)) == kind  # in whatever order
     others = [
         plan(one, device(uuid="GPU-3", sms=32)),
