@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nugnn.planned import Planned
-from nugnn.planning.calibration import Calibration, in_words, percent
+from nugnn.planning.calibration import Calibration, error_text, in_words
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
 
@@ -162,9 +162,10 @@ def baselines_table(plan: Plan) -> Table:
 
 def _corrected(plan: Plan) -> str:
     """That its times have a factor, and how far such times have been off."""
-    if plan.calibration is None or not plan.calibration.is_applied or plan.calibration.told_error is None:
+    found = plan.calibration
+    if found is None or not found.is_applied or found.told_error is None:
         return ""
-    return f"times {plan.calibration.factor:.3g} x, as measured runs say; ± {percent(plan.calibration.told_error)}"
+    return f"times {found.factor:.3g} x, as measured runs say; off by {error_text(found.told_error)} in the mean"
 
 
 def compared_table(plan: Plan, reports: Sequence[dict[str, Any]]) -> Table:
@@ -218,7 +219,7 @@ def _off(error: float) -> str:
     ratio = 1 / (1 + error)
     if not 0.5 <= ratio <= 2:
         return f"{ratio:.2g} x as long"
-    return f"{percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
+    return f"{error_text(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -51,9 +51,10 @@ class Calibration(BaseModel):
         models: How many models they trained; one on two data sets, or with other settings, counts as two.
         used: Runs or models that factor and errors are made of.
         of_this: Whether these are the planned model's own runs on its data: where there are a few, or no others.
-        factor: Median of measured over predicted seconds of an epoch; None without a run.
-        error_bar: Mean of ``|predicted / measured - 1|``, each prediction with the factor of the others; None where
-            there are no two.
+        factor: Median of measured over predicted seconds of an epoch; of the middle two, their geometric mean. None
+            without a run.
+        error_bar: By what share a prediction with the factor of the others is off, up or down, in the geometric mean:
+            0.25 is a factor of 1.25. None where there are no two.
         error_without: The same of predictions as they are; None without a run.
         is_applied: Whether a plan's seconds are told with the factor.
     """
@@ -95,31 +96,41 @@ def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | 
     >>> from types import SimpleNamespace as Run
     >>> found = calibrated([Run(subject="gcn", ratio=2.0), Run(subject="sage", ratio=4.0)], "rates")
     >>> found.factor, found.error_bar, found.is_applied
-    (3.0, 0.75, False)
+    (2.8284271247461903, 1.0, False)
     """
     by_subject: dict[str, list[float]] = {}
     for run in runs:
         by_subject.setdefault(run.subject, []).append(run.ratio)
     own = by_subject.get(subject or "", [])
     of_this = bool(own) and (len(own) >= FEW or len(by_subject) == 1)
-    ratios = own if of_this else [statistics.median(each) for each in by_subject.values()]
+    ratios = own if of_this else [_middle(each) for each in by_subject.values()]
     found = Calibration(stands_on=stands_on, runs=len(runs), models=len(by_subject), used=len(ratios), of_this=of_this)
     if not ratios:
         return found
-    without = math.fsum(abs(1 / ratio - 1) for ratio in ratios) / len(ratios)
-    bar = None
+    without, bar = _mean_error(ratios), None
     if len(ratios) > 1:
-        others = [statistics.median([*ratios[:i], *ratios[i + 1 :]]) for i in range(len(ratios))]
-        bar = math.fsum(abs(f / ratio - 1) for f, ratio in zip(others, ratios, strict=True)) / len(ratios)
+        others = [_middle([*ratios[:i], *ratios[i + 1 :]]) for i in range(len(ratios))]
+        bar = _mean_error([ratio / factor for ratio, factor in zip(ratios, others, strict=True)])
     helps = bar is not None and len(ratios) >= FEW and bar < without
     return found.model_copy(
         update={
-            "factor": statistics.median(ratios),
+            "factor": _middle(ratios),
             "error_bar": bar,
             "error_without": without,
             "is_applied": helps and stands_on != "operators",
         }
     )
+
+
+def _middle(ratios: Sequence[float]) -> float:
+    """The median; of the middle two the geometric mean, so that twice and half are as far apart."""
+    low, high = statistics.median_low(ratios), statistics.median_high(ratios)
+    return low if low == high else math.sqrt(low * high)
+
+
+def _mean_error(ratios: Sequence[float]) -> float:
+    """By what share measured and told seconds differ in the geometric mean, whichever is longer."""
+    return math.expm1(math.fsum(abs(math.log(ratio)) for ratio in ratios) / len(ratios))
 
 
 def stands_in_words(stands_on: StandsOn) -> str:
@@ -147,17 +158,17 @@ def in_words(found: Calibration) -> str:
     who = f"{found.used} measured runs of {whose}"
     if not found.of_this:
         who = f"{found.runs} measured runs of {found.models} models or data sets"
-    text = f"{who} {took}, in the median; off by {percent(found.error_without)} in the mean as predicted, by "
-    text += f"{percent(found.error_bar)} with the factor of the others"
+    text = f"{who} {took}, in the median; off by {error_text(found.error_without)} in the mean as predicted, by "
+    text += f"{error_text(found.error_bar)} with the factor of the others"
     return text + ("; times here have the factor" if found.is_applied else "; the factor is not applied")
 
 
-def percent(share: float) -> str:
-    """A share for people, with a digit behind the point where it is small.
+def error_text(share: float) -> str:
+    """An error as people read it: a share in per cent, with a digit behind the point where it is small; or a factor.
 
-    >>> percent(0.031), percent(0.86), percent(18.9)
-    ('3.1 %', '86 %', '19 times')
+    >>> error_text(0.031), error_text(0.86), error_text(1.4)
+    ('3.1 %', '86 %', 'a factor of 2.4')
     """
-    if share >= 9.995:
-        return f"{share:.0f} times"
+    if share >= 1:
+        return f"a factor of {1 + share:.2g}"
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

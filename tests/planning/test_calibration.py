@@ -45,13 +45,14 @@ def test_without_a_run_nothing_is_claimed_and_after_one_no_error_bar(stands_on: 
 @given(st.lists(RATIOS, min_size=2, max_size=8))
 def test_the_error_bar_is_that_of_runs_which_did_not_set_the_factor(ratios: list[float]) -> None:
     found = calibrated(of_models(*ratios), "rates")
-    assert found.factor == statistics.median(ratios)
+    assert math.log(found.factor or 0) == pytest.approx(statistics.median(map(math.log, ratios)), abs=1e-9)
     errors = []
     for left_out, measured in enumerate(ratios):  # of a prediction of 1 second
-        told = statistics.median(ratio for other, ratio in enumerate(ratios) if other != left_out)
-        errors.append(abs(told / measured - 1))
-    assert found.error_bar == pytest.approx(statistics.fmean(errors))
-    assert found.error_without == pytest.approx(statistics.fmean(abs(1 / ratio - 1) for ratio in ratios))
+        others = [math.log(ratio) for other, ratio in enumerate(ratios) if other != left_out]
+        errors.append(abs(statistics.median(others) - math.log(measured)))
+    assert found.error_bar == pytest.approx(math.exp(statistics.fmean(errors)) - 1)
+    without = statistics.fmean(abs(math.log(ratio)) for ratio in ratios)
+    assert found.error_without == pytest.approx(math.exp(without) - 1)
     assert found.told_error == (found.error_bar if found.is_applied else found.error_without)
 
 
@@ -65,11 +66,24 @@ def test_the_factor_is_applied_where_a_few_runs_show_that_it_helps_and_never_to_
         assert calibrated(of_models(*[7.0] * number), "sheets").is_applied == (number >= FEW)
     assert calibrated(of_models(2.0, 2.1, 1.9), "rates").applied_factor == 2.0
     assert not calibrated(of_models(2.0, 2.1, 1.9), "operators").is_applied
-    contradicting = calibrated(of_models(0.01, 1.0, 100.0), "rates")
+    contradicting = calibrated(of_models(0.01, 1.0, 1.0, 100.0), "rates")
     assert not contradicting.is_applied and contradicting.applied_factor == 1
     assert contradicting.error_bar is not None and contradicting.error_without is not None
     assert contradicting.error_bar >= contradicting.error_without
     assert in_words(contradicting).endswith("the factor is not applied")
+
+
+@given(st.lists(RATIOS, min_size=2, max_size=8), st.floats(1e-2, 1e2))
+def test_too_long_and_too_short_are_as_wrong_and_another_clock_changes_the_factor_alone(
+    ratios: list[float], clock: float
+) -> None:
+    found, turned = (calibrated(of_models(*each), "rates") for each in (ratios, [1 / ratio for ratio in ratios]))
+    other = calibrated(of_models(*[clock * ratio for ratio in ratios]), "rates")
+    assert found.factor is not None and turned.factor == pytest.approx(1 / found.factor)
+    assert other.factor == pytest.approx(clock * found.factor)
+    assert found.error_bar == pytest.approx(turned.error_bar, rel=1e-6, abs=1e-9)
+    assert found.error_bar == pytest.approx(other.error_bar, rel=1e-6, abs=1e-9)
+    assert found.error_without == pytest.approx(turned.error_without, rel=1e-6, abs=1e-9)
 
 
 @given(RUNS, st.sampled_from("abcd"))
