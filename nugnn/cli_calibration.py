@@ -66,7 +66,8 @@ def _lines(pairs: Sequence[RunPair]) -> list[str]:
         of = "graphs" if kind.family == "graph" else "samples"
         lines.append(f"{of} in {kind.precision} on {where} ({versions})")
         subjects = {pair.subject for pair in found}
-        lines.append(f"  {in_words(calibrated(found, kind.stands_on, subjects.pop() if len(subjects) == 1 else None))}")
+        so_far = calibrated(found, kind.stands_on, subjects.pop() if len(subjects) == 1 else None)
+        lines.append(f"  {in_words(so_far, 'times of plans have the factor')}")
         for pair in found:
             times = f"{seconds_text(pair.predicted_seconds)} predicted, {seconds_text(pair.measured_seconds)} measured"
             lines.append(f"  {pair.made}  {pair.name}: an epoch {times}, {pair.ratio:.3g} x")

@@ -206,7 +206,8 @@ def held_lines(prediction: Mapping[str, Any]) -> list[str]:
     if prediction["not_kept"] is not None:
         lines[0] += f"; not kept for later plans, since {prediction['not_kept']}"
     if prediction["calibration"] is not None:
-        lines.append(f"predictions so far: {in_words(Calibration.model_validate(prediction['calibration']))}")
+        so_far = Calibration.model_validate(prediction["calibration"])
+        lines.append(f"predictions so far: {in_words(so_far, 'times of later plans have the factor')}")
     return lines
 
 

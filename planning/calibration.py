@@ -138,8 +138,12 @@ def stands_in_words(stands_on: StandsOn) -> str:
     return _IN_WORDS[stands_on]
 
 
-def in_words(found: Calibration) -> str:
+def in_words(found: Calibration, applied: str = "times here have the factor") -> str:
     """One or two sentences: how many runs say what, or that nothing is known.
+
+    Args:
+        found: What they say.
+        applied: Said where the factor is applied: to what.
 
     >>> in_words(calibrated([], "rates"))
     'how far predictions from rates of a profile are off on these devices is not known: none was held against a run yet'
@@ -160,7 +164,7 @@ def in_words(found: Calibration) -> str:
         who = f"{found.runs} measured runs of {found.models} models or data sets"
     text = f"{who} {took}, in the median; off by {error_text(found.error_without)} in the mean as predicted, by "
     text += f"{error_text(found.error_bar)} with the factor of the others"
-    return text + ("; times here have the factor" if found.is_applied else "; the factor is not applied")
+    return f"{text}; {applied if found.is_applied else 'the factor is not applied'}"
 
 
 def error_text(share: float) -> str:

@@ -131,7 +131,7 @@ def test_a_run_says_how_far_its_prediction_was_off(tmp_path: Path, capsys: pytes
     code, out, _ = call(capsys, *train)
     text = " ".join(out.split())
     assert code == 0 and re.search(r"\(times 40\.\d x, as measured runs say; off by ", text)
-    assert "5 measured runs of 4 models or data sets took" in text and "times here have the factor" in text
+    assert "5 measured runs of 4 models or data sets took" in text and "times of later plans have" in text
 
     code, out, _ = call(capsys, "plan", *run, "--json")  # operators are timed for that: another kind
     plan = Plan.model_validate_json(out)
