@@ -214,7 +214,7 @@ def fit(
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     raise_if_interrupted(outcomes[0], task.options, checkpoints)
     said_of_limits = said_of(limited, [outcome["report"] for outcome in outcomes])
-    return held_against_plan(task, result_of(model, outcomes, [*notes, *said_of_limits]))
+    return held_against_plan(task, result_of(model, outcomes, [*notes, *said_of_limits]), checkpoints)
 
 
 def _refuse_torchrun() -> None:
@@ -255,7 +255,7 @@ def _fit_here(
             on_note=note,
         )
     raise_if_interrupted(outcome, task.options, checkpoints)
-    return held_against_plan(task, result_of(model, [outcome], notes))
+    return held_against_plan(task, result_of(model, [outcome], notes), checkpoints)
 
 
 def _relay(

@@ -125,7 +125,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         return None
     said = [*notes, *said_of(limited, reports)]
     others = [{"report": report} for report in reports[1:]]
-    return held_against_plan(task, result_of(model, [outcome, *others], said))
+    return held_against_plan(task, result_of(model, [outcome, *others], said), plan)
 
 
 def _devices_here(request: PlanRequest | None, chosen: str, here: Sequence[int], num_hosts: int) -> list[torch.device]:

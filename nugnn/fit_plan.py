@@ -14,6 +14,7 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.task import Task
 
 if TYPE_CHECKING:
+    from nugnn.checkpointer import CheckpointPlan
     from nugnn.fit_result import FitResult
     from nugnn.plan_request import PlanRequest
     from nugnn.planned import Planned
@@ -117,12 +118,14 @@ def tell_of_plan(task: Task, checkpoint_folder: Path | None, on_plan: Callable[[
         on_plan(task.plan.planned)
 
 
-def held_against_plan(task: Task, result: FitResult) -> FitResult:
+def held_against_plan(task: Task, result: FitResult, checkpoints: CheckpointPlan | None) -> FitResult:
     """The result of a run with its plan, where there was one, and with what came of that; kept for later plans."""
     if task.plan is None or task.plan.planned is None:
         return result
     from nugnn.held_run import held_run
 
     plan, epochs, has_moved = task.plan.planned.plan, len(result.history), bool(result.moves)
-    held = held_run(plan, task.options, result.rank_reports, epochs=epochs, has_moved=has_moved)
+    is_resumed = checkpoints is not None and checkpoints.resume_from is not None
+    how = (plan, task.options, result.rank_reports)
+    held = held_run(*how, epochs=epochs, has_moved=has_moved, is_resumed=is_resumed)
     return replace(result, plan=plan, held=held)

@@ -80,6 +80,7 @@ def held_run(
     *,
     epochs: int,
     has_moved: bool,
+    is_resumed: bool = False,
 ) -> HeldRun:
     """Hold a run against its plan, and keep it for later plans if it is what was planned.
 
@@ -89,9 +90,11 @@ def held_run(
         reports: Of the ranks, see `nugnn.fit_result.FitResult`.
         epochs: That were trained.
         has_moved: Whether nodes moved between workers.
+        is_resumed: Whether it went on from a checkpoint, whose epochs may have been kept before.
     """
     measured = max(report["epoch_seconds"] for report in reports)
-    why_not = _why_not_kept(plan, settings, measured, epochs, has_moved=has_moved)
+    why_not = "it went on from a checkpoint" if is_resumed else None
+    why_not = why_not or _why_not_kept(plan, settings, measured, epochs, has_moved=has_moved)
     if why_not is None:
         pair = _pair(plan, reports, measured, epochs)
         try:

@@ -188,6 +188,13 @@ def test_fit_gives_what_came_of_the_plan(tmp_path: Path) -> None:
     assert nugnn.fit(model, data, epochs=1, device="cpu").held is None
 
 
+def test_a_run_that_goes_on_is_not_kept_again(tmp_path: Path) -> None:
+    run_from_config(settings(tmp_path, "a"))
+    result = run_from_config(settings(tmp_path, "a", epochs=5, resume=True))
+    assert "went on from a checkpoint" in result["prediction"]["not_kept"]
+    assert result["prediction"]["calibration"]["runs"] == len(kept_pairs().pairs) == 1
+
+
 def test_a_cache_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     result = run_from_config(settings(tmp_path, "a"))
