@@ -28,8 +28,8 @@ from replay_cases import Case, RealGraph, Setting, Sizes, at, drawn, graph_setti
 
 from nugnn.limited import apply_limits
 from nugnn.measured_memory import peak_of_step
-from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.lone_step import alone_seconds
 from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes

@@ -34,8 +34,8 @@ from replay_accuracy import ladder_rows, laps_of_ladder, place_of, steps_one_by_
 from replay_cases import NUM_CLASSES, Case, Setting, Sizes, at, drawn, sample_model, sample_setting
 
 from nugnn.measured_memory import peak_of_step
-from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.casts import with_formats
+from nugnn.planning.lone_step import alone_seconds
 from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measure_operators import Now
 from nugnn.planning.measured_times import MeasuredTimes

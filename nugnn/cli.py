@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from nugnn import cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
+from nugnn import cli_calibration, cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.cli_options import parameter, setting_parameters
@@ -147,10 +147,12 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
         console.print(result_table(result))
         if result.get("predicted_epoch_seconds") is not None:
             from nugnn.fit_plan import PLAN_FILE
-            from nugnn.plan_tables import compared_table
+            from nugnn.plan_tables import compared_table, held_lines
             from nugnn.planning.plan import read_plan
 
             console.print(compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
+            for line in held_lines(result["prediction"]):
+                console.print(line, markup=False, highlight=False)
         console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
         for note in result.get("notes", ()):
             if note not in told:
@@ -352,5 +354,6 @@ app.command(short_help="Split a graph once, for many runs of train.")(cli_partit
 app.command(short_help="Measure this machine's devices and links.")(cli_profile.profile)
 app.command("plan", short_help="Who gets how much, and what an epoch will take, before anything runs.")(cli_plan.plan)
 app.command("simulate", short_help="How an epoch would grow with devices that nobody has.")(cli_simulate.simulate)
+app.command("calibration", short_help="How far predictions have been off on this machine.")(cli_calibration.calibration)
 app.command(short_help="Measure the best model of a finished run.")(cli_results.evaluate)
 app.command(short_help="Write the class of every node of a graph.")(cli_results.predict)

@@ -155,8 +155,9 @@ def _write(plan_out: Path | None, chrome: Path | None, planned: Planned, console
             write_plan(plan_out, planned)
             console.print(f"written to {plan_out}", markup=False, highlight=False, soft_wrap=True)
         if chrome is not None:
-            assert planned.forecast.timeline is not None
-            content = planned.forecast.timeline.to_chrome().encode()
+            timeline = planned.corrected().forecast.timeline
+            assert timeline is not None
+            content = timeline.to_chrome().encode()
             write_whole(chrome, lambda file: file.write(content))
             console.print(f"timeline in {chrome}", markup=False, highlight=False, soft_wrap=True)
     except OSError as error:

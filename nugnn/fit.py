@@ -19,7 +19,7 @@ from nugnn import job
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.devices import devices_of
-from nugnn.fit_plan import made_plan, request_of, tell_of_plan, use_plan
+from nugnn.fit_plan import held_against_plan, request_of, tell_of_plan, use_plan
 from nugnn.fit_result import FitResult, result_of
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
@@ -214,7 +214,7 @@ def fit(
         outcomes = [torch.load(folder / f"outcome-{rank}.pt", weights_only=True) for rank in range(workers)]
     raise_if_interrupted(outcomes[0], task.options, checkpoints)
     said_of_limits = said_of(limited, [outcome["report"] for outcome in outcomes])
-    return result_of(model, outcomes, [*notes, *said_of_limits], made_plan(task))
+    return held_against_plan(task, result_of(model, outcomes, [*notes, *said_of_limits]), checkpoints)
 
 
 def _refuse_torchrun() -> None:
@@ -255,7 +255,7 @@ def _fit_here(
             on_note=note,
         )
     raise_if_interrupted(outcome, task.options, checkpoints)
-    return result_of(model, [outcome], notes, made_plan(task))
+    return held_against_plan(task, result_of(model, [outcome], notes), checkpoints)
 
 
 def _relay(

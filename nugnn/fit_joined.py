@@ -17,7 +17,7 @@ from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks, gather_texts, join_ranks
 from nugnn.devices import devices_of, own_device
 from nugnn.failure import named
-from nugnn.fit_plan import expect_plan, made_plan, request_of, tell_of_plan, use_plan
+from nugnn.fit_plan import expect_plan, held_against_plan, request_of, tell_of_plan, use_plan
 from nugnn.fit_result import FitResult, result_of
 from nugnn.limited import apply_limits, check_on_devices, checked_limits, cores_of, said_of
 from nugnn.planning.limits import DeviceLimits
@@ -125,7 +125,7 @@ def fit_joined(model: Any, data: Any, ranks: Ranks, **options: Any) -> FitResult
         return None
     said = [*notes, *said_of(limited, reports)]
     others = [{"report": report} for report in reports[1:]]
-    return result_of(model, [outcome, *others], said, made_plan(task))
+    return held_against_plan(task, result_of(model, [outcome, *others], said), plan)
 
 
 def _devices_here(request: PlanRequest | None, chosen: str, here: Sequence[int], num_hosts: int) -> list[torch.device]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.task import Task
 
 if TYPE_CHECKING:
+    from nugnn.checkpointer import CheckpointPlan
+    from nugnn.fit_result import FitResult
     from nugnn.plan_request import PlanRequest
     from nugnn.planned import Planned
     from nugnn.planning.cluster import Cluster
@@ -106,12 +109,23 @@ def tell_of_plan(task: Task, checkpoint_folder: Path | None, on_plan: Callable[[
     """The plan, now that it is made, for a resumed run and for whoever wants it."""
     if task.plan is None or task.plan.planned is None:
         return
+    from nugnn.held_run import with_calibration
+
+    task.plan.planned = with_calibration(task.plan.planned, task.plan.on_note)
     if checkpoint_folder is not None:
         task.plan.keep(Path(checkpoint_folder))
     if on_plan is not None:
         on_plan(task.plan.planned)
 
 
-def made_plan(task: Task) -> Plan | None:
-    """The plan of a run that is over."""
-    return None if task.plan is None or task.plan.planned is None else task.plan.planned.plan
+def held_against_plan(task: Task, result: FitResult, checkpoints: CheckpointPlan | None) -> FitResult:
+    """The result of a run with its plan, where there was one, and with what came of that; kept for later plans."""
+    if task.plan is None or task.plan.planned is None:
+        return result
+    from nugnn.held_run import held_run
+
+    plan, epochs, has_moved = task.plan.planned.plan, len(result.history), bool(result.moves)
+    is_resumed = checkpoints is not None and checkpoints.resume_from is not None
+    how = (plan, task.options, result.rank_reports)
+    held = held_run(*how, epochs=epochs, has_moved=has_moved, is_resumed=is_resumed)
+    return replace(result, plan=plan, held=held)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
+    from nugnn.held_run import HeldRun
     from nugnn.planning.plan import Plan
     from nugnn.planning.timeline import Timeline
 
@@ -42,6 +43,7 @@ class FitResult:
             ``compute_seconds`` of each worker before and ``predicted_compute_seconds``, ``halo_rows`` (before, after),
             ``epoch_seconds`` before.
         plan: What was expected, where a plan was made.
+        held: The run beside that, and how far such plans have been off so far; see `nugnn.held_run.HeldRun`.
     """
 
     model: nn.Module
@@ -54,6 +56,7 @@ class FitResult:
     timeline: Timeline | None = None
     moves: tuple[dict[str, Any], ...] = field(default=())
     plan: Plan | None = None
+    held: HeldRun | None = None
 
     def __repr__(self) -> str:
         best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
@@ -76,9 +79,7 @@ class FitResult:
         return None if samples is None else samples / self.epoch_seconds
 
 
-def result_of(
-    model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[str], plan: Plan | None = None
-) -> FitResult:
+def result_of(model: nn.Module, outcomes: list[dict[str, Any]], notes: Sequence[str]) -> FitResult:
     """``outcomes`` of all ranks, from `nugnn.train_rank.train_rank`; only the first needs weights and logits."""
     trained = copy.deepcopy(model)
     trained.load_state_dict(outcomes[0]["state"])
@@ -95,7 +96,6 @@ def result_of(
         notes=tuple(notes),
         timeline=_timeline(steps, [report["device"] for report in reports]),
         moves=tuple(outcomes[0].get("moves", ())),
-        plan=plan,
     )
 
 

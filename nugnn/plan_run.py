@@ -14,6 +14,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import devices_of
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_run import build_model, fit_arguments, prepare
+from nugnn.held_run import with_calibration
 from nugnn.inductive import visible_in_training
 from nugnn.machine_profiles import Need, cluster_here, profile_of_this_machine
 from nugnn.own_times import times_for
@@ -68,10 +69,12 @@ def plan_from_config(
     """
     cluster = cluster_from_config(config, remeasures=remeasures, on_stage=on_stage, on_note=on_note)
     if isinstance(config, SampleConfig):
-        return _of_samples(config, cluster, on_stage, on_download)
-    if statistics is not None:
-        return _by_counts(config, parse_statistics(statistics), cluster, on_stage)
-    return _of_graph(config, cluster, on_stage, on_download)
+        planned = _of_samples(config, cluster, on_stage, on_download)
+    elif statistics is not None:
+        planned = _by_counts(config, parse_statistics(statistics), cluster, on_stage)
+    else:
+        planned = _of_graph(config, cluster, on_stage, on_download)
+    return with_calibration(planned, on_note)
 
 
 def cluster_from_config(config: RunConfig, *, remeasures: bool, on_stage: Say, on_note: Say) -> Cluster:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from nugnn.planned import Planned
+from nugnn.planning.calibration import Calibration, error_text, in_words
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
 
@@ -22,13 +23,16 @@ SIMULATED = "simulated: by data sheets, never held against a run on them"
 
 
 def show_plan(planned: Planned, console: Console) -> None:
-    """Print the tables and the picture."""
+    """Print the tables, the picture, and how far such predictions have been off."""
+    planned = planned.corrected()
     plan = planned.plan
     console.print(devices_table(plan, min(80, console.width)))
     console.print(baselines_table(plan))
     if planned.forecast.timeline is not None:
         shown, ranks = _pictured(plan, planned.forecast.timeline)
         console.print(picture(shown, width=min(80, console.width), numbers=ranks), markup=False, highlight=False)
+    if plan.calibration is not None:
+        console.print(f"predictions: {in_words(plan.calibration)}", markup=False, highlight=False)
 
 
 def _pictured(plan: Plan, timeline: Timeline) -> tuple[Timeline, list[int]]:
@@ -52,8 +56,10 @@ def devices_table(plan: Plan, width: int = 80) -> Table:
     if plan.family == "samples":
         title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} a step, predicted; an epoch of "
         title += f"{plan.steps_per_epoch} steps {seconds_text(plan.epoch_seconds)}"
+    if said := _corrected(plan):
+        title += f"\n({said})"
     if plan.is_simulated:
-        title += f"\n({SIMULATED})"
+        title += f"\n({SIMULATED if plan.calibration is None or not plan.calibration.runs else 'by data sheets'})"
     unit, size = _unit(plan.step_seconds)
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("device", overflow="ellipsis", no_wrap=True, max_width=_LABEL)
@@ -158,6 +164,14 @@ def baselines_table(plan: Plan) -> Table:
     return table
 
 
+def _corrected(plan: Plan) -> str:
+    """That its times have a factor, and how far such times have been off."""
+    found = plan.calibration
+    if found is None or not found.is_applied or found.told_error is None:
+        return ""
+    return f"times {found.factor:.3g} x, as measured runs say; off by {error_text(found.told_error)} in the mean"
+
+
 def compared_table(plan: Plan, reports: Sequence[dict[str, Any]]) -> Table:
     """After a run: what was predicted beside what was measured, of each worker's epoch.
 
@@ -165,15 +179,16 @@ def compared_table(plan: Plan, reports: Sequence[dict[str, Any]]) -> Table:
         plan: What was expected.
         reports: Of the ranks, see `nugnn.fit_result.FitResult`.
     """
+    plan = plan.corrected()
     title = "an epoch, predicted and measured" + (" (predicted by data sheets)" if plan.is_simulated else "")
+    if said := _corrected(plan):
+        title += f"\n({said})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("worker")
     for name in ("epoch", "measured", "compute", "measured", "exchanges", "measured"):
         table.add_column(name, justify="right", no_wrap=True)
-    steps = plan.steps_per_epoch
     for rank, (device, report) in enumerate(zip(plan.devices, reports, strict=True)):
-        compute = device.seconds.get("compute", 0.0) * steps
-        exchanges = sum(device.seconds.values()) * steps - compute
+        compute, exchanges = plan.compute_and_exchanges(device)
         measured = report["halo_seconds"] + report["sync_seconds"]
         pairs = (
             (plan.epoch_seconds, report["epoch_seconds"]),
@@ -182,6 +197,34 @@ def compared_table(plan: Plan, reports: Sequence[dict[str, Any]]) -> Table:
         )
         table.add_row(str(rank), *(seconds_text(value) for pair in pairs for value in pair))
     return table
+
+
+def held_lines(prediction: Mapping[str, Any]) -> list[str]:
+    """How far this run was off, and how far such plans have been off so far.
+
+    Args:
+        prediction: Of ``result.json``, see `nugnn.held_run.HeldRun.to_dict`.
+    """
+    told, measured = seconds_text(prediction["told_seconds"]), seconds_text(prediction["measured_seconds"])
+    lines = [f"this run: an epoch was predicted as {told} and took {measured}, {_off(prediction['error'])}"]
+    if prediction["not_kept"] is not None:
+        lines[0] += f"; not kept for later plans, since {prediction['not_kept']}"
+    if prediction["calibration"] is not None:
+        so_far = Calibration.model_validate(prediction["calibration"])
+        lines.append(f"predictions so far: {in_words(so_far, 'times of later plans have the factor')}")
+    return lines
+
+
+def _off(error: float) -> str:
+    """How measured seconds are beside told ones, whose error is told over measured, less 1.
+
+    >>> _off(0.04), _off(-0.2), _off(11.2)
+    ('3.8 % less', '25 % more', '0.082 x as long')
+    """
+    ratio = 1 / (1 + error)
+    if not 0.5 <= ratio <= 2:
+        return f"{ratio:.2g} x as long"
+    return f"{error_text(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
 
 
 def seconds_text(seconds: float) -> str:

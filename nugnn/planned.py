@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -12,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import nugnn.planning
 from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_subject import PlanSubject
+from nugnn.planning.calibration import StandsOn
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import Draft, usable_bytes
 from nugnn.planning.draft_batch import draft_of_batch
@@ -43,6 +48,19 @@ class Planned:
     plan: Plan
     part: npt.NDArray[np.int32] | None
     forecast: Forecast
+
+    def corrected(self) -> Planned:
+        """As it is told: see `nugnn.planning.plan.Plan.corrected`."""
+        told = self.plan.corrected()
+        if told is self.plan or self.plan.calibration is None:
+            return self
+        factor, known = self.plan.calibration.applied_factor, self.forecast
+        forecast = Forecast(
+            step_seconds=factor * known.step_seconds,
+            seconds=tuple({kind: factor * x for kind, x in each.items()} for each in known.seconds),
+            timeline=None if known.timeline is None else known.timeline.stretched(factor),
+        )
+        return replace(self, plan=told, forecast=forecast)
 
 
 Times = Mapping[str, OperatorTimes]
@@ -93,7 +111,7 @@ def plan_by_counts(
         draft = draft_from_counts(model, subject.whole, cluster, halo=ExpectedHalo(halo), **how)
         assumed = f"halo rows are assumed, {halo:g} for each node of two equal parts: say halo=X where you know better"
         draft = replace(draft, notes=(*draft.notes, *([assumed] if len(cluster.devices) > 1 else [])))
-    return _planned(subject, cluster, draft, None)
+    return _planned(subject, cluster, draft, None, times)
 
 
 def plan_with_cut(
@@ -148,7 +166,7 @@ def plan_with_cut(
     )
     assert draft.part is not None
     cut = CutFacts(partitioner=method, seed=seed, sha256=digest(parts_bytes(draft.part)))
-    return _planned(subject, cluster, draft, cut)
+    return _planned(subject, cluster, draft, cut, times)
 
 
 def write_plan(path: Path, planned: Planned) -> None:
@@ -163,8 +181,11 @@ def write_plan(path: Path, planned: Planned) -> None:
     write_whole(path, lambda file: file.write(planned.plan.to_json().encode()))
 
 
-def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts | None) -> Planned:
+def _planned(
+    subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts | None, times: Times | None
+) -> Planned:
     forecast = draft.forecast
+    stands_on, rates = _basis(cluster, times)
     shares, usable = draft.shares, usable_bytes(cluster)
     devices = []
     for rank, (device, size) in enumerate(zip(cluster.devices, draft.sizes, strict=True)):
@@ -201,7 +222,30 @@ def _planned(subject: PlanSubject, cluster: Cluster, draft: Draft, cut: CutFacts
         settings=subject.settings,
         cut=cut,
         notes=tuple(dict.fromkeys([*cluster.notes, *subject.notes, *draft.notes])),
-        versions={"nugnn": __version__, "torch": str(torch.__version__)},
+        stands_on=stands_on,
+        rates=rates,
+        versions={"nugnn": __version__, "torch": str(torch.__version__), "prediction": _code_digest()},
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
     return Planned(plan=plan, part=draft.part, forecast=forecast)
+
+
+def _basis(cluster: Cluster, times: Times | None) -> tuple[StandsOn, str | None]:
+    """What predictions for a cluster stand on, and a digest of its rates and links where it is these."""
+    if times and all(device.kind in times for device in cluster.devices):
+        return "operators", None
+    rates = [profile.model_dump(mode="json", exclude={"memory_bytes"}) for profile in cluster.profiles]
+    links = cluster.links
+    of_links = [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.is_nccl]
+    digest = hashlib.sha256(json.dumps([rates, of_links], sort_keys=True).encode()).hexdigest()[:16]
+    is_on_paper = any(profile.source == "sheet" for profile in cluster.profiles)
+    return "sheets" if is_on_paper else "rates", digest
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the code that predicts: other code is off by other factors."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(nugnn.planning.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -167,7 +167,7 @@ def pictures(planned: Planned, measured: Timeline) -> str:
     """The step as it was predicted, where it was predicted now, above the one that was measured."""
     from nugnn.planning.timeline import picture
 
-    predicted = planned.forecast.timeline
+    predicted = planned.corrected().forecast.timeline
     above = [] if predicted is None else ["a step, predicted:", picture(predicted)]
     return "\n".join([*above, "a step, measured:", picture(measured)])
 
@@ -278,7 +278,8 @@ def summarise(config: RunConfig, data: Any, result: FitResult) -> dict[str, Any]
         "test": _number(best.test),
         "last_test": _number(last.test),
         "epoch_seconds": result.epoch_seconds,
-        "predicted_epoch_seconds": None if result.plan is None else result.plan.epoch_seconds,
+        "predicted_epoch_seconds": None if result.held is None else result.held.told_seconds,
+        "prediction": None if result.held is None else result.held.to_dict(),
         "time_to_best_seconds": result.time_to_best_seconds,
         "peak_memory_bytes": [report["peak_memory_bytes"] for report in result.rank_reports],
         "ranks": result.rank_reports,

@@ -64,13 +64,6 @@ class AfterRest(Strict):
         seconds, most, lost = np.array([(x.seconds, x.most_seconds, x.lost_seconds) for x in self.steps]).T
         return float(np.interp(step_seconds, seconds, most)), float(np.interp(step_seconds, seconds, lost))
 
-    def scaled(self, factor: float) -> AfterRest:
-        """Where steps, and what they lose, take ``factor`` times as long."""
-        steps = (
-            RestedStep(**{name: factor * value for name, value in each.model_dump().items()}) for each in self.steps
-        )
-        return AfterRest(constant_seconds=self.constant_seconds, steps=tuple(steps))
-
 
 def after_rest_of(measured: Sequence[StepLaps]) -> AfterRest | None:
     """What follows from steps that were timed at some sizes; None where none followed a rest, or none took longer.

@@ -1,128 +1,178 @@
-"""Predicted steps held against measured ones: one factor that brings them together, and the error bar that is left."""
+"""Predicted epochs held against measured ones: the factor between them, the error bar that is left, and when it helps.
+
+What is known of one kind of prediction is a list of measured runs. Runs of one model on one data set are alike, so a
+model that was trained often counts as much as one that was trained once; where a model's own runs are enough, they
+alone count for it.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
 
-from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
-from nugnn.planning.step_program import launches_of_graph
-from nugnn.planning.trace import StepTrace
+from pydantic import BaseModel, ConfigDict, Field
+
+StandsOn = Literal["operators", "rates", "sheets"]
+"""What seconds were predicted from: the model's operators, timed on these devices; rates measured of large operators;
+rates of data sheets, if only of one device."""
+_IN_WORDS: dict[StandsOn, str] = {
+    "operators": "operators timed here",
+    "rates": "rates of a profile",
+    "sheets": "data sheets",
+}
+FEW = 3
+"""Runs of a model, or models, from which on a factor may be applied: of two, each follows from the other alone."""
+_Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def alone_seconds(trace: StepTrace, times: OperatorTimes, *, is_captured: bool = False) -> float:
-    """Seconds of a step on one device that waits for nobody.
+class MeasuredRun(Protocol):
+    """A run that was predicted and measured.
 
-    A CPU does one operator after the other. A GPU does, too, while the host puts them into its queue: the slower one of
-    the two sets the pace of many steps.
-
-    Args:
-        trace: At numbers.
-        times: Of its operators.
-        is_captured: Whether its passes run as a CUDA graph: one launch, and those of what follows.
+    Attributes:
+        subject: Its model, data and settings, as a key.
+        ratio: Measured seconds of an epoch, divided by predicted ones.
     """
-    busy = sum(times.seconds(record, trace.storages) for record in trace.operators)
-    every_one = sum(record.launches for record in trace.operators if record.kind != "metadata")
-    launched = launches_of_graph(trace) if is_captured else every_one
-    return max(busy, launched * host_seconds_of_launch(times, is_captured=is_captured))
-
-
-@dataclass(frozen=True)
-class MeasuredStep:
-    """A step that was trained.
-
-    Args:
-        trace: At the sizes of the step.
-        seconds: It took.
-        name: For people.
-        is_captured: Whether it ran as a CUDA graph.
-    """
-
-    trace: StepTrace
-    seconds: float
-    name: str = ""
-    is_captured: bool = False
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A table corrected by measured steps, and how far off it was.
-
-    Args:
-        times: The corrected table.
-        names: Of the steps.
-        measured: Their seconds.
-        predicted: Before the correction.
-        corrected: Each with the factor that follows from the others; of a single step, its own.
-    """
-
-    times: MeasuredTimes
-    factor: float
-    names: tuple[str, ...]
-    measured: tuple[float, ...]
-    predicted: tuple[float, ...]
-    corrected: tuple[float, ...]
 
     @property
-    def errors_before(self) -> tuple[float, ...]:
-        """Of each step, predicted / measured - 1, without correction."""
-        return tuple(p / m - 1 for p, m in zip(self.predicted, self.measured, strict=True))
+    def subject(self) -> str: ...
 
     @property
-    def errors_after(self) -> tuple[float, ...]:
-        """The same with it. One step alone says nothing about others: NaN."""
-        if len(self.measured) == 1:
-            return (math.nan,)
-        return tuple(p / m - 1 for p, m in zip(self.corrected, self.measured, strict=True))
-
-    @property
-    def error_bar(self) -> float:
-        """Mean absolute error of a prediction with the corrected table, as a share; NaN after a single step."""
-        return statistics.fmean(abs(error) for error in self.errors_after)
-
-    def summary(self) -> str:
-        """Some lines for people."""
-        before = statistics.fmean(abs(error) for error in self.errors_before)
-        count = len(self.measured)
-        after = (
-            f"± {self.error_bar:.1%} in the mean, each step by the factor of the others" if count > 1 else "not known"
-        )
-        lines = [
-            f"{count} measured step{'s' if count > 1 else ''}: factor {self.factor:.3f}; "
-            f"error ± {before:.1%} without it, {after}"
-        ]
-        for name, m, p, error in zip(self.names, self.measured, self.predicted, self.errors_before, strict=True):
-            lines.append(f"  {name or 'a step'}: {1e3 * m:.3f} ms measured, {1e3 * p:.3f} ms predicted, {error:+.1%}")
-        return "\n".join(lines)
+    def ratio(self) -> float: ...
 
 
-def calibrated(times: MeasuredTimes, steps: Sequence[MeasuredStep]) -> Calibration:
-    """``times`` with the factor by which these steps took longer than it says: the median of theirs.
+class Calibration(BaseModel):
+    """How far predictions of one kind have been off on some devices.
 
     Args:
-        times: Of the device that made the steps.
-        steps: At least one.
-
-    Raises:
-        ValueError: There is no step, or one that took no time.
+        stands_on: What such predictions stand on.
+        runs: That were measured, of predictions of this kind on these devices.
+        models: How many models they trained; one on two data sets, or with other settings, counts as two.
+        used: Runs or models that factor and errors are made of.
+        of_this: Whether these are the planned model's own runs on its data: where there are a few, or no others.
+        factor: Median of measured over predicted seconds of an epoch; of the middle two, their geometric mean. None
+            without a run.
+        error_bar: By what share a prediction with the factor of the others is off, up or down, in the geometric mean:
+            0.25 is a factor of 1.25. None where there are no two.
+        error_without: The same of predictions as they are; None without a run.
+        is_applied: Whether a plan's seconds are told with the factor.
     """
-    if not steps:
-        raise ValueError("there is no measured step to calibrate with; give one at least")
-    for step in steps:
-        if not (step.seconds > 0 and math.isfinite(step.seconds)):
-            raise ValueError(f"the measured step {step.name!r} took {step.seconds} seconds, must be more than 0")
-    predicted = [alone_seconds(step.trace, times, is_captured=step.is_captured) for step in steps]
-    ratios = [step.seconds / p for step, p in zip(steps, predicted, strict=True)]
-    factor = statistics.median(ratios)
-    corrected = [p * statistics.median(ratios[:i] + ratios[i + 1 :] or ratios) for i, p in enumerate(predicted)]
-    return Calibration(
-        times=times.with_factor(factor),
-        factor=factor,
-        names=tuple(step.name for step in steps),
-        measured=tuple(step.seconds for step in steps),
-        predicted=tuple(predicted),
-        corrected=tuple(corrected),
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    stands_on: StandsOn
+    runs: Annotated[int, Field(ge=0)]
+    models: Annotated[int, Field(ge=0)]
+    used: Annotated[int, Field(ge=0)]
+    of_this: bool
+    factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    error_bar: _Share | None = None
+    error_without: _Share | None = None
+    is_applied: bool = False
+
+    @property
+    def applied_factor(self) -> float:
+        """What told seconds are multiplied by."""
+        return self.factor if self.is_applied and self.factor is not None else 1.0
+
+    @property
+    def told_error(self) -> float | None:
+        """Mean error of seconds as they are told, as a share; None where it is not known."""
+        return self.error_bar if self.is_applied else self.error_without if self.error_bar is not None else None
+
+
+def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | None = None) -> Calibration:
+    """What measured runs say of predictions of their kind.
+
+    The factor is one for all devices, so it changes times and no shares. It is applied where a prediction stands on
+    rates or sheets, a few runs are there, and these come out closer by the factor of the others than as they are.
+
+    Args:
+        runs: Of one kind of prediction, on the same devices.
+        stands_on: What such predictions stand on.
+        subject: Of the planned run; None for predictions of any.
+
+    >>> from types import SimpleNamespace as Run
+    >>> found = calibrated([Run(subject="gcn", ratio=2.0), Run(subject="sage", ratio=4.0)], "rates")
+    >>> found.factor, found.error_bar, found.is_applied
+    (2.8284271247461903, 1.0, False)
+    """
+    by_subject: dict[str, list[float]] = {}
+    for run in runs:
+        by_subject.setdefault(run.subject, []).append(run.ratio)
+    own = by_subject.get(subject or "", [])
+    of_this = bool(own) and (len(own) >= FEW or len(by_subject) == 1)
+    ratios = own if of_this else [_middle(each) for each in by_subject.values()]
+    found = Calibration(stands_on=stands_on, runs=len(runs), models=len(by_subject), used=len(ratios), of_this=of_this)
+    if not ratios:
+        return found
+    without, bar = _mean_error(ratios), None
+    if len(ratios) > 1:
+        others = [_middle([*ratios[:i], *ratios[i + 1 :]]) for i in range(len(ratios))]
+        bar = _mean_error([ratio / factor for ratio, factor in zip(ratios, others, strict=True)])
+    helps = bar is not None and len(ratios) >= FEW and bar < without
+    return found.model_copy(
+        update={
+            "factor": _middle(ratios),
+            "error_bar": bar,
+            "error_without": without,
+            "is_applied": helps and stands_on != "operators",
+        }
     )
+
+
+def _middle(ratios: Sequence[float]) -> float:
+    """The median; of the middle two the geometric mean, so that twice and half are as far apart."""
+    low, high = statistics.median_low(ratios), statistics.median_high(ratios)
+    return low if low == high else math.sqrt(low * high)
+
+
+def _mean_error(ratios: Sequence[float]) -> float:
+    """By what share measured and told seconds differ in the geometric mean, whichever is longer."""
+    return math.expm1(math.fsum(abs(math.log(ratio)) for ratio in ratios) / len(ratios))
+
+
+def stands_in_words(stands_on: StandsOn) -> str:
+    """What a prediction stands on, for people."""
+    return _IN_WORDS[stands_on]
+
+
+def in_words(found: Calibration, applied: str = "times here have the factor") -> str:
+    """One or two sentences: how many runs say what, or that nothing is known.
+
+    Args:
+        found: What they say.
+        applied: Said where the factor is applied: to what.
+
+    >>> in_words(calibrated([], "rates"))
+    'how far predictions from rates of a profile are off on these devices is not known: none was held against a run yet'
+    """
+    source = stands_in_words(found.stands_on)
+    if found.factor is None or found.error_without is None:
+        return (
+            f"how far predictions from {source} are off on these devices is not known: none was held against a run yet"
+        )
+    took = f"took {found.factor:.3g} x as long as predicted from {source}"
+    whose = "this model on this data" if found.of_this else "one other model"
+    if found.runs == 1:
+        return f"one measured run, of {whose}, {took}; how far others are off is not known"
+    if found.error_bar is None:
+        return f"{found.runs} measured runs, all of {whose}, {took}; how far other models are off is not known"
+    who = f"{found.used} measured runs of {whose}"
+    if not found.of_this:
+        who = f"{found.runs} measured runs of {found.models} models or data sets"
+    text = f"{who} {took}, in the median; off by {error_text(found.error_without)} in the mean as predicted, by "
+    text += f"{error_text(found.error_bar)} with the factor of the others"
+    return f"{text}; {applied if found.is_applied else 'the factor is not applied'}"
+
+
+def error_text(share: float) -> str:
+    """An error as people read it: a share in per cent, with a digit behind the point where it is small; or a factor.
+
+    >>> error_text(0.031), error_text(0.86), error_text(1.4)
+    ('3.1 %', '86 %', 'a factor of 2.4')
+    """
+    if share >= 1:
+        return f"a factor of {1 + share:.2g}"
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
@@ -28,7 +28,6 @@ from nugnn.planning.trace_records import OperatorRecord, Storage, Strict, Tensor
 from nugnn.planning.validation import read_json
 
 SCHEMA: Literal["nugnn.times/1"] = "nugnn.times/1"
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class TimesError(ValueError):
@@ -49,8 +48,6 @@ class MeasuredTimes(Strict):
             it is a part of what the operators took.
         captured_launch_seconds: The same in steps that run as CUDA graphs, see
             `nugnn.planning.operator_times.OperatorTimes`; None where none was measured.
-        factor: By which measured steps are longer than the sum of their operators; see `nugnn.planning.calibration`.
-            Applied to all seconds, those of launches and after rests have it already.
         after_rest: What steps take longer after a rest; None of a GPU, and where none was timed after one.
         peaks: Memory of the steps that operators were timed in; None on a CPU, where the trace sees all.
         operators: The entries.
@@ -67,7 +64,6 @@ class MeasuredTimes(Strict):
     multiprocessors: int = Field(ge=1)
     launch_seconds: Quantity = 0.0
     captured_launch_seconds: Quantity | None = None
-    factor: _Positive = 1.0
     after_rest: AfterRest | None = None
     operators: tuple[TimedOperator, ...] = Field(min_length=1)
     peaks: MeasuredPeaks | None = None
@@ -86,7 +82,7 @@ class MeasuredTimes(Strict):
         if record.kind == "metadata":
             return Lookup(0.0)
         seconds, fallback = self._entries.lookup(record, storages)
-        return Lookup(self.factor * seconds, fallback)
+        return Lookup(seconds, fallback)
 
     def cast_seconds(self, values: int, source: str, target: str) -> float:
         """Of writing ``values`` numbers in another type; types by torch's names, without ``torch.``."""
@@ -108,18 +104,8 @@ class MeasuredTimes(Strict):
                 found[reason] = found.get(reason, 0) + 1
         return found
 
-    def with_factor(self, factor: float) -> MeasuredTimes:
-        """Everything takes ``factor`` times as long as this table says."""
-        captured = self.captured_launch_seconds
-        launches = {
-            "launch_seconds": self.launch_seconds * factor,
-            "captured_launch_seconds": None if captured is None else captured * factor,
-            "after_rest": None if self.after_rest is None else self.after_rest.scaled(factor),
-        }
-        return self.model_copy(update={"factor": self.factor * factor, **launches})
-
     def joined(self, others: Iterable[MeasuredTimes]) -> MeasuredTimes:
-        """With what other tables of the same device know; factor, launches and peaks are this table's.
+        """With what other tables of the same device know; launches and peaks are this table's.
 
         What steps take longer after a rest is that of the first table that knows it.
 
@@ -134,7 +120,7 @@ class MeasuredTimes(Strict):
                         f"times of two devices cannot be joined: {field} is {getattr(self, field)!r} in one and "
                         f"{getattr(other, field)!r} in the other; measure both the same way"
                     )
-            operators += [each.scaled(other.factor / self.factor) for each in other.operators]
+            operators += other.operators
         known = [each.after_rest for each in (self, *others) if each.after_rest is not None]
         return self.with_operators(operators).model_copy(update={"after_rest": next(iter(known), None)})
 

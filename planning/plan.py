@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nugnn.planning.calibration import Calibration, StandsOn
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import Count, DeviceKind, Seconds
@@ -190,7 +191,11 @@ class Plan(_Record):
         settings: Of the run, as far as seconds depend on them.
         cut: How the graph was cut; None where it was not.
         notes: What had to be assumed.
-        versions: Of nugnn and torch.
+        stands_on: What seconds were predicted from; None of plans that were made before this was kept.
+        rates: Digest of the rates and links that they were predicted from; None for operators that were timed.
+        calibration: How far such predictions have been off on these devices, when the plan was made or trained with.
+            Seconds in here are those of the replay all the same: see `corrected`.
+        versions: Of nugnn and torch, and of the code that predicts.
         made: ISO 8601 date and time, UTC.
     """
 
@@ -209,6 +214,9 @@ class Plan(_Record):
     settings: dict[str, Plain] = {}
     cut: CutFacts | None = None
     notes: tuple[str, ...] = ()
+    stands_on: StandsOn | None = None
+    rates: str | None = None
+    calibration: Calibration | None = None
     versions: dict[str, str] = {}
     made: str | None = None
 
@@ -257,6 +265,34 @@ class Plan(_Record):
     def is_simulated(self) -> bool:
         """Whether any device is on paper alone: predictions for it were never compared with a run."""
         return any(device.source == "sheet" for device in self.devices)
+
+    @property
+    def model_text(self) -> str:
+        """The model, for people."""
+        return _model_in_words(self.model)
+
+    def compute_and_exchanges(self, device: PlannedDevice) -> tuple[float, float]:
+        """Seconds of an epoch that one of the devices computes, and those that it stands still."""
+        compute = device.seconds.get("compute", 0.0)
+        return compute * self.steps_per_epoch, (math.fsum(device.seconds.values()) - compute) * self.steps_per_epoch
+
+    def corrected(self) -> Plan:
+        """The plan as it is told: all seconds with the factor of measured runs, where that is applied.
+
+        Shares, sizes and memory stay: the factor is the same for all devices.
+        """
+        factor = 1.0 if self.calibration is None else self.calibration.applied_factor
+        if factor == 1:
+            return self
+        devices = tuple(
+            each.model_copy(update={"seconds": {kind: factor * seconds for kind, seconds in each.seconds.items()}})
+            for each in self.devices
+        )
+        baselines = tuple(
+            each.model_copy(update={"step_seconds": factor * each.step_seconds}) for each in self.baselines
+        )
+        told = {"devices": devices, "baselines": baselines, "step_seconds": factor * self.step_seconds}
+        return self.model_copy(update=told)
 
     def to_json(self) -> str:
         """Indented, in the order of the fields, with a newline at its end."""

@@ -69,11 +69,6 @@ class TimedOperator(Strict):
     outputs: tuple[OperandShape, ...] = ()
     points: tuple[TimedPoint, ...] = Field(min_length=1)
 
-    def scaled(self, factor: float) -> TimedOperator:
-        """The same, each point ``factor`` times as long."""
-        points = tuple(p.model_copy(update={"seconds": factor * p.seconds}) for p in self.points)
-        return self.model_copy(update={"points": points})
-
 
 def amount_of(record: OperatorRecord, storages: Sequence[Storage]) -> Amount:
     """What ``record`` has to do: operations of products and of torch's attention, bytes of all others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Clock = Literal["compute", "halo", "sync"]
@@ -101,6 +101,14 @@ class Timeline:
         """Of the makespan, what the rank spends waiting for others, those included that end after it."""
         waiting = self.seconds(rank)["wait"] + self.makespan - self.ends[rank]
         return waiting / self.makespan if self.makespan else 0.0
+
+    def stretched(self, factor: float) -> Timeline:
+        """Everything begins, and takes, ``factor`` times as late and long."""
+        events = tuple(
+            tuple(replace(event, start=factor * event.start, seconds=factor * event.seconds) for event in each)
+            for each in self.events
+        )
+        return Timeline(self.names, events, tuple(factor * end for end in self.ends))
 
     def to_chrome(self) -> str:
         """JSON that Perfetto and ``chrome://tracing`` show: a process for each rank, a thread for each lane."""

@@ -14,7 +14,7 @@ from nugnn.measured_memory import peak_of_step
 from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
-from nugnn.planning.calibration import alone_seconds
+from nugnn.planning.lone_step import alone_seconds
 from nugnn.planning.measure_operators import DeviceClock
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.timed_operators import is_large_sum

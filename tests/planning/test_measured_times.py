@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ from torch import nn
 
 from nugnn.models import GNN
 from nugnn.networks import CNN, MLP, TransformerClassifier
-from nugnn.planning.calibration import MeasuredStep, alone_seconds, calibrated
 from nugnn.planning.casts import CAST
 from nugnn.planning.links import Links
+from nugnn.planning.lone_step import alone_seconds
 from nugnn.planning.measure_casts import measure_casts
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.measured_times import MeasuredTimes, TimesError, read_times
@@ -325,7 +324,6 @@ def test_what_the_host_does_for_a_captured_step_is_what_was_measured():
     times = times_of(trace, found, CPU, captured_seconds=3 * longest)
     for at in steps:
         assert alone_seconds(at, times, is_captured=True) == pytest.approx(3 * longest)
-        assert alone_seconds(at, times.with_factor(2), is_captured=True) == pytest.approx(6 * longest)
         assert alone_seconds(at, times) == alone_seconds(at, times_of(trace, found, CPU))
     for batch, at in zip(BATCHES, steps, strict=True):
         # the host is one launch before the device from the first to the last
@@ -367,45 +365,6 @@ def test_peaks_are_exact_where_they_were_measured_and_between_their_neighbours_e
         MeasuredPeaks(points=(*peaks.points, peaks.points[0]))
 
 
-# -- calibration -------------------------------------------------------------------------------------------------------
-
-
-def test_a_device_that_is_slower_than_its_operators_say_is_corrected():
-    trace = _of_graph("gcn")
-    times = _table(trace, PARTS)
-    steps = [MeasuredStep(trace.at(s), 1.3 * alone_seconds(trace.at(s), times), f"step {s.inner}") for s in PARTS]
-    found = calibrated(times, steps)
-    assert found.factor == pytest.approx(1.3)
-    assert found.errors_before == pytest.approx([1 / 1.3 - 1] * len(PARTS))
-    assert found.error_bar == pytest.approx(0, abs=1e-9)
-    for step in steps:
-        assert alone_seconds(step.trace, found.times) == pytest.approx(step.seconds)
-    text = found.summary()
-    assert text.startswith("4 measured steps: factor 1.300; error ± 23.1% without it, ± 0.0% in the mean, each step by")
-    assert "step 503: " in text and len(text.splitlines()) == 5
-    again = calibrated(found.times, steps)
-    assert again.factor == pytest.approx(1)
-
-
-def test_the_error_bar_is_that_of_steps_which_did_not_set_the_factor():
-    trace = _of_graph("gcn")
-    times = _table(trace, PARTS)
-    steps = [
-        MeasuredStep(trace.at(s), f * alone_seconds(trace.at(s), times)) for s, f in zip(PARTS[:2], (1, 2), strict=True)
-    ]
-    found = calibrated(times, steps)
-    assert found.factor == 1.5
-    assert found.errors_after == pytest.approx((1.0, -0.5))
-    assert found.error_bar == pytest.approx(0.75)
-    single = calibrated(times, steps[1:])
-    assert single.factor == pytest.approx(2)
-    assert math.isnan(single.error_bar) and "not known" in single.summary()
-    with pytest.raises(ValueError, match="no measured step"):
-        calibrated(times, [])
-    with pytest.raises(ValueError, match=r"'' took 0\.0 seconds"):
-        calibrated(times, [MeasuredStep(steps[0].trace, 0.0)])
-
-
 def test_a_gpu_s_step_is_as_long_as_the_slower_of_host_and_device():
     trace = _of_samples("mlp")
     at = trace.at(BATCHES[0])
@@ -416,8 +375,6 @@ def test_a_gpu_s_step_is_as_long_as_the_slower_of_host_and_device():
     assert alone_seconds(at, host_bound) == pytest.approx(launched * busy)
     after = sum(o.launches for o in at.operators if o.kind == "optimizer")
     assert after > 1 and alone_seconds(at, host_bound, is_captured=True) == pytest.approx((1 + after) * busy)
-    found = calibrated(host_bound, [MeasuredStep(at, 2 * launched * busy)])
-    assert found.times.launch_seconds == pytest.approx(2 * busy)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -429,12 +386,12 @@ def _gcn_times() -> MeasuredTimes:
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
-    times = _gcn_times().with_factor(1.25)
+    times = _gcn_times()
     path = tmp_path / "times.json"
     path.write_text(times.to_json())
     assert read_times(path) == times
     at = _of_graph("gcn").at(PARTS[1])
-    assert alone_seconds(at, read_times(path)) == alone_seconds(at, times) > alone_seconds(at, _gcn_times())
+    assert alone_seconds(at, read_times(path)) == alone_seconds(at, times) > 0
 
 
 @pytest.mark.parametrize(
@@ -443,7 +400,6 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
         ({"schema": "nugnn.times/2"}, "schema is 'nugnn.times/2', must be 'nugnn.times/1'"),
         ({"operators": []}, "operators is empty: give one operator at least"),
         ({"speed": 1}, "unknown field 'speed'; known: "),
-        ({"factor": 0}, "factor is 0, must be above 0"),
         ({"launch_seconds": -1}, "launch_seconds is -1, must be 0 or more"),
         ({"kind": "tpu"}, "kind is 'tpu', must be 'cuda' or 'cpu'"),
         (
@@ -495,6 +451,10 @@ def test_tables_of_two_devices_are_not_joined():
 
 def test_a_joined_table_has_the_seconds_of_both():
     times = _gcn_times()
-    twice = times.with_factor(2)
+    slower = [
+        each.model_copy(update={"points": tuple(p.model_copy(update={"seconds": 2 * p.seconds}) for p in each.points)})
+        for each in times.operators
+    ]
+    twice = times.model_copy(update={"operators": tuple(slower)})
     at = _of_graph("gcn").at(PARTS[0])
     assert alone_seconds(at, times.joined([twice])) == pytest.approx(1.5 * alone_seconds(at, times))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from nugnn.models import GNN
-from nugnn.planning.calibration import alone_seconds
 from nugnn.planning.links import Links
+from nugnn.planning.lone_step import alone_seconds
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.replay import replay

@@ -1,0 +1,74 @@
+"""``nugnn calibration``: measured runs that later plans are held against, shown or forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from nugnn.cli_errors import errors_reported, refuse_torchrun
+from nugnn.options import ConfigError
+
+if TYPE_CHECKING:
+    from nugnn.planning.run_pairs import RunPair
+
+_WIDTH = 80
+
+
+def calibration(
+    forget: bool = typer.Option(False, "--forget", help="Remove all measured runs that are kept."),
+    as_json: bool = typer.Option(False, "--json", help="Print all that is kept, as JSON."),
+) -> None:
+    """How far predicted epochs have been off on this machine: measured runs with a plan, by kind of prediction.
+
+    Runs are kept in the cache folder, one small file each; plans on the same devices say what came of them.
+    """
+    with errors_reported():
+        refuse_torchrun("calibration", "Run it once, without torchrun")
+        from nugnn.kept_pairs import forget_pairs, kept_pairs, pairs_folder
+
+        console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
+        if forget:
+            if as_json:
+                raise ConfigError("--forget and --json: give one of them")
+            try:
+                count = forget_pairs()
+            except OSError as error:
+                raise ConfigError(f"{pairs_folder()} cannot be written: {error.strerror or error}") from error
+            console.print(f"{count} files removed from {pairs_folder()}", markup=False, highlight=False, soft_wrap=True)
+            return
+        kept = kept_pairs()
+        if as_json:
+            print(json.dumps([pair.model_dump(mode="json", by_alias=True) for pair in kept.pairs], indent=1))
+            return
+        for line in _lines(kept.pairs) or ["no run with a plan was measured here yet"]:
+            console.print(line, markup=False, highlight=False)
+        for note in filter(None, [kept.note]):
+            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(pairs: Sequence[RunPair]) -> list[str]:
+    """Of each kind of prediction: on what, how far off, and its runs."""
+    from nugnn.plan_tables import seconds_text
+    from nugnn.planning.calibration import calibrated, in_words
+
+    kinds: dict[str, list[RunPair]] = {}
+    for pair in pairs:
+        kinds.setdefault(pair.kind.key, []).append(pair)
+    lines = []
+    for found in kinds.values():
+        kind = found[0].kind
+        where = "; and ".join(", ".join(host) for host in kind.devices)
+        versions = ", ".join(f"{name} {version}" for name, version in kind.versions.items())
+        of = "graphs" if kind.family == "graph" else "samples"
+        lines.append(f"{of} in {kind.precision} on {where} ({versions})")
+        subjects = {pair.subject for pair in found}
+        so_far = calibrated(found, kind.stands_on, subjects.pop() if len(subjects) == 1 else None)
+        lines.append(f"  {in_words(so_far, 'times of plans have the factor')}")
+        for pair in found:
+            times = f"{seconds_text(pair.predicted_seconds)} predicted, {seconds_text(pair.measured_seconds)} measured"
+            lines.append(f"  {pair.made}  {pair.name}: an epoch {times}, {pair.ratio:.3g} x")
+    return lines
