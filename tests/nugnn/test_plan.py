@@ -465,6 +465,27 @@ def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) ->
     assert beside_another[0] != where[0][0]
 
 
+def test_sparse_features_are_planned_as_they_are_trained(tmp_path: Path) -> None:
+    dense = torch.zeros(50, 40)
+    dense[torch.arange(50), torch.arange(50) % 40] = 1
+    ring = torch.arange(50)
+    data = nugnn.GraphData(
+        name="ring", num_nodes=50, src=ring, dst=(ring + 1) % 50, features=dense.to_sparse_csr(), labels=ring % 3,
+        num_classes=3, train_nodes=ring,
+    )  # fmt: skip
+    kinds = []
+    for each in (data, replace(data, features=dense)):
+        plan = TrainingPlan(
+            request=PlanRequest(shares_by="auto"),
+            devices=(torch.device("cpu"),) * 2,
+            cluster=cluster_of_machine(MACHINE, [CPU, CPU]),
+        )
+        plan.prepare_graph(GNN("gcn", 40, 3, hidden=8), FitOptions(), each)
+        assert plan._subject is not None
+        kinds.append({(o.kind, o.sizes.get("stored")) for o in plan._subject.traces["cpu"].operators})
+    assert ("sparse_product", "N") in kinds[0] and "sparse_product" not in dict(kinds[1])
+
+
 def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> None:
     counts = parse_statistics("nodes=100,edges=400,features=8,classes=3,train=50")
     request = PlanRequest(shares_by="auto", cluster=cluster_of_machine(MACHINE, [CPU, CPU]))
