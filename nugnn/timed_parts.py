@@ -70,7 +70,7 @@ def random_parts(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes:
 
     Args:
         trace: Of the step, on the worker's kind of device.
-        seconds: Predicted, of a step of a part on the worker.
+        seconds: Predicted, of a step of a part on the worker; infinite of one that is too large to be timed there.
         sizes: Of the worker.
     """
     possible = _of_two(sizes)
