@@ -192,6 +192,21 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, capsys: pytes
     assert code == 2 and "the devices together hold" in err and "It would fit with" in err and "Traceback" not in err
 
 
+def test_devices_that_are_alike_are_refused_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over slow links all on one device would be fastest, if it had the memory: that is no share by speed."""
+    (tmp_path / "c.yaml").write_text(MIXED.replace("gbit_per_second: 100", "gbit_per_second: 10"))
+    code, _, err = call(
+        capsys, "plan", "--graph-stats", "ogbn-papers100M", "--hidden", "512", "--layers", "3", "--cluster",
+        str(tmp_path / "c.yaml"),
+    )  # fmt: skip
+    assert code == 2 and "the graph does not fit" in err
+    lines = [line for line in err.splitlines() if "its share by speed" in line]
+    assert [line.partition(":")[0] for line in lines] == [
+        "2 x NVIDIA A100-SXM4-80GB on new", "2 x Tesla T4 on old",
+    ]  # fmt: skip
+    assert "by speed, 0.0%" not in err and "by speed, 100.0%" not in err
+
+
 @pytest.mark.usefixtures("forked_workers")
 def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
