@@ -36,3 +36,11 @@ def select_rows(rows: Tensor, ids: Tensor) -> Tensor:
     shift = torch.repeat_interleave(crow[ids] - new_crow[:-1], lengths)
     entries = shift + torch.arange(len(shift))
     return csr_matrix(new_crow, rows.col_indices()[entries], rows.values()[entries], (len(ids), rows.shape[1]))
+
+
+def stored_values(rows: Tensor | None) -> int | None:
+    """Of a row of ``sparse_csr``, in the mean, rounded, at least 1 where there are any; None of dense rows."""
+    if rows is None or rows.layout != torch.sparse_csr:
+        return None
+    stored = len(rows.values())
+    return max(round(stored / max(len(rows), 1)), min(stored, 1))

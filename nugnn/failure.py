@@ -185,6 +185,13 @@ def how_it_ended(worker: WorkerView, memory: tuple[HostMemory | None, HostMemory
         return f"exit code {code}" + (" before its work was done" if code == 0 else "")
     name = signal.Signals(-code).name if -code in {member.value for member in signal.Signals} else f"signal {-code}"
     if name != "SIGKILL":
+        state = worker.state
+        if name in _OF_LIBRARIES and state is not None and state.own_limit_bytes is not None and state.is_at_its_limit:
+            return (
+                f"out of memory, in all likelihood: ended by {name}, as libraries do that get no more; it may have "
+                f"{in_gib(state.own_limit_bytes)} of its own (memory_fraction) and had {in_gib(state.own_bytes)} when "
+                "last seen; use more workers, a smaller share for this one (--shares) or a larger memory_fraction"
+            )
         return f"ended by {name}"
     before, now = memory
     size = f", it occupied {in_gib(worker.state.resident_bytes)} when last seen" if worker.state is not None else ""
@@ -197,6 +204,7 @@ def how_it_ended(worker: WorkerView, memory: tuple[HostMemory | None, HostMemory
     return f"ended by SIGKILL, by somebody or by the system for lack of memory{room}"
 
 
+_OF_LIBRARIES = ("SIGSEGV", "SIGABRT", "SIGBUS")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$')
 _PLUMBING = ("/kernels/interceptor.py", "/kernels/operator_call.py", "/torch/nn/modules/module.py")
 

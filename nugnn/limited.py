@@ -16,6 +16,7 @@ from nugnn.kernels.green_context import limit_multiprocessors, usable_multiproce
 from nugnn.planning import device_facts
 from nugnn.planning.in_words import in_bytes
 from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
+from nugnn.planning.process_memory import least_fraction, limited_runtime_bytes
 from nugnn.process_state import host_memory
 from nugnn.worker_cores import (
     WorkerCores,
@@ -63,7 +64,8 @@ def check_on_devices(limits: Sequence[DeviceLimits], devices: Sequence[torch.dev
     """Refuse limits that workers of this host cannot keep, before any is started.
 
     Raises:
-        ValueError: Multiprocessors of a CPU, more memory than there is, or more threads than cores.
+        ValueError: Multiprocessors of a CPU, more memory than there is or less than a worker needs before it has any
+            data, or more threads than cores.
     """
     parts: dict[torch.device, list[float]] = defaultdict(list)
     for worker, (each, device) in enumerate(zip(limits, devices, strict=True)):
@@ -80,6 +82,17 @@ def check_on_devices(limits: Sequence[DeviceLimits], devices: Sequence[torch.dev
                 f"limits: memory_fraction of the workers on {device} adds up to {sum(fractions):g}; there is 1 of it"
             )
     divide_cores([each.threads for each in limits], own_nodes())
+    host = host_memory()
+    for worker, (each, device, threads) in enumerate(zip(limits, devices, threads_on(devices, limits), strict=True)):
+        if host is None or device.type != "cpu" or each.memory_fraction is None:
+            continue
+        room, need = each.memory_fraction * host.limit_bytes, limited_runtime_bytes(threads)
+        if room < need:
+            raise ValueError(
+                f"limits of worker {worker}: memory_fraction={each.memory_fraction:g} of {in_bytes(host.limit_bytes)} "
+                f"is {in_bytes(room)}, and a worker takes {in_bytes(need)} before it has any data; "
+                f"{least_fraction(each.memory_fraction, room, need)}"
+            )
 
 
 def cores_of(limits: Sequence[DeviceLimits] | None) -> tuple[WorkerCores, ...] | None:

@@ -40,6 +40,7 @@ def measure_graph_step(
     in_features: int | None,
     num_classes: int,
     multilabel: bool = False,
+    stored_features: int | None = None,
     ranks: int = 2,
     device: str = "cpu",
     limits: str = "",
@@ -59,6 +60,7 @@ def measure_graph_step(
         in_features: As for `nugnn.traced_step.trace_graph_step`.
         num_classes: Likewise.
         multilabel: Likewise.
+        stored_features: Likewise; a real part has its own.
         ranks: Likewise; a real part has its own.
         device: Where to measure.
         limits: Of the device, in words.
@@ -70,7 +72,7 @@ def measure_graph_step(
         TraceError: The trace is of another model or device.
     """
     how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
-    how |= {"device": device, "ranks": ranks, **options}
+    how |= {"stored_features": stored_features, "device": device, "ranks": ranks, **options}
 
     def place(part: PartSizes | Shard | LonePart, cuda_graphs: str) -> Place:
         sizes = part if isinstance(part, PartSizes) else sizes_of(part)

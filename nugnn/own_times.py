@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from nugnn.plan_subject import PlanSubject
 from nugnn.planned import step_model
 from nugnn.planning.batch_shares import split_by_shares
 from nugnn.planning.cluster import Cluster
+from nugnn.planning.draft import check_each_holds_a_node, usable_bytes
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.expected_halo import ExpectedHalo
 from nugnn.planning.lacking import DoesNotFitError
@@ -45,6 +47,7 @@ from nugnn.worker_process import WorkerContext
 
 _SECONDS = {"cpu": 6.0, "cuda": 4.0}
 _TRAVEL_SECONDS = 0.3
+_AT_ONCE = 3
 _WAYS = "ways.json"
 _STALL_SECONDS = 300.0
 
@@ -102,7 +105,7 @@ def own_times(
     """
     kinds = [device.kind for device in cluster.devices]
     traces = [subject.traces[profile.kind] for profile in cluster.profiles]
-    seconds = [functools.partial(work.seconds, rank) for rank in range(len(sizes))]
+    seconds = [_seconds_if_it_fits(work, rank, usable) for rank, usable in enumerate(usable_bytes(cluster))]
     random_ones = [random_parts(*each) for each in zip(traces, seconds, sizes, strict=True)]
     travel = travel_of(subject, cluster.links, sizes)
     paths = _kept(subject, kinds, random_ones, of_graph=graph is not None)
@@ -143,6 +146,20 @@ def own_times(
     return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways, symmetric=symmetric)
 
 
+def _seconds_if_it_fits(work: WorkModel, rank: int, usable: float) -> Callable[[PartSizes], float]:
+    """Of a step on a worker; infinite where its memory does not hold what is timed there at once.
+
+    On a CPU that is the part, its pieces and what trains on each of them: about three times the largest of them.
+    """
+    always = work.bytes(rank, PartSizes())
+
+    def seconds(sizes: PartSizes) -> float:
+        held = always + _AT_ONCE * max(work.bytes(rank, sizes) - always, 0)
+        return work.seconds(rank, sizes) if held <= usable else math.inf
+
+    return seconds
+
+
 def times_for(
     subject: PlanSubject,
     cluster: Cluster,
@@ -151,8 +168,13 @@ def times_for(
     on_stage: Callable[[str], Any] = lambda _: None,
     graph: GraphData | None = None,
 ) -> OwnTimes:
-    """The same, for parts as rates alone would make them."""
+    """The same, for parts as rates alone would make them.
+
+    Raises:
+        DoesNotFitError: A limit leaves a worker no memory for a single node.
+    """
     model = step_model(subject, cluster)
+    check_each_holds_a_node(model.work, cluster)
     sizes = expected_sizes(subject, cluster, model)
     return own_times(subject, cluster, devices, limits, sizes, model.work, graph=graph, on_stage=on_stage)
 

@@ -16,6 +16,7 @@ from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_run import build_model, fit_arguments, prepare
 from nugnn.held_run import with_calibration
 from nugnn.inductive import visible_in_training
+from nugnn.limited import check_on_devices, checked_limits
 from nugnn.machine_profiles import Need, cluster_here, profile_of_this_machine
 from nugnn.own_times import times_for
 from nugnn.partition.metis import SymmetricGraph
@@ -86,7 +87,9 @@ def cluster_from_config(config: RunConfig, *, remeasures: bool, on_stage: Say, o
     if said:
         on_note(said)
     kinds: list[DeviceKind] = ["cuda" if device.type == "cuda" else "cpu" for device in devices]
-    limits = None if config.limits is None else parse_limits(config.limits)
+    limits = checked_limits(config.limits, config.workers)
+    if limits is not None:
+        check_on_devices(limits, devices)
     machine = profile_of_this_machine(kinds, need, limits, on_stage=on_stage, on_note=on_note)
     return cluster_here(devices, limits, machine)
 

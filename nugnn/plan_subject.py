@@ -84,6 +84,7 @@ def graph_subject(
     kinds: Sequence[DeviceKind],
     workers: int,
     is_nccl: bool = True,
+    stored_features: int | None = None,
 ) -> PlanSubject:
     """A model on a graph.
 
@@ -96,12 +97,14 @@ def graph_subject(
         kinds: Of devices in use.
         workers: How many.
         is_nccl: Whether GPUs of several workers exchange directly, as where each has one of its own.
+        stored_features: Of a row of sparse features, in the mean; None for dense ones.
 
     Raises:
         TraceError: The model's step cannot be foreseen: says why.
     """
     how: dict[str, Any] = {
         "in_features": features,
+        "stored_features": stored_features,
         "num_classes": data.classes,
         "multilabel": multilabel,
         "ranks": min(workers, 2),

@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import num_samples
+from nugnn.datasets.sparse import stored_values
 from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
@@ -338,6 +339,7 @@ def subject_of_graph(
         kinds=cluster.device_kinds,
         workers=len(cluster.devices),
         is_nccl=cluster.links.is_nccl,
+        stored_features=stored_values(data.features),
     )
 
 

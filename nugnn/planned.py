@@ -22,7 +22,7 @@ from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_subject import PlanSubject
 from nugnn.planning.calibration import StandsOn
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.draft import Draft, usable_bytes
+from nugnn.planning.draft import Draft, check_each_holds_a_node, usable_bytes
 from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
@@ -104,6 +104,7 @@ def plan_by_counts(
         ValueError: There are more devices than nodes or samples.
     """
     model = step_model(subject, cluster, times)
+    check_each_holds_a_node(model.work, cluster)
     how: dict[str, Any] = {"shares_by": shares_by, "shares": shares, "precision": subject.precision}
     if subject.family == "samples":
         draft = draft_of_batch(model, subject.whole.batch, cluster, **how)
@@ -146,6 +147,7 @@ def plan_with_cut(
         ValueError: There are more devices than nodes.
     """
     model = step_model(subject, cluster, times)
+    check_each_holds_a_node(model.work, cluster)
     method = loop_method(partitioner, graph.num_edges, shares_by)
     draft = draft_with_cut(
         model,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_NEARLY = 0.8
+"""Of a limit: pieces of tens of MiB are refused there, as libraries take for their threads and their code."""
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -21,12 +24,21 @@ class ProcessState:
         cpu_seconds: Computing time of all its threads since it began.
         transferred_bytes: What it read and wrote through system calls: files, sockets and pipes.
         resident_bytes: Memory it occupies.
+        own_bytes: Memory of its own, as the system counts it against a limit.
+        own_limit_bytes: That limit; None where there is none.
     """
 
     is_stopped: bool
     cpu_seconds: float
     transferred_bytes: int
     resident_bytes: int
+    own_bytes: int = 0
+    own_limit_bytes: int | None = None
+
+    @property
+    def is_at_its_limit(self) -> bool:
+        """Whether it has nearly all of the memory that it may have: what it asked for next may have been too much."""
+        return self.own_limit_bytes is not None and self.own_bytes >= _NEARLY * self.own_limit_bytes
 
 
 def process_state(pid: int) -> ProcessState | None:
@@ -35,6 +47,8 @@ def process_state(pid: int) -> ProcessState | None:
         # the name in parentheses may hold anything, also spaces and parentheses
         columns = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
         counters = dict(line.split(": ") for line in (_PROC / str(pid) / "io").read_text().splitlines())
+        own = re.search(r"^VmData:\s*(\d+) kB$", (_PROC / str(pid) / "status").read_text(), re.MULTILINE)
+        limit = re.search(r"^Max data size\s+(\d+) ", (_PROC / str(pid) / "limits").read_text(), re.MULTILINE)
     except (OSError, IndexError, ValueError):
         return None
     return ProcessState(
@@ -42,6 +56,8 @@ def process_state(pid: int) -> ProcessState | None:
         cpu_seconds=(int(columns[11]) + int(columns[12])) / _TICKS,
         transferred_bytes=int(counters["rchar"]) + int(counters["wchar"]),
         resident_bytes=int(columns[21]) * _PAGE,
+        own_bytes=1024 * int(own[1]) if own else 0,
+        own_limit_bytes=int(limit[1]) if limit else None,
     )
 
 

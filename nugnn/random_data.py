@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from nugnn.datasets.sparse import csr_matrix
 from nugnn.partition.shard import Shard
 from nugnn.planning.part_sizes import PartSizes
 
 
 def random_part(
-    sizes: PartSizes, in_features: int | None, num_classes: int, *, multilabel: bool, num_parts: int
+    sizes: PartSizes,
+    in_features: int | None,
+    num_classes: int,
+    *,
+    multilabel: bool,
+    num_parts: int,
+    stored_features: int | None = None,
 ) -> Shard:
     """Part 0 of a graph: every node has an in-edge, every halo row an edge; rows come from part 1 alone, and
     go to it and, where it has read all, to the next ones.
@@ -26,6 +33,8 @@ def random_part(
         num_classes: Of the labels.
         multilabel: Whether a label is a row of zeros and ones.
         num_parts: Of the graph; the other parts are not there.
+        stored_features: Values of a row that are stored, the same number in each, of features that are sparse; None
+            for dense ones.
 
     Raises:
         ValueError: No part has these sizes.
@@ -49,7 +58,11 @@ def random_part(
     labels = torch.randint(2 if multilabel else num_classes, shape, generator=draw)
     node_data = {"label": labels}
     if in_features is not None:
-        node_data["feat"] = torch.randn(inner, in_features, generator=draw)
+        node_data["feat"] = (
+            torch.randn(inner, in_features, generator=draw)
+            if stored_features is None
+            else _sparse_rows(inner, in_features, stored_features, draw)
+        )
     train = torch.randperm(inner, generator=draw)[: sizes.train].sort().values
     none = torch.empty(0, dtype=torch.int64)
     return Shard(
@@ -62,6 +75,16 @@ def random_part(
         train_rows=train, val_rows=none, test_rows=none, num_train_global=sizes.train, num_val_global=0,
         num_test_global=0, num_classes=num_classes, multilabel=multilabel, metric="accuracy", name="a random part",
     )  # fmt: skip
+
+
+def _sparse_rows(rows: int, width: int, stored: int, draw: torch.Generator) -> Tensor:
+    """``(rows, width)`` ``torch.sparse_csr``; the columns of a row are as far apart as they can be."""
+    if stored > width:
+        raise ValueError(f"rows of {width} columns do not store {stored} values")
+    first = torch.randint(max(width, 1), (rows, 1), generator=draw)
+    columns = ((first + torch.arange(stored) * (width // max(stored, 1))) % max(width, 1)).sort(dim=1).values
+    values = torch.randn(rows * stored, generator=draw)
+    return csr_matrix(torch.arange(rows + 1) * stored, columns.flatten(), values, (rows, width))
 
 
 def random_samples(sample: Sequence[Tensor], count: int, num_classes: int) -> Dataset[Any]:

@@ -52,7 +52,7 @@ class RealPart:
         has a training node at least: its peers have none, and a loss needs one.
         """
         found = [_as_own_graph(piece_of(self.shard, share)) for share in self.shares]
-        large = [each for each in found[1:] if each.num_inner >= _LEAST_ROWS and each.num_edges >= _LEAST_EDGES]
+        large = [each for each in found[1:] if _is_of_use(each)]
         return [found[0], *large][::-1]
 
 
@@ -70,7 +70,7 @@ def random_parts(trace: StepTrace, seconds: Callable[[PartSizes], float], sizes:
 
     Args:
         trace: Of the step, on the worker's kind of device.
-        seconds: Predicted, of a step of a part on the worker.
+        seconds: Predicted, of a step of a part on the worker; infinite of one that is too large to be timed there.
         sizes: Of the worker.
     """
     possible = _of_two(sizes)
@@ -114,13 +114,17 @@ def real_part(shard: Shard, trace: StepTrace, seconds: Callable[[PartSizes], flo
 
 
 def _as_traced(shard: Shard) -> Shard:
-    """With the columns that a traced step has: a label of each node, and features that are not sparse."""
+    """With the columns that a traced step has: a label of each node, and features as they are, sparse ones too."""
     columns = {name: column for name, column in shard.node_data.items() if name in ("feat", "label")}
     columns["label"] = columns["label"].clamp(min=0)  # -1 where there is none
-    features = columns.get("feat")
-    if features is not None and features.layout != torch.strided:
-        columns["feat"] = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
     return dataclasses.replace(shard, node_data=columns)
+
+
+def _is_of_use(shard: Shard) -> bool:
+    """Whether a piece is large enough; one whose sparse features store nothing makes other operators."""
+    features = shard.node_data.get("feat")
+    is_empty = features is not None and features.layout is torch.sparse_csr and not len(features.values())
+    return shard.num_inner >= _LEAST_ROWS and shard.num_edges >= _LEAST_EDGES and not is_empty
 
 
 def _as_own_graph(shard: Shard) -> Shard:

@@ -48,6 +48,7 @@ def trace_graph_step(
     in_features: int | None,
     num_classes: int,
     multilabel: bool = False,
+    stored_features: int | None = None,
     ranks: int = 2,
     device: str = "cpu",
     **options: Any,
@@ -59,6 +60,8 @@ def trace_graph_step(
         in_features: Width of the features; None for a model that takes none.
         num_classes: Of the labels.
         multilabel: Whether a label is a row of zeros and ones.
+        stored_features: Values that a row of sparse features has stored, in the mean over nodes; None for dense ones.
+            Work on stored values is told as so many for each node.
         ranks: Devices that share the graph; 1 for a whole graph, without halo.
         device: To record on: on a GPU other operators run than on a CPU.
         **options: Of `nugnn.graph_family.GraphFamily` and `nugnn.trainer.Trainer`.
@@ -67,7 +70,7 @@ def trace_graph_step(
         TraceError: Which operators run depends on the sizes or the graph.
     """
     how: dict[str, Any] = {"in_features": in_features, "num_classes": num_classes, "multilabel": multilabel}
-    how |= {"ranks": ranks, "device": device}
+    how |= {"stored_features": stored_features, "ranks": ranks, "device": device}
     first, second = (_without_halo(sizes) if ranks == 1 else sizes for sizes in GRAPH_SIZES)
     recorded = [record_graph_step(model, sizes, **how, **options) for sizes in (first, second)]
     return told(recorded[0], first, recorded[1], second)
@@ -113,6 +116,7 @@ def graph_trainer(
     in_features: int | None,
     num_classes: int,
     multilabel: bool = False,
+    stored_features: int | None = None,
     ranks: int = 2,
     device: str = "cpu",
     **options: Any,
@@ -125,12 +129,14 @@ def graph_trainer(
         in_features: Of a random part.
         num_classes: Likewise.
         multilabel: Likewise.
+        stored_features: Likewise.
         ranks: Likewise.
         device: To train on; a `LonePart` has its own.
         **options: Of family and trainer.
     """
     if isinstance(part, PartSizes):
-        part = random_part(part, in_features, num_classes, multilabel=multilabel, num_parts=ranks)
+        how: dict[str, Any] = {"multilabel": multilabel, "num_parts": ranks, "stored_features": stored_features}
+        part = random_part(part, in_features, num_classes, **how)
     graph, train_rows = lone_part(part, device) if isinstance(part, Shard) else part
     placed = graph.ranks.device
     own = copy.deepcopy(model) if isinstance(model, nn.Module) else model(graph.num_nodes_global())

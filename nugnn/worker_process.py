@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import importlib
 import json
@@ -34,7 +35,11 @@ what a split graph refuses, a loss that diverges."""
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the Python stacks of its threads into its log, also when it holds the interpreter's lock."""
 
-_MEMORY_PHRASES = ("DefaultCPUAllocator", "can't allocate memory", "std::bad_alloc", "CUDA out of memory")
+_MEMORY_PHRASES = (
+    "DefaultCPUAllocator", "can't allocate memory", "annot allocate memory", "std::bad_alloc", "CUDA out of memory"
+)  # fmt: skip
+_LIMIT_PHRASES = ("Resource temporarily unavailable", "can't start new thread")
+"""Of threads that do not get a stack, and of other lacks: the first, where a process has all that it may have."""
 _PEER_PHRASES = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")
 
 
@@ -96,9 +101,7 @@ def classify(error: BaseException, folder: Path | None = None) -> ErrorKind:
         error: What was raised.
         folder: Where this process writes, to see whether there is space left.
     """
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _MEMORY_PHRASES)
-    ):
+    if _means_no_memory(error):
         return "memory"
     if means_full_disk(error, folder or Path.cwd()):
         return "disk"
@@ -110,6 +113,17 @@ def classify(error: BaseException, folder: Path | None = None) -> ErrorKind:
     if isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PEER_PHRASES):
         return "peer"
     return "user" if is_user_error(error) else "internal"
+
+
+def _means_no_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    if not isinstance(error, RuntimeError | ImportError | OSError):
+        return False
+    if any(phrase in str(error) for phrase in _MEMORY_PHRASES):
+        return True
+    own = process_state(os.getpid())
+    return own is not None and own.is_at_its_limit and any(phrase in str(error) for phrase in _LIMIT_PHRASES)
 
 
 def is_user_error(error: BaseException) -> bool:

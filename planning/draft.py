@@ -21,11 +21,14 @@ from nugnn.planning.in_words import in_bytes
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import Baseline, SharesBy
+from nugnn.planning.process_memory import least_fraction
+from nugnn.planning.work_model import WorkModel
 
 HARDLY = 0.05
 """Of an even share; a device with less is not worth its exchanges."""
 USABLE = 0.95
 """Of a device's memory: fragments between tensors, and what a prediction of the peak is off by."""
+_A_NODE = PartSizes(inner=1, edges=1, batch=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,6 +115,22 @@ def as_baseline(
     """Checked, as a plan has it."""
     known = {"name": name, "shares": tuple(shares), "step_seconds": step_seconds, "fits": fits, "is_ideal": is_ideal}
     return Baseline.model_validate(known)
+
+
+def check_each_holds_a_node(work: WorkModel, cluster: Cluster) -> None:
+    """Refuse devices of which a limit leaves less memory than a worker needs before it has any data.
+
+    Raises:
+        DoesNotFitError: Says which, and the least limit that would do.
+    """
+    for rank, (device, usable) in enumerate(zip(cluster.devices, usable_bytes(cluster), strict=True)):
+        fraction, need = device.limits.memory_fraction, work.bytes(rank, _A_NODE)
+        if fraction is not None and need > usable:
+            raise DoesNotFitError(
+                f"worker {rank} may use {in_bytes(usable)} of the memory of {device.profile.name} on {device.host} "
+                f"({USABLE:g} of memory_fraction={fraction:g}), and needs {in_bytes(need)} for its process and the "
+                f"least part; {least_fraction(fraction, usable, need)}"
+            )
 
 
 def check_fits(

@@ -64,23 +64,61 @@ def speed_ups(rows: Sequence[Growth]) -> list[float | None]:
 
 
 def where_it_stops(rows: Sequence[Growth]) -> str:
-    """A sentence on how many devices are worth having, and what keeps more from helping."""
+    """A sentence on how many devices are worth having, and what keeps more from helping.
+
+    Those of a row are, where its epoch is clearly shorter than that of every smaller one, and not because the same few
+    devices do all in another way. With cards that differ the first that are added may bring nothing, the next ones
+    much.
+    """
     fitting = [row for row in rows if row.epoch_seconds is not None]
     if not fitting:
         return "no cluster of these sizes holds the data"
+    worth, flat = [fitting[0]], list[list[Growth]]()  # flat: runs of rows between those that are worth it
+    for before, row in itertools.pairwise(fitting):
+        if _is_shorter(row, worth[-1]) and (_used(row) == row.devices or _used(row) > _used(worth[-1])):
+            worth.append(row)
+        elif before is worth[-1]:
+            flat.append([row])
+        else:
+            flat[-1].append(row)
     half = next((row.devices for row in fitting if _exchanges(row) > 0.5), None)
     most = "" if half is None else f"; exchanges take more than half of it from {half} devices on"
-    for row, more in itertools.pairwise(fitting):
-        assert row.epoch_seconds is not None and more.epoch_seconds is not None and more.parts is not None
-        few = more.used is not None and more.used < more.devices
-        if few or more.epoch_seconds > _WORTH * row.epoch_seconds:
-            why = f"exchanges take {_exchanges(more):.0%} of the epoch and waiting {more.parts['wait']:.0%}"
-            if few:
-                where = " over the links between hosts" if more.hosts > 1 else ""
-                why = f"larger shares do not pay{where}: {more.used} hold nearly all, and the others wait"
-            return f"more than {row.devices} devices bring little: with {more.devices}, {why}{most}"
-    last = fitting[-1]
-    return f"an epoch gets shorter up to {last.devices} devices, the most that were asked for{most}"
+    last = worth[-1]
+    between = [f"with {_numbers(run)}" for run in flat if run[-1].devices < last.devices]
+    hardly = f", though hardly {' and '.join(between)}" if between else ""
+    shorter = f"an epoch gets shorter up to {last.devices} devices"
+    if last is fitting[-1]:
+        return f"{shorter}, the most that were asked for{hardly}{most}"
+    more = flat[-1][0]
+    return f"{f'{shorter}{hardly}; ' if hardly else ''}more than {_devices(last)} little: {_why(more)}{most}"
+
+
+def _is_shorter(row: Growth, before: Growth) -> bool:
+    assert row.epoch_seconds is not None and before.epoch_seconds is not None
+    return row.epoch_seconds <= _WORTH * before.epoch_seconds
+
+
+def _used(row: Growth) -> int:
+    return row.devices if row.used is None else row.used
+
+
+def _devices(row: Growth) -> str:
+    return "1 device bring" if row.devices == 1 else f"{row.devices} devices bring"
+
+
+def _numbers(run: Sequence[Growth]) -> str:
+    return f"{run[0].devices}" if len(run) == 1 else f"{run[0].devices} to {run[-1].devices}"
+
+
+def _why(row: Growth) -> str:
+    """What keeps an epoch from getting shorter with so many devices."""
+    assert row.parts is not None
+    if _used(row) < row.devices:
+        where = " over the links between hosts" if row.hosts > 1 else ""
+        why = f"larger shares do not pay{where}: {_used(row)} hold nearly all, and the others wait"
+    else:
+        why = f"exchanges take {_exchanges(row):.0%} of the epoch and waiting {row.parts['wait']:.0%}"
+    return f"with {row.devices}, {why}"
 
 
 def _exchanges(row: Growth) -> float:

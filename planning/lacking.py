@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nugnn.planning.in_words import in_bytes
-from nugnn.planning.levels import capacity, level
+from nugnn.planning.levels import capacity, flooded, level
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.share_curves import Curve
 from nugnn.planning.work_model import WorkModel
@@ -36,7 +36,7 @@ def what_is_lacking(
         names: Of each; devices of one name are spoken of together. Their numbers when None.
     """
     called = [f"device {device}" for device in range(len(curves))] if names is None else list(names)
-    by_speed = level(curves, [math.inf] * len(curves))
+    by_speed = flooded(curves, [math.inf] * len(curves))  # not what is fastest: that may be all on one of some alike
     assert by_speed is not None, "without limits every graph fits"
     caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
     held = math.fsum(caps)

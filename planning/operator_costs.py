@@ -41,13 +41,15 @@ def number(dim: Dim) -> int:
 def flops_of(record: OperatorRecord, storages: Sequence[Storage] = ()) -> int:
     """Multiplications and additions where they are what takes the time, else 0.
 
-    A product has two for each of its terms. A sum over edges has one for each edge and column, two where messages are
-    multiplied; so has a value for each edge.
+    A product has two for each of its terms, a sparse one for each stored value and column. A sum over edges has one for
+    each edge and column, two where messages are multiplied; so has a value for each edge.
     """
     sizes = {key: number(dim) for key, dim in record.sizes.items()}
     match record.kind:
         case "product":
             return 2 * sizes["m"] * sizes["k"] * sizes["n"] * sizes["batch"]
+        case "sparse_product":
+            return 2 * sizes["stored"] * sizes["width"]
         case "attention" if "edges" in sizes:  # on a graph: the weighted sum, of which both factors have a gradient
             return 2 * sizes["edges"] * sizes["width"] * (2 if record.attrs.get("direction") == "backward" else 1)
         case "attention":
@@ -63,9 +65,9 @@ def flops_of(record: OperatorRecord, storages: Sequence[Storage] = ()) -> int:
 def bytes_of(record: OperatorRecord, storages: Sequence[Storage]) -> int:
     """Bytes read and written: each operand once, in no more bytes than its memory has.
 
-    Operators on edges read a source row for each edge, with no cache, and the structure as 32-bit numbers. Rows that
-    are picked count as read and written, not the whole they are picked from. An exchange counts what arrives and
-    leaves.
+    A sparse product reads a row of its dense factor for each stored value, with no cache. Operators on edges read a
+    source row for each edge, likewise, and the structure as 32-bit numbers. Rows that are picked count as read and
+    written, not the whole they are picked from. An exchange counts what arrives and leaves.
     """
 
     def whole(x: TensorRecord) -> int:
@@ -78,6 +80,9 @@ def bytes_of(record: OperatorRecord, storages: Sequence[Storage]) -> int:
             return 0
         case "exchange":
             return (sizes["received"] + sizes["sent"]) * sizes["row_bytes"]
+        case "sparse_product":
+            item = item_bytes(record.outputs[0].dtype)
+            return sizes["stored"] * (sizes["width"] * item + item + 8) + 8 * (sizes["rows"] + 1) + outputs
         case "spmm":
             item = item_bytes(record.outputs[0].dtype)
             of_edges = [whole(x) for x in record.inputs if x.shape and x.shape[0] == sizes["edges"]]

@@ -20,6 +20,7 @@ _WORDS = {
         squeeze slice select narrow split split_with_sizes unbind chunk diagonal lift_fresh empty empty_like
         empty_strided new_empty new_empty_strided unfold movedim real view_as_real set_ resize_ _local_scalar_dense
         is_same_size record_stream empty_permuted _record_function_enter_new _record_function_exit
+        sparse_compressed_tensor _sparse_compressed_tensor_unsafe
     """,
     "rows": """
         index_select index gather take embedding embedding_dense_backward index_add index_add_ index_put index_put_
@@ -144,7 +145,7 @@ SEEN_THROUGH = frozenset(
 )
 """Made of torch's operators, which are recorded in their place; exchanges among them are too."""
 _OWN: dict[str, Kind] = {
-    **dict.fromkeys(("_VectorSum", "_Sum", "_Extreme", "_WideExtreme", "_CsrMatmul"), "spmm"),
+    **dict.fromkeys(("_VectorSum", "_Sum", "_Extreme", "_WideExtreme"), "spmm"),
     **dict.fromkeys(("_OverlappedSum", "_RepeatedSum"), "spmm"),
     **dict.fromkeys(("_Sddmm",), "sddmm"),
     **dict.fromkeys(("_EdgeSoftmax",), "edge_softmax"),
@@ -178,6 +179,10 @@ def describe_own(name: str, args: Sequence[Any]) -> Described:
         (x,) = (a for a in args if isinstance(a, Tensor))
         sizes = {"received": x.numel(), "sent": x.numel(), "width": 1, "row_bytes": x.element_size()}
         return Described("exchange", sizes, {"what": name, "wire": str(x.dtype).removeprefix("torch.")})
+    if name == "_CsrMatmul":
+        crow, _, values, weight = args[1:5]
+        sizes = {"rows": len(crow) - 1, "stored": len(values), "columns": weight.shape[0], "width": weight.shape[1]}
+        return Described("sparse_product", sizes, {"direction": "forward"})
     kind = _OWN.get(name, "other")
     structure = next((a for a in args if hasattr(a, "num_dst") and hasattr(a, "num_edges")), None)
     if structure is None:

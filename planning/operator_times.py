@@ -115,6 +115,8 @@ class ProfileTimes:
             case "product" | "attention":
                 operations = flops_of(record) / self._flops_rate(record.inputs[0].dtype)
                 return max(operations, bytes_of(record, storages) / profile.stream_bytes)
+            case "sparse_product":
+                return self._on_stored(record, storages)
             case "rows":
                 return bytes_of(record, storages) / profile.pack_bytes
             case "exchange":
@@ -138,17 +140,31 @@ class ProfileTimes:
 
     def _on_graph(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
         """Rows gathered once an edge; what else is read and written is one pass."""
-        profile, edges = self.profile, number(record.sizes["edges"])
+        edges = number(record.sizes["edges"])
         gathered, source = 0.0, 0.0
         for x in _gathered(record):
             row = tensor_bytes(x) / max(number(x.shape[0]), 1)
             gathered += edges * row
             source += tensor_bytes(x) if x.storage < 0 else min(tensor_bytes(x), storage_bytes(storages[x.storage]))
         streamed = max(bytes_of(record, storages) - gathered, 0)
-        from_cache = min(1.0, profile.cache_bytes / source) if source else 1.0
-        per_byte = from_cache / profile.cached_gather_bytes + (1 - from_cache) / profile.gather_bytes
         operations = flops_of(record) / self._vector_rate()
-        return max(gathered * per_byte + streamed / profile.stream_bytes, operations)
+        return max(gathered * self._per_gathered_byte(source) + streamed / self.profile.stream_bytes, operations)
+
+    def _on_stored(self, record: OperatorRecord, storages: Sequence[Storage]) -> float:
+        """A row of the dense factor gathered for each stored value: of the weight, in backward of the gradient."""
+        sizes = {key: number(dim) for key, dim in record.sizes.items()}
+        row = sizes["width"] * item_bytes(record.outputs[0].dtype)
+        is_backward = record.attrs.get("direction") == "backward"
+        gathered, source = sizes["stored"] * row, row * sizes["rows" if is_backward else "columns"]
+        streamed = max(bytes_of(record, storages) - gathered, 0)
+        operations = flops_of(record) / self._vector_rate()
+        return max(gathered * self._per_gathered_byte(source) + streamed / self.profile.stream_bytes, operations)
+
+    def _per_gathered_byte(self, source: float) -> float:
+        """Seconds; from the cache as far as it holds the ``source``'s bytes."""
+        profile = self.profile
+        from_cache = min(1.0, profile.cache_bytes / source) if source else 1.0
+        return from_cache / profile.cached_gather_bytes + (1 - from_cache) / profile.gather_bytes
 
     def _vector_rate(self) -> float:
         """Operations a second outside of matrix units."""

@@ -7,7 +7,7 @@ and a part's is one product of a matrix and its counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from nugnn.planning.operator_costs import item_bytes, number
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.step_program import Passes
 from nugnn.planning.trace import StepTrace, made_and_freed
-from nugnn.planning.trace_records import Dim, OperatorRecord, Storage, TraceError, parsed
+from nugnn.planning.trace_records import Dim, OperatorRecord, Storage, TraceError, parsed, value_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -110,7 +110,8 @@ class KeptStructure:
     """Bytes that a device keeps from step to step beside the two arrays of its structure, which the trace has.
 
     Numbers and out-degrees of nodes, and numbers of rows that are sent. Edges by source for the gradients, by which
-    rows are divided among a GPU's programs, DGL's lists: each only where an operator of the trace asks for it.
+    rows are divided among a GPU's programs, DGL's lists, entries of sparse features by column: each only where an
+    operator of the trace asks for it.
 
     Args:
         trace: Of a graph; samples have none.
@@ -120,7 +121,9 @@ class KeptStructure:
 
     def __init__(self, trace: StepTrace, overlap: Passes = "none", *, device: str | None = None) -> None:
         self._is_graph, self._is_gpu = trace.family == "graph", (device or trace.device) == "cuda"
-        graph = [r for r in trace.operators if r.kind in ("spmm", "sddmm", "attention") and "edges" in r.sizes]
+        on_edges = [r for r in trace.operators if r.kind in ("spmm", "sddmm", "attention") and "edges" in r.sizes]
+        graph = [r for r in on_edges if not _is_on_features(r)]
+        self._features = next(iter(_OfFeatures.all(trace.operators)), None)
         self._backward = [r for r in graph if r.phase == "backward"]
         self._forward = [r for r in graph if r.phase != "backward"]
         self._has_weights = any(_has_weights(record) for record in self._backward)
@@ -137,6 +140,7 @@ class KeptStructure:
             return 0
         structure = self._on_gpu(sizes) if self._is_gpu else self._on_cpu(sizes)
         structure += _NODE_BYTES * sizes.inner
+        structure += 0 if self._features is None else self._features.bytes(sizes, is_gpu=self._is_gpu)
         return structure + (_OFFSET_BYTES * sizes.sent if self._is_split else 0)
 
     def _on_gpu(self, sizes: PartSizes) -> int:
@@ -193,6 +197,39 @@ class _OfCpu(NamedTuple):
         row_bytes = number(record.sizes["width"]) * item_bytes(record.outputs[0].dtype)
         least_edges = FEWEST_BYTES / row_bytes if is_sum and row_bytes else math.inf
         return cls(least_edges, record.phase == "backward", _has_weights(record), record.kind == "sddmm")
+
+
+class _OfFeatures(NamedTuple):
+    """A product with sparse features: how many values they store, and how many columns they have."""
+
+    stored: Dim
+    columns: int
+
+    @classmethod
+    def all(cls, operators: Iterable[OperatorRecord]) -> Iterator[_OfFeatures]:
+        """Of the products whose weight has a gradient; all are of the same features."""
+        for record in operators:
+            if record.phase != "backward":
+                continue
+            if record.kind == "sparse_product":
+                yield cls(record.sizes["stored"], number(record.sizes["columns"]))
+            elif _is_on_features(record):
+                yield cls(record.sizes["edges"], number(record.sizes["rows"]))
+
+    def bytes(self, sizes: PartSizes, *, is_gpu: bool) -> int:
+        """Entries by column, with their rows and places; on a GPU a structure and its schedules as of a graph."""
+        stored = value_of(self.stored, sizes.symbols())
+        total = _OFFSET_BYTES * (self.columns + 1) + (_index_bytes(sizes.inner) + _index_bytes(stored)) * stored
+        if is_gpu:
+            total += _OFFSET_BYTES * (sizes.inner + 1) + _INDEX_BYTES * stored
+            total += _schedule(sizes.inner, stored) + _schedule(self.columns, stored)
+        return total
+
+
+def _is_on_features(record: OperatorRecord) -> bool:
+    """Whether an operator on edges is a GPU's product with sparse features, some values for each node."""
+    edges = record.sizes.get("edges")
+    return record.kind == "spmm" and isinstance(edges, str) and parsed(edges)[1] == "N"
 
 
 def _index_bytes(largest: int) -> int:

@@ -23,6 +23,7 @@ from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_memory import KeptStructure, PeakTable
 from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.process_memory import RUNTIME_BYTES
 from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.rank_link import RankLink
 from nugnn.planning.rank_time import RankTime
@@ -32,10 +33,6 @@ from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, 
 from nugnn.planning.trace import StepTrace
 
 Floats = npt.NDArray[np.float64]
-
-RUNTIME_BYTES = {"cuda": 600 << 20, "cpu": 300 << 20}
-"""Of a process whatever its part: a GPU's context, kernels and cuBLAS (assumed); Python, torch and DGL on a CPU
-(285 MiB resident after they are imported)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +44,7 @@ class DeviceWork:
             shared.
         times: Of its operators; likewise.
         runtime_bytes: Of its memory that is in use whatever the part, NCCL's buffers included; those of
-            `RUNTIME_BYTES` when None.
+            `nugnn.planning.process_memory.RUNTIME_BYTES` when None.
         is_captured: Whether steps run as CUDA graphs: see `nugnn.planning.step_program.Program.launched`.
         kind: Of the device; the trace's when None. A CPU's trace may stand for that of a GPU which nobody here has.
         peaks: Memory that such steps took on it, which corrects what the trace says.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nugnn.planning.cluster import Cluster
+from nugnn.planning.cluster import Cluster, ClusterDevice
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.links import Links
 from nugnn.planning.measured_times import MeasuredTimes
@@ -16,7 +16,7 @@ from nugnn.planning.operator_times import OperatorTimes, ProfileTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import SecondsKind
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
-from nugnn.planning.profiles import DeviceProfile
+from nugnn.planning.process_memory import limited_runtime_bytes
 from nugnn.planning.replay import replay
 from nugnn.planning.step_program import Passes, passes_of
 from nugnn.planning.trace import StepTrace
@@ -129,7 +129,7 @@ def predictor_for(
     for device in cluster.devices:
         if device.kind not in known:
             known[device.kind] = ProfileTimes(device.profile, tf32=tf32)
-        devices.append(_device_work(traces, device.profile, known[device.kind], is_captured=is_captured))
+        devices.append(_device_work(traces, device, known[device.kind], is_captured=is_captured))
     passes = overlap_of(overlap, cluster.links)
     return ReplayedSteps(
         work=PredictedWork(devices, cluster.links, overlap=passes, sums_in_backward=sums_in_backward),
@@ -142,9 +142,18 @@ def predictor_for(
 
 
 def _device_work(
-    traces: Mapping[str, StepTrace], profile: DeviceProfile, times: OperatorTimes, *, is_captured: bool
+    traces: Mapping[str, StepTrace], device: ClusterDevice, times: OperatorTimes, *, is_captured: bool
 ) -> DeviceWork:
+    profile = device.profile
     trace = traces.get(profile.kind) or next(iter(traces.values()))
     is_gpu = profile.kind == "cuda"
     peaks = times.peaks if isinstance(times, MeasuredTimes) else None
-    return DeviceWork(trace=trace, times=times, kind=profile.kind, is_captured=is_gpu and is_captured, peaks=peaks)
+    is_limited = device.limits.memory_fraction is not None and not is_gpu
+    return DeviceWork(
+        trace=trace,
+        times=times,
+        kind=profile.kind,
+        is_captured=is_gpu and is_captured,
+        peaks=peaks,
+        runtime_bytes=limited_runtime_bytes(profile.multiprocessors) if is_limited else None,
+    )

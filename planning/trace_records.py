@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # fmt: off
 Kind = Literal[
-    "product", "spmm", "sddmm", "edge_softmax", "attention", "elementwise", "reduction", "rows", "normalisation",
-    "loss", "copy", "optimizer", "exchange", "metadata", "other",
+    "product", "sparse_product", "spmm", "sddmm", "edge_softmax", "attention", "elementwise", "reduction", "rows",
+    "normalisation", "loss", "copy", "optimizer", "exchange", "metadata", "other",
 ]
 # fmt: on
 """What a cost is looked up by; ``docs/replayer.md`` says what belongs where. ``metadata`` reads and writes nothing."""

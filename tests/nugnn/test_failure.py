@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 import nugnn
 from launchers_time import PATIENCE_SECONDS, TimeOfComputing, TimeOfLooks, letter_of, stamp_of, wait_until
+from nugnn import worker_process
 from nugnn.comm.pulse import Stamp
 from nugnn.datasets.graph_data import GraphData
 from nugnn.disk import DiskFullError, naming_full_disk
@@ -300,8 +302,20 @@ def test_lack_of_memory_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert classify(caught.value) == "memory"
+    assert classify(OSError(12, "Cannot allocate memory")) == "memory"
+    assert classify(ImportError("libx.so: cannot allocate memory in static TLS block")) == "memory"
     assert classify(OSError(28, "No space left on device")) == "disk"
     assert classify(OSError(2, "No such file")) == "user"
+    assert classify(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) == "internal"
+
+
+@pytest.mark.parametrize("own", [100, 500])
+def test_threads_that_cannot_be_started_at_a_limit_lack_memory(own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = replace(SICK, own_bytes=own << 20, own_limit_bytes=550 << 20)
+    monkeypatch.setattr(worker_process, "process_state", lambda _: state)
+    for words in ("Resource temporarily unavailable", "can't start new thread"):
+        assert classify(RuntimeError(words)) == ("memory" if own == 500 else "internal")
+    assert classify(RuntimeError("another")) == "internal"
 
 
 # -- through training ----------------------------------------------------------------------------------------------
@@ -399,7 +413,13 @@ def test_the_system_running_out_of_memory_is_told_from_a_kill_by_hand() -> None:
         "ended by SIGKILL: the system ran out of memory (8.0 GiB here, it occupied 3.0 GiB when last seen); use fewer "
         "workers on this machine, a smaller share for this one (--shares) or a narrower model (--hidden)"
     )
-    assert how_it_ended(replace(worker, exit_code=-signal.SIGSEGV)) == "ended by SIGSEGV"
+    crashed = replace(worker, exit_code=-signal.SIGSEGV)
+    assert how_it_ended(crashed) == "ended by SIGSEGV"
+    limited = replace(SICK, own_bytes=2**30, own_limit_bytes=3 * 2**30)
+    assert how_it_ended(replace(crashed, state=limited)) == "ended by SIGSEGV"
+    words = how_it_ended(replace(crashed, state=replace(limited, own_bytes=5 * 2**29)))
+    assert words.startswith("out of memory, in all likelihood: ended by SIGSEGV")
+    assert "may have 3.0 GiB of its own (memory_fraction) and had 2.5 GiB" in words
 
 
 def test_the_cause_comes_before_its_consequences() -> None:
@@ -451,3 +471,11 @@ def test_own_state_and_memory_are_read() -> None:
     assert state is not None and not state.is_stopped and state.cpu_seconds > 0 and state.resident_bytes > 10**7
     assert memory is not None and 0 < memory.used_bytes < memory.limit_bytes
     assert process_state(2**22 + 1) is None
+    assert state.own_bytes > 10**7 and state.own_limit_bytes is None
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, before[1]))
+        limited = process_state(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert limited is not None and limited.own_limit_bytes == 1 << 40 and not limited.is_at_its_limit

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
-from nugnn import DeviceLimits, cli
+from nugnn import DeviceLimits, cli, limited
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
 from nugnn.failure import WorkerFailed
@@ -31,7 +31,7 @@ from nugnn.limited import (
     threads_on,
 )
 from nugnn.options import ConfigError
-from nugnn.process_state import host_memory
+from nugnn.process_state import HostMemory, host_memory
 from nugnn.profile_run import limits_of_devices, profile_machine
 from nugnn.sample_config import SampleConfig
 from nugnn.worker_cores import divide_cores, equal_cores, fair_threads, own_cores, own_nodes
@@ -85,6 +85,21 @@ def test_what_workers_cannot_keep_is_refused_before_they_start(
     with pytest.raises(ValueError, match=r"limits|threads") as refused:
         check_on_devices(checked_limits(limits, 2) or (), devices)
     assert said in str(refused.value)
+
+
+def test_memory_that_a_worker_needs_before_it_has_data_is_not_refused_by_its_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limited, "host_memory", lambda: HostMemory(0, 10 << 30, 0))
+    monkeypatch.setattr(limited, "threads_on", lambda *_: (1, 5))
+    with pytest.raises(
+        ValueError, match=r"worker 0: .*0\.05 of 10\.00 GiB is 512\.00 MiB, and a worker takes"
+    ) as refused:
+        check_on_devices(checked_limits("memory_fraction=0.05;none", 2) or (), [CPU, CPU])
+    assert str(refused.value).endswith("550.00 MiB before it has any data; give memory_fraction=0.054 or more")
+    check_on_devices(checked_limits("memory_fraction=0.054;none", 2) or (), [CPU, CPU])
+    with pytest.raises(ValueError, match=r"worker 1: .* give memory_fraction=0.062 or more"):  # stacks of its threads
+        check_on_devices(checked_limits("none;memory_fraction=0.054", 2) or (), [CPU, CPU])
 
 
 def test_two_workers_may_share_a_card() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +19,9 @@ from nugnn.models import GNN
 from nugnn.own_times import NotTimedError, OwnTimes, travel_of
 from nugnn.partition.balance import Balance
 from nugnn.plan_subject import PlanSubject, graph_subject
-from nugnn.planned import step_model
+from nugnn.planned import plan_by_counts, step_model
 from nugnn.planning.cluster import Cluster, cluster_of_machine
+from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
@@ -129,6 +131,37 @@ def test_a_worker_that_takes_longer_with_rows_has_a_slower_way_of_its_own(
     kept.write_text(kept.read_text()[:-30])
     with pytest.raises(Launched):
         measured(given)
+
+
+def test_what_a_memory_does_not_hold_is_not_timed_there() -> None:
+    """Pieces are trained on side by side: a part that would fit alone is timed by a piece of it."""
+    each = cluster()
+    work = step_model(subject(), each).work
+    always, whole = work.bytes(0, PartSizes()), work.bytes(0, SIZES[0])
+    assert own_times._seconds_if_it_fits(work, 0, whole)(SIZES[0]) == math.inf
+    assert own_times._seconds_if_it_fits(work, 0, always + 3 * (whole - always))(SIZES[0]) < math.inf
+
+
+@pytest.mark.parametrize(("threads", "least"), [(1, 0.036), (6, 0.043)])
+def test_limits_below_what_a_worker_needs_are_refused_before_anything_is_timed(
+    threads: int, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """550 MiB of 16 GiB hold the process of a worker with one thread, but not with six, and the least part."""
+    monkeypatch.setattr(own_times, "own_times", lambda *_, **__: "timed")
+    machine = MachineProfile(schema=SCHEMA, devices=(CPU.model_copy(update={"multiprocessors": 8}),))
+
+    def limited_to(fraction: float) -> Cluster:
+        limits = [DeviceLimits(), DeviceLimits(memory_fraction=fraction, threads=threads)]
+        return cluster_of_machine(machine, machine.devices * 2, limits)
+
+    small, enough = limited_to(0.035), limited_to(least)
+    words = f"worker 1 may use .* give memory_fraction={least} or more"
+    with pytest.raises(DoesNotFitError, match=words):
+        own_times.times_for(subject(), small, [], None)
+    with pytest.raises(DoesNotFitError, match=words):
+        plan_by_counts(subject(), small)
+    assert own_times.times_for(subject(), enough, [], None) == "timed"  # type: ignore[comparison-overlap]
+    assert plan_by_counts(subject(), enough).plan.devices[1].sizes.inner > 0
 
 
 def test_ways_are_kept_apart_by_who_takes_part_as_which_rank() -> None:

@@ -212,6 +212,21 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, capsys: pytes
     assert code == 2 and "the devices together hold" in err and "It would fit with" in err and "Traceback" not in err
 
 
+def test_devices_that_are_alike_are_refused_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over slow links all on one device would be fastest, if it had the memory: that is no share by speed."""
+    (tmp_path / "c.yaml").write_text(MIXED.replace("gbit_per_second: 100", "gbit_per_second: 10"))
+    code, _, err = call(
+        capsys, "plan", "--graph-stats", "ogbn-papers100M", "--hidden", "512", "--layers", "3", "--cluster",
+        str(tmp_path / "c.yaml"),
+    )  # fmt: skip
+    assert code == 2 and "the graph does not fit" in err
+    lines = [line for line in err.splitlines() if "its share by speed" in line]
+    assert [line.partition(":")[0] for line in lines] == [
+        "2 x NVIDIA A100-SXM4-80GB on new", "2 x Tesla T4 on old",
+    ]  # fmt: skip
+    assert "by speed, 0.0%" not in err and "by speed, 100.0%" not in err
+
+
 @pytest.mark.usefixtures("forked_workers")
 def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
@@ -483,6 +498,27 @@ def test_times_are_kept_apart_by_rounding_that_no_trace_shows(tmp_path: Path) ->
     assert where[0] == where[3] and len({path for paths in where for path in paths}) == 6
     beside_another = own_times._kept(fp32, ["one", "third"], [small, large], of_graph=False)
     assert beside_another[0] != where[0][0]
+
+
+def test_sparse_features_are_planned_as_they_are_trained(tmp_path: Path) -> None:
+    dense = torch.zeros(50, 40)
+    dense[torch.arange(50), torch.arange(50) % 40] = 1
+    ring = torch.arange(50)
+    data = nugnn.GraphData(
+        name="ring", num_nodes=50, src=ring, dst=(ring + 1) % 50, features=dense.to_sparse_csr(), labels=ring % 3,
+        num_classes=3, train_nodes=ring,
+    )  # fmt: skip
+    kinds = []
+    for each in (data, replace(data, features=dense)):
+        plan = TrainingPlan(
+            request=PlanRequest(shares_by="auto"),
+            devices=(torch.device("cpu"),) * 2,
+            cluster=cluster_of_machine(MACHINE, [CPU, CPU]),
+        )
+        plan.prepare_graph(GNN("gcn", 40, 3, hidden=8), FitOptions(), each)
+        assert plan._subject is not None
+        kinds.append({(o.kind, o.sizes.get("stored")) for o in plan._subject.traces["cpu"].operators})
+    assert ("sparse_product", "N") in kinds[0] and "sparse_product" not in dict(kinds[1])
 
 
 def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> None:

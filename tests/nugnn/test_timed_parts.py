@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from nugnn.datasets.graph_data import GraphData
-from nugnn.datasets.sparse import csr_matrix
+from nugnn.datasets.sparse import csr_matrix, stored_values
+from nugnn.measured_step import measure_graph_step
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.partition.check import check_shard
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace import StepTrace
 from nugnn.random_data import random_part
-from nugnn.timed_parts import RealPart, places_of, random_parts, real_parts
-from nugnn.traced_step import graph_trainer, run_steps, trace_graph_step
+from nugnn.timed_parts import RealPart, _is_of_use, places_of, random_parts, real_parts
+from nugnn.traced_step import graph_trainer, run_steps, sizes_of, trace_graph_step
 
 NODES = 3000
 
@@ -71,14 +73,24 @@ def test_what_takes_long_is_timed_on_a_piece(trace: StepTrace) -> None:
     assert other.shard.num_inner == pytest.approx(375, rel=0.1)
 
 
-def test_columns_are_those_that_the_step_was_traced_with(trace: StepTrace) -> None:
-    dense = torch.zeros(NODES, 12)
-    dense[:, 3] = 1
-    sparse = dense.to_sparse_csr()
-    graph = neighbours(features=csr_matrix(sparse.crow_indices(), sparse.col_indices(), sparse.values(), (NODES, 12)))
-    for part in parts_of(graph, trace, (1500, 1500)):
-        features = part.shard.node_data["feat"]
-        assert features.layout is torch.strided and features.shape == (part.shard.num_inner, 12)
+def test_sparse_features_are_timed_as_they_are() -> None:
+    """Their products are sparse in every piece, and the trace's own; a piece that stores nothing is left out."""
+    wide = torch.zeros(NODES, 300)
+    wide[torch.arange(NODES), torch.arange(NODES) % 300] = 1
+    wide[:1000, 7] = 1
+    model = GNN("gcn", 300, 4, hidden=16)
+    how: dict[str, Any] = {"in_features": 300, "num_classes": 4}
+    stored = stored_values(wide.to_sparse_csr())
+    assert stored == 1
+    trace = trace_graph_step(model, **how, stored_features=stored)
+    for part in parts_of(neighbours(features=wide.to_sparse_csr()), trace, (1500, 1500)):
+        pieces = part.pieces()
+        assert all(piece.node_data["feat"].layout is torch.sparse_csr for piece in pieces)
+        times = measure_graph_step(model, trace, pieces, seconds=0.01, **how)
+        assert [o for o in times.operators if o.kind == "sparse_product"]
+        assert not times.fallbacks(trace.at(sizes_of(pieces[-1])))
+        nothing_stored = csr_matrix(torch.zeros(pieces[0].num_inner + 1), torch.zeros(0), torch.zeros(0), (1, 300))
+        assert not _is_of_use(replace(pieces[0], node_data={"feat": nothing_stored}))
 
 
 def test_parts_without_a_training_node_are_trained_on(trace: StepTrace) -> None:

@@ -33,3 +33,24 @@ def test_devices_that_wait_for_a_few_are_said_not_to_pay() -> None:
         "more than 8 devices bring little: with 16, larger shares do not pay over the links between hosts: 8 hold "
         "nearly all, and the others wait"
     )
+
+
+def test_cards_that_bring_nothing_do_not_end_what_the_next_ones_bring() -> None:
+    """As with pairs of a fast and a slow card: the verdict is that of the whole table."""
+    growing = [row(1, 95.4), row(2, 95.3), row(4, 48.2), row(8, 24.2)]
+    assert where_it_stops(growing) == (
+        "an epoch gets shorter up to 8 devices, the most that were asked for, though hardly with 2"
+    )
+    flat = [row(16, 24.1), row(32, 25.0), row(64, 23.5)]
+    assert where_it_stops([*growing, *flat]) == (
+        "an epoch gets shorter up to 8 devices, though hardly with 2; more than 8 devices bring little: with 16, "
+        "exchanges take 10% of the epoch and waiting 0%"
+    )
+    assert where_it_stops([*growing, *flat, row(128, 11.0, 0.7)]).endswith(
+        "hardly with 2 and with 16 to 64; exchanges take more than half of it from 128 devices on"
+    )
+    assert where_it_stops([row(1, 1.0), row(2, 1.0)]).startswith("more than 1 device bring little: with 2, ")
+
+
+def test_many_small_gains_are_one_that_is_worth_having() -> None:
+    assert where_it_stops([row(1, 1.0), row(2, 0.97), row(4, 0.94)]).startswith("an epoch gets shorter up to 4 devices")

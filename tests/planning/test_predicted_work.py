@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from nugnn.kernels import sparse_rows
 from nugnn.kernels.spmm import sums
 from nugnn.models import GNN
 from nugnn.planning.cluster import Cluster, ClusterDevice
@@ -194,6 +195,23 @@ def test_the_structure_that_sums_keep_on_a_cpu_is_counted_to_the_byte():
     plan_bytes = 8 * sizes.sent + 3 * 8 * sizes.inner
     hidden = KeptStructure(graph_trace("gcn").model_copy(update={"operators": _of_width(16)}))
     assert hidden.bytes(sizes) == made + plan_bytes
+
+
+def test_what_is_kept_of_sparse_features_is_counted_to_the_byte(monkeypatch):
+    monkeypatch.setattr(sparse_rows._transposes, "_items", {})
+    sizes = PartSizes(inner=500, halo=50, edges=4000, train=100, sent=40)
+    model = GNN("sage", IN, CLASSES, layers=2, hidden=16)
+    how = {"in_features": IN, "num_classes": CLASSES}
+    trainer = graph_trainer(model, sizes, **how, stored_features=4)
+    run_steps(trainer, 1)
+    features = trainer.family.graph.ndata["feat"]
+    assert len(sparse_rows._transposes) == 1  # both of the layer's products are of the same
+    kept = sparse_rows._transposes.get(features.crow_indices(), features.col_indices(), IN)
+    made = kept.indptr.nbytes + kept.rows.nbytes + kept.entries.nbytes
+    traces = [trace_graph_step(model, **how, stored_features=stored) for stored in (4, None)]
+    sparse, dense = (KeptStructure(trace).bytes(sizes) for trace in traces)
+    assert sparse - dense == made
+    assert KeptStructure(traces[0], device="cuda").bytes(sizes) > KeptStructure(traces[1], device="cuda").bytes(sizes)
 
 
 def _of_width(width: int) -> tuple:

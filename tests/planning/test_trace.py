@@ -111,6 +111,18 @@ def test_more_rows_may_be_sent_than_there_are_nodes_where_several_read_them():
         record_graph_step(_gnn("gcn"), sizes, in_features=IN, num_classes=CLASSES, ranks=2)
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage", "sage, pool", "gat", "gin"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_scaled_trace_on_sparse_features_is_the_one_recorded_there(name, precision):
+    how = {"in_features": IN, "num_classes": CLASSES, "stored_features": 3, "precision": precision}
+    trace = trace_graph_step(_gnn(name), **how)
+    _assert_same(trace.at(PART), record_graph_step(_gnn(name), PART, **how))
+    products = [o for o in trace.operators if o.kind == "sparse_product"]
+    assert bool(products) == (name != "gin")  # which aggregates first, so that rows are made dense
+    assert all(o.sizes["stored"] == "3*N" and o.sizes["columns"] == IN for o in products)
+    assert not [o for o in trace.operators if o.kind == "other"]
+
+
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_a_scaled_trace_of_a_whole_graph_is_the_one_recorded_there(name):
     recorded = record_graph_step(_gnn(name), WHOLE, in_features=IN, num_classes=CLASSES, ranks=1)
