@@ -136,11 +136,6 @@ def _mean_error(ratios: Sequence[float]) -> float:
     return math.expm1(math.fsum(abs(math.log(ratio)) for ratio in ratios) / len(ratios))
 
 
-def stands_in_words(stands_on: StandsOn) -> str:
-    """What a prediction stands on, for people."""
-    return _IN_WORDS[stands_on]
-
-
 def in_words(found: Calibration, applied: str = "times here have the factor") -> str:
     """One or two sentences: how many runs say what, or that nothing is known.
 
@@ -151,7 +146,7 @@ def in_words(found: Calibration, applied: str = "times here have the factor") ->
     >>> in_words(calibrated([], "rates"))
     'how far predictions from rates of a profile are off on these devices is not known: none was held against a run yet'
     """
-    source = stands_in_words(found.stands_on)
+    source = _IN_WORDS[found.stands_on]
     if found.factor is None or found.error_without is None:
         return (
             f"how far predictions from {source} are off on these devices is not known: none was held against a run yet"
