@@ -16,7 +16,7 @@ from nugnn.planning.measure_operators import OperatorTimer
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.operator_costs import storage_bytes, workspace_bytes
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.timed_operators import TimedOperator, joined_operators, operators_at
+from nugnn.planning.timed_operators import TimedOperator, operators_at
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import WorkspaceRecord
 from nugnn.sample_family import SampleFamily
@@ -93,7 +93,7 @@ def table_of(
             if names != [record.op for record in at.operators]:
                 return None
             operators += operators_at(trace, at, inside)
-    return times.model_copy(update={"operators": joined_operators(operators), "factor": 1.0})
+    return times.with_operators(operators)
 
 
 def with_bytes_inside(trace: StepTrace, table: MeasuredTimes) -> StepTrace:

@@ -13,7 +13,16 @@ from nugnn.kept_pairs import keep_pair, kept_pairs
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
 from nugnn.planning.plan import Plan
-from nugnn.planning.run_pairs import SCHEMA, RankPair, RunPair, device_text, kind_of, subject_of
+from nugnn.planning.run_pairs import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    SCHEMA,
+    RankPair,
+    RunPair,
+    device_text,
+    kind_of,
+    subject_of,
+)
 
 LEAST_EPOCHS = 3
 """The first one compiles and fills caches; a median of two others is the least."""
@@ -118,8 +127,8 @@ def _why_not_kept(plan: Plan, settings: Any, measured: float, epochs: int, *, ha
         return f"it had fewer than {LEAST_EPOCHS} epochs, of which the first compiles"
     if has_moved:
         return "nodes moved between workers"
-    if not (plan.epoch_seconds > 0 and measured > 0):
-        return "an epoch takes no time"
+    if not all(LEAST_SECONDS <= seconds <= MOST_SECONDS for seconds in (plan.epoch_seconds, measured)):
+        return f"an epoch of {plan.epoch_seconds:g} s, or of {measured:g} s, is none"
     if plan.versions.get("torch") != str(torch.__version__):
         return "it was planned with another version of torch"
     other = [name for name, value in plan.settings.items() if getattr(settings, name, value) != value]

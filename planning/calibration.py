@@ -24,6 +24,8 @@ _IN_WORDS: dict[StandsOn, str] = {
 }
 FEW = 3
 """Runs of a model, or models, from which on a factor may be applied: of two, each follows from the other alone."""
+_CLOSER = 0.75
+"""Of the error without a factor, in logarithms, what may be left with it: a gain of less may be chance."""
 _Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -86,7 +88,8 @@ def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | 
     """What measured runs say of predictions of their kind.
 
     The factor is one for all devices, so it changes times and no shares. It is applied where a prediction stands on
-    rates or sheets, a few runs are there, and these come out closer by the factor of the others than as they are.
+    rates or sheets, a few runs are there, and these come out clearly closer by the factor of the others than as they
+    are.
 
     Args:
         runs: Of one kind of prediction, on the same devices.
@@ -111,13 +114,13 @@ def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | 
     if len(ratios) > 1:
         others = [_middle([*ratios[:i], *ratios[i + 1 :]]) for i in range(len(ratios))]
         bar = _mean_error([ratio / factor for ratio, factor in zip(ratios, others, strict=True)])
-    helps = bar is not None and len(ratios) >= FEW and bar < without
+    helps = bar is not None and bar < without and math.log1p(bar) <= _CLOSER * math.log1p(without)
     return found.model_copy(
         update={
             "factor": _middle(ratios),
             "error_bar": bar,
             "error_without": without,
-            "is_applied": helps and stands_on != "operators",
+            "is_applied": helps and len(ratios) >= FEW and stands_on != "operators",
         }
     )
 
@@ -133,11 +136,6 @@ def _mean_error(ratios: Sequence[float]) -> float:
     return math.expm1(math.fsum(abs(math.log(ratio)) for ratio in ratios) / len(ratios))
 
 
-def stands_in_words(stands_on: StandsOn) -> str:
-    """What a prediction stands on, for people."""
-    return _IN_WORDS[stands_on]
-
-
 def in_words(found: Calibration, applied: str = "times here have the factor") -> str:
     """One or two sentences: how many runs say what, or that nothing is known.
 
@@ -148,7 +146,7 @@ def in_words(found: Calibration, applied: str = "times here have the factor") ->
     >>> in_words(calibrated([], "rates"))
     'how far predictions from rates of a profile are off on these devices is not known: none was held against a run yet'
     """
-    source = stands_in_words(found.stands_on)
+    source = _IN_WORDS[found.stands_on]
     if found.factor is None or found.error_without is None:
         return (
             f"how far predictions from {source} are off on these devices is not known: none was held against a run yet"

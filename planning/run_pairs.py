@@ -17,7 +17,9 @@ from nugnn.planning.trace_records import Strict
 from nugnn.planning.validation import read_json
 
 SCHEMA: Literal["nugnn.run_pair/1"] = "nugnn.run_pair/1"
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e9
+"""Of an epoch; what is beyond is no measurement, and its ratios might be no numbers."""
+_Epoch = Annotated[float, Field(ge=LEAST_SECONDS, le=MOST_SECONDS, allow_inf_nan=False)]
 _Key = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
@@ -86,8 +88,8 @@ class RunPair(Strict):
     kind: PredictionKind
     subject: _Key
     name: str
-    predicted_seconds: _Positive
-    measured_seconds: _Positive
+    predicted_seconds: _Epoch
+    measured_seconds: _Epoch
     epochs: Count
     ranks: tuple[RankPair, ...] = Field(min_length=1)
     made: str

@@ -224,7 +224,7 @@ def test_runs_that_are_not_what_was_predicted_are_not_kept(plan: Plan) -> None:
     assert "nodes moved" in why(has_moved=True)
     assert "another version of torch" in why(plan.model_copy(update={"versions": {"torch": "0"}}))
     assert "another cuda_graphs" in why(options=replace(planned, cuda_graphs="off"))
-    assert "an epoch takes no time" in why(plan.model_copy(update={"step_seconds": 0.0}))
+    assert "an epoch of 0 s, or of 0.5 s, is none" in why(plan.model_copy(update={"step_seconds": 0.0}))
     older = plan.model_copy(update={"stands_on": None})
     assert "does not say what its times stand on" in why(older) and calibration_of(older) is None
     halves = tuple(device.model_copy(update={"share": 0.5}) for device in plan.devices * 2)

@@ -117,6 +117,8 @@ def damaged(path: Path, how: str) -> None:
             path.write_text(content.replace("0.021", "NaN"))
         case "zero":
             path.write_text(content.replace("0.01", "0"))
+        case "huge":
+            path.write_text(content.replace("0.021", "1e300"))
         case "field":
             path.write_text(json.dumps(json.loads(content) | {"speed": 1}))
         case "list":
@@ -133,7 +135,7 @@ def damaged(path: Path, how: str) -> None:
             path.symlink_to("nowhere")
 
 
-DAMAGES = ("half", "bytes", "empty", "newer", "nan", "zero", "field", "list", "large", "other kind", "folder")
+DAMAGES = ("half", "bytes", "empty", "newer", "nan", "zero", "huge", "field", "list", "large", "other kind", "folder")
 
 
 @pytest.mark.parametrize("how", [*DAMAGES, "gone"])

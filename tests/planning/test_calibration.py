@@ -66,6 +66,8 @@ def test_the_factor_is_applied_where_a_few_runs_show_that_it_helps_and_never_to_
         assert calibrated(of_models(*[7.0] * number), "sheets").is_applied == (number >= FEW)
     assert calibrated(of_models(2.0, 2.1, 1.9), "rates").applied_factor == 2.0
     assert not calibrated(of_models(2.0, 2.1, 1.9), "operators").is_applied
+    hardly = calibrated(of_models(0.621, 0.417, 0.972), "rates")  # as measured once: off by 58 %, and by 54 % with it
+    assert not hardly.is_applied and (hardly.error_bar or 0) < (hardly.error_without or 0)
     contradicting = calibrated(of_models(0.01, 1.0, 1.0, 100.0), "rates")
     assert not contradicting.is_applied and contradicting.applied_factor == 1
     assert contradicting.error_bar is not None and contradicting.error_without is not None
@@ -92,7 +94,7 @@ def test_it_is_applied_only_where_it_is_closer_in_the_runs_that_are_there(runs: 
     assert found.runs == len(runs) and found.models == len({run.subject for run in runs})
     if found.is_applied:
         assert found.error_bar is not None and found.error_without is not None
-        assert found.used >= FEW and found.error_bar < found.error_without
+        assert found.used >= FEW and math.log1p(found.error_bar) <= 0.75 * math.log1p(found.error_without)
     assert Calibration.model_validate_json(found.model_dump_json(), strict=True) == found
 
 
