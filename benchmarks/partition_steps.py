@@ -99,7 +99,8 @@ def splits(graph: Graph, model: str, num_parts: int, seed: int) -> list[Row]:
             SingleMoves(src, dst, train, degrees, steps.work, no_limits).balance(part, plan.sizes)
         else:
             how: dict[str, Any] = {"rounds": 0, "only_work": True, "moves": False} if name == "METIS" else {}
-            fitted = partition_to_fit(num_nodes, src, dst, steps.work, no_limits, train_nodes=train, seed=seed, **how)
+            how |= {"train_nodes": train, "seed": seed, "halo_fraction": ExpectedHalo()}  # as plans have it
+            fitted = partition_to_fit(num_nodes, src, dst, steps.work, no_limits, **how)
             part = fitted.assignment.part.numpy()
         took += time.process_time() - began
         sizes = count_sizes(src, dst, part, num_parts, train)
