@@ -14,7 +14,6 @@ from nugnn.datasets.samples import load_samples
 
 def test_a_folder_is_taken_and_none_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("NUGNN_DATA", raising=False)
     (tmp_path / "link").symlink_to(tmp_path)
     assert data_folder(None) is None and data_folder("~") == tmp_path
     assert data_folder(tmp_path / "link") == tmp_path / "link"

@@ -27,8 +27,7 @@ FOLDER = Path(os.environ.get("NUGNN_DATA") or Path(__file__).resolve().parents[2
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """A cache folder that is not there yet, no data folder, and no network but loopback."""
-    monkeypatch.delenv("NUGNN_DATA", raising=False)
+    """A cache folder that is not there yet, and no network but loopback."""
     folder = tmp_path_factory.mktemp("cache") / "datasets"
     monkeypatch.setenv("NUGNN_CACHE", str(folder))
     for variable in ("http_proxy", "https_proxy", "all_proxy"):

@@ -162,6 +162,7 @@ def test_every_setting_reaches_training() -> None:
     elsewhere |= {"vocabulary_size", "max_length"}
     elsewhere |= {"model", "layers", "hidden", "heads", "norm", "dropout", "out", "predictions", "tensorboard"}
     renamed = {"data_workers": "num_data_workers", "shift": "augment", "flip": "augment"}
+    renamed |= {f"grad_sync_{name}": "grad_sync" for name in ("rank", "feedback", "exact")}
     arguments = fit_arguments(SampleConfig(dataset="mnist"))
     for entry in fields(SampleConfig):
         assert entry.name in elsewhere or renamed.get(entry.name, entry.name) in arguments, entry.name
