@@ -20,6 +20,7 @@ from nugnn.graph_family import why_halo_is_not_recorded
 from nugnn.known_models import is_known
 from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import WithNodeEmbedding
+from nugnn.plan_settings import settings_of
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plain
@@ -135,13 +136,6 @@ def graph_subject(
     is_captured = _is_captured(model, options, workers, of_halo or offloads, is_nccl=is_nccl)
     measure = functools.partial(measure_graph_step, maker, precision=options.precision, captured=is_captured, **how)
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
-    settings: dict[str, Plain] = {
-        name: getattr(options, name)
-        for name in (
-            *("precision", "overlap", "cuda_graphs", "activations"),
-            *("halo_wire", "halo_mode", "recompute_inputs", "grad_sync"),
-        )
-    }
     return PlanSubject(
         family="graph",
         traces=traces,
@@ -149,7 +143,7 @@ def graph_subject(
         whole=PartSizes(inner=data.nodes, edges=data.edges, train=data.train),
         data=data,
         model=model_facts(model),
-        settings=settings,
+        settings=settings_of(options, model),
         precision=options.precision,
         overlap=options.overlap,
         is_captured=is_captured,
@@ -220,11 +214,7 @@ def sample_subject(
         whole=PartSizes(batch=batch),
         data=data,
         model=model_facts(model),
-        settings={
-            name: getattr(options, name)
-            for name in ("precision", "cuda_graphs", "grad_sync", "batch_norm", "micro_batches")
-        }
-        | {"batch_size": batch},
+        settings=settings_of(options, model) | {"batch_size": batch},
         precision=options.precision,
         is_captured=is_captured,
         steps_per_epoch=max(1, steps),

@@ -33,7 +33,7 @@ from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import devices_table
 from nugnn.plan_training import TrainingPlan
-from nugnn.planned import step_model
+from nugnn.planned import step_model, write_plan
 from nugnn.planning import draft_cut, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
@@ -44,7 +44,7 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import read_times
 from nugnn.planning.measured_ways import read_ways
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import DataFacts, read_plan
+from nugnn.planning.plan import DataFacts, PlanError, read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
@@ -360,6 +360,32 @@ def test_a_planned_run_is_any_run_and_its_plan_runs_again(tmp_path: Path) -> Non
         run_from_config(settings(tmp_path, "other", self_loops="remove", plan=plan_file))
     with pytest.raises(ValueError, match="is for 2 workers, and there are 3; give --workers 2"):
         run_from_config(settings(tmp_path, "other", workers=3, plan=str(tmp_path / "auto" / "plan.json")))
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_plan_for_other_options_says_so_once_and_is_refused_where_it_does_not_fit(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"shares": "even", "device": "cpu", "layers": 4}
+    write_plan(tmp_path / "plan.json", plan_run.plan_from_config(settings(tmp_path, "p", **how), None))
+    narrow = plan_run.plan_from_config(settings(tmp_path, "p", **how, activations="recompute"), None)
+    write_plan(tmp_path / "full.json", narrow)
+    full = narrow.plan.model_dump(by_alias=True)
+    for device in full["devices"]:
+        device["memory_limit_bytes"] = device["memory_bytes"]
+    (tmp_path / "full.json").write_text(json.dumps(full))
+
+    def notes_of(out: str, plan: Path, **changes: Any) -> list[str]:
+        events: list[Any] = []
+        run_from_config(settings(tmp_path, out, plan=str(plan), layers=4, **changes), events.append)
+        return [str(event) for event in events if "the plan was made for" in str(event)]
+
+    assert notes_of("same", tmp_path / "plan.json") == []
+    (note,) = notes_of("other", tmp_path / "plan.json", precision="bf16", halo_mode="stale", dropout=0.5)
+    for words in ("precision fp32, and this run has bf16", "halo_mode exact, and this run has stale", "dropout"):
+        assert words in note
+    assert notes_of("fits", tmp_path / "full.json", activations="recompute") == []
+    words = r"made for activations recompute, and this run has keep, .* do not fit: worker 0 would need .* and has "
+    with pytest.raises(PlanError, match=words):
+        notes_of("more", tmp_path / "full.json")
 
 
 @pytest.mark.usefixtures("forked_workers")
