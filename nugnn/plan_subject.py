@@ -126,15 +126,29 @@ def graph_subject(
             how["halo_wire"] = value
     if options.grad_sync != "fp32" and workers > 1:
         notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.grad_sync}")
+    if options.activations == "offload" and "cuda" in kinds:
+        notes.append(
+            "predicted as if activations were keep, and not offload: of a GPU more memory is predicted than it will "
+            "need, and less time"
+        )
     maker = _for_any_size(model)
 
+    def how_on(kind: str) -> dict[str, Any]:
+        """Beside a GPU, or in place of one, a CPU keeps what a GPU would move to the host's memory."""
+        keeps = options.activations == "offload" and kind == "cpu" and "cuda" in kinds
+        return how | {"activations": "keep"} if keeps else how
+
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
-        return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
+        return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how_on(kind))
 
     of_halo = why_halo_is_not_recorded(options.halo_wire, HaloMode.parse(options.halo_mode)) if workers > 1 else None
     offloads = Offloaded.why_not_recorded if options.activations == "offload" else None
     is_captured = _is_captured(model, options, workers, of_halo or offloads, is_nccl=is_nccl)
-    measure = functools.partial(measure_graph_step, maker, precision=options.precision, captured=is_captured, **how)
+    trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
+
+    def measure(trace: StepTrace, parts: Sequence[Any], **more: Any) -> MeasuredTimes:
+        return measure_graph_step(maker, trace, parts, **trained, **how_on(trace.device), **more)
+
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
     return PlanSubject(
         family="graph",

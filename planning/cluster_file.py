@@ -231,6 +231,16 @@ def count_devices(path: Path) -> int:
     return sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
 
 
+def names_this_machine(path: Path) -> bool:
+    """Whether a file's devices are, some of them, this machine's own.
+
+    Raises:
+        ClusterError: As `read_cluster_fields`.
+    """
+    fields, _ = read_cluster_fields(path)
+    return any(device.device == THIS_MACHINE for host in fields.hosts for device in host.devices)
+
+
 def line_of(root: yaml.Node, place: tuple[int | str, ...]) -> int:
     """The line, from 1, on which what pydantic calls ``place`` stands, or the nearest that holds it."""
     node = root

@@ -286,6 +286,44 @@ def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and out.count("no room") == 2 and "no cluster of these sizes holds the data" in out
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("feature-norm", "row"), ("split", "3"), ("num-nodes", "5"), ("data-dir", "here"), ("partitioner", "kaminpar"),
+        ("partitioner", "metis"),
+    ],
+)  # fmt: skip
+def test_options_about_a_graph_at_hand_are_refused_beside_counts(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--graph-stats", "nodes=100,edges=400,features=8,classes=3,train=50", "--device", "cpu")
+    code, _, err = call(capsys, "plan", *given, f"--{option}", value)
+    assert code == 2 and err.startswith(f"nugnn: error: --{option} needs the graph, and --graph-stats gives counts")
+
+
+def test_a_machine_that_is_not_planned_for_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    given = ("--graph-stats", "nodes=1e4,edges=4e4,features=8,classes=3,train=50", "--measure", "--cluster")
+    code, _, err = call(capsys, "plan", *given, str(tmp_path / "c.yaml"))
+    assert code == 2 and f"--measure is about this machine, which {tmp_path / 'c.yaml'} does not name" in err
+    (tmp_path / "here.yaml").write_text(UNEVEN)
+    code, _, err = call(capsys, "plan", *given, str(tmp_path / "here.yaml"))
+    assert (code, err) == (0, "")
+
+
+def test_offload_is_planned_for_gpus_that_are_not_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As if they kept what they would move, which is said; for CPUs alone it is refused, as in training."""
+    given = ("--graph-stats", "ogbn-arxiv", "--hidden", "16", "--activations", "offload")
+    code, out, err = call(capsys, "simulate", *given, "--devices", "A100", "--most", "2")
+    assert (code, err) == (0, "") and "as if activations were keep, and not offload" in " ".join(out.split())
+    (tmp_path / "c.yaml").write_text(MIXED)
+    code, out, err = call(capsys, "plan", *given, "--cluster", str(tmp_path / "c.yaml"))
+    assert (code, err) == (0, "") and out.count("not offload") == 1
+    (tmp_path / "cpus.yaml").write_text(UNEVEN)
+    code, _, err = call(capsys, "plan", *given, "--cluster", str(tmp_path / "cpus.yaml"))
+    assert code == 2 and "this run computes on the CPU" in err
+
+
 def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T44")
     assert code == 2 and "no data sheet of 'T44'" in err
