@@ -25,6 +25,7 @@ from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.graph_part import GraphPart
 from nugnn.graph_task import GraphTask
+from nugnn.member import host_name
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.own_times import NotTimedError
@@ -242,6 +243,20 @@ def test_a_cluster_decides_the_number_of_workers(tmp_path: Path, capsys: pytest.
         capsys, "plan", "--graph-stats", "ogbn-arxiv", "--cluster", str(tmp_path / "c.yaml"), "--workers", "3"
     )
     assert code == 2 and "has 4 devices, and --workers is 3; leave --workers out" in err
+
+
+def test_a_cluster_decides_the_number_of_workers_of_a_run_too(tmp_path: Path) -> None:
+    """Those of this host alone; of a file with one host, whatever its name."""
+    path = tmp_path / "c.yaml"
+    given = {"dataset": "digits", "cluster": str(path)}
+    for text, workers in ((UNEVEN, 2), (MIXED.replace("name: old", f"name: {host_name()}"), 2), (MIXED, 4)):
+        path.write_text(text)
+        assert cli.gather_settings(given, {}).workers == workers
+    assert cli.gather_settings({**given, "workers": "3"}, {}).workers == 3
+    path.write_text(
+        UNEVEN + "  - {name: there, devices: [{device: T4, count: 3}]}\nlinks: {between: {gbit_per_second: 1}}\n"
+    )
+    assert cli.gather_settings(given, {}).workers == 2
 
 
 def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
