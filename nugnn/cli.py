@@ -179,6 +179,12 @@ def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
     if given.get("config") is not None:
         settings |= read_settings(given["config"], given.get("dataset"))
     settings |= {name: value for name, value in given.items() if name not in ("recipe", "config") and value is not None}
+    if settings.get("cluster") is not None and "workers" not in settings:
+        from nugnn.member import host_name
+        from nugnn.planning.cluster_file import ClusterError, count_devices
+
+        with contextlib.suppress(ClusterError):  # what is wrong with the file is said when it is used
+            settings["workers"] = count_devices(Path(settings["cluster"]), host_name())
     kind = config_kind(settings.get("dataset"))
     refuse_others(kind, settings)
     config = kind(**settings)

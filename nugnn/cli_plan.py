@@ -32,6 +32,7 @@ OPTIONS = (
     *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode", "grad_sync"),
 )
 """Of ``nugnn train``, those that a plan depends on."""
+_OF_GRAPHS_AT_HAND = ("data_dir", "num_nodes", "feature_norm", "split", "partitioner")
 _HELP = {
     "workers": "Number of worker processes. Default: the devices of --cluster, else the GPUs of this machine, else 1.",
     "shares": "Part of the graph, or of a batch, that each worker gets: auto: the slowest as fast as memories allow; "
@@ -72,7 +73,7 @@ def plan(**given: Any) -> None:
         for name in ("plan_out", "chrome"):
             if own[name] is not None:
                 require_place(own[name], f"--{name.replace('_', '-')}")
-        config = _settings(given, own["graph_stats"])
+        config = _settings(given, own["graph_stats"], measures=own["measure"])
         console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
         notes: list[str] = []
         with progress_of(console) as on_stage:
@@ -103,7 +104,7 @@ plan.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 plan.__annotations__ = {name: p.annotation for name, p in inspect.signature(plan).parameters.items()}
 
 
-def _settings(given: dict[str, Any], graph_stats: str | None) -> Any:
+def _settings(given: dict[str, Any], graph_stats: str | None, *, measures: bool) -> Any:
     """The settings of the run that is planned."""
     from nugnn.cli import gather_settings
 
@@ -114,13 +115,20 @@ def _settings(given: dict[str, Any], graph_stats: str | None) -> Any:
             raise ConfigError("--dataset and --graph-stats both say which graph; give one of them")
         if given["inductive"]:
             raise ConfigError("--inductive needs the graph, and --graph-stats gives counts; give those of what is seen")
+        for name in _OF_GRAPHS_AT_HAND:
+            if given[name] is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} needs the graph, and --graph-stats gives counts; leave {option} out")
         if given["undirected"]:
             raise ConfigError("--undirected needs the graph; write undirected=true into --graph-stats")
         parse_statistics(graph_stats)
         given["dataset"] = "a-graph-by-its-counts"
     given["shares"] = given["shares"] or "auto"
     if given["cluster"] is not None:
-        from nugnn.planning.cluster_file import count_devices
+        from nugnn.planning.cluster_file import count_devices, names_this_machine
+
+        if measures and not names_this_machine(Path(given["cluster"])):
+            raise ConfigError(f"--measure is about this machine, which {given['cluster']} does not name; leave it out")
 
         count = count_devices(Path(given["cluster"]))
         if given["workers"] not in (None, str(count)):

@@ -102,7 +102,9 @@ class TrainConfig(Settings):
     )
     seed: int = option(0, int, "Seed of weights and dropout.", least=0, below=2**63)
 
-    workers: int = option(1, int, "Number of worker processes.", least=1)
+    workers: int = option(
+        1, int, "Number of worker processes; with --cluster its devices on this host, unless given.", least=1
+    )
     shares: str | tuple[float, ...] = option(
         "even",
         str,

@@ -50,7 +50,7 @@ def profile_of_this_machine(
         need: ``measured``: measure what was not measured before; ``anew``: that, too; ``any``: data sheets will do.
         limits: Of each worker; none when None.
         on_stage: Called with what is done next.
-        on_note: Gets a sentence where a profile was measured, or stands on sheets.
+        on_note: Gets a sentence where the machine was measured; of sheets tables of predictions tell.
         seconds: Of measurements; some, when None.
 
     Raises:

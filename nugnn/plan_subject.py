@@ -20,6 +20,7 @@ from nugnn.graph_family import why_halo_is_not_recorded
 from nugnn.known_models import is_known
 from nugnn.measured_step import measure_graph_step, measure_sample_step
 from nugnn.models import WithNodeEmbedding
+from nugnn.plan_settings import settings_of
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plain
@@ -125,23 +126,30 @@ def graph_subject(
             how["halo_wire"] = value
     if options.compression.wire != "fp32" and workers > 1:
         notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
+    if options.activations == "offload" and "cuda" in kinds:
+        notes.append(
+            "predicted as if activations were keep, and not offload: of a GPU more memory is predicted than it will "
+            "need, and less time"
+        )
     maker = _for_any_size(model)
 
+    def how_on(kind: str) -> dict[str, Any]:
+        """Beside a GPU, or in place of one, a CPU keeps what a GPU would move to the host's memory."""
+        keeps = options.activations == "offload" and kind == "cpu" and "cuda" in kinds
+        return how | {"activations": "keep"} if keeps else how
+
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
-        return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how)
+        return functools.partial(trace_graph_step, maker, device=kind, precision=precision, **how_on(kind))
 
     of_halo = why_halo_is_not_recorded(options.halo_wire, HaloMode.parse(options.halo_mode)) if workers > 1 else None
     offloads = Offloaded.why_not_recorded if options.activations == "offload" else None
     is_captured = _is_captured(model, options, workers, of_halo or offloads, is_nccl=is_nccl)
-    measure = functools.partial(measure_graph_step, maker, precision=options.precision, captured=is_captured, **how)
+    trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
+
+    def measure(trace: StepTrace, parts: Sequence[Any], **more: Any) -> MeasuredTimes:
+        return measure_graph_step(maker, trace, parts, **trained, **how_on(trace.device), **more)
+
     traces = _traces(kinds, options.precision, tracing, notes, elsewhere=workers > 1)
-    settings: dict[str, Plain] = {
-        name: getattr(options, name)
-        for name in (
-            *("precision", "overlap", "cuda_graphs", "activations"),
-            *("halo_wire", "halo_mode", "recompute_inputs"),
-        )
-    } | {"grad_sync": options.compression.wire}
     return PlanSubject(
         family="graph",
         traces=traces,
@@ -149,7 +157,7 @@ def graph_subject(
         whole=PartSizes(inner=data.nodes, edges=data.edges, train=data.train),
         data=data,
         model=model_facts(model),
-        settings=settings,
+        settings=settings_of(options, model),
         precision=options.precision,
         overlap=options.overlap,
         is_captured=is_captured,
@@ -220,8 +228,7 @@ def sample_subject(
         whole=PartSizes(batch=batch),
         data=data,
         model=model_facts(model),
-        settings={name: getattr(options, name) for name in ("precision", "cuda_graphs", "batch_norm", "micro_batches")}
-        | {"grad_sync": options.compression.wire, "batch_size": batch},
+        settings=settings_of(options, model) | {"batch_size": batch},
         precision=options.precision,
         is_captured=is_captured,
         steps_per_epoch=max(1, steps),

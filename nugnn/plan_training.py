@@ -26,6 +26,7 @@ from nugnn.own_times import NotTimedError, times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_request import PlanRequest
+from nugnn.plan_settings import check_memory, other_settings, settings_of
 from nugnn.plan_subject import PlanSubject, graph_subject, model_facts, sample_subject
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut, step_model, write_plan
 from nugnn.planning import device_facts
@@ -38,6 +39,8 @@ from nugnn.planning.loop_method import Partitioner
 from nugnn.planning.measured_times import MeasuredTimes
 from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
 from nugnn.planning.plan_parts import read_parts
+from nugnn.planning.profiles import DeviceKind
+from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import TraceError
 from nugnn.planning.work_model import PackedComputing, PackedWork
 from nugnn.rebalance import PlannedBalance
@@ -101,7 +104,13 @@ class TrainingPlan:
             TraceError: The model cannot be foreseen, and ``auto`` needs that.
         """
         facts = self._facts = graph_data_facts(data)
-        if self._found_plan(facts, model_facts(model)):
+        kinds, workers = self._planned_kinds(), len(self.devices)
+        if self._found_plan(
+            facts,
+            model,
+            settings_of(options, model),
+            lambda: subject_of_graph_on(model, options, data, facts, kinds, workers).traces,
+        ):
             return
         assert self.cluster is not None
         try:
@@ -130,7 +139,14 @@ class TrainingPlan:
         """
         batch = sum(part.sizes)
         sample, facts = looked_at_samples(part, options, name, num_classes)
-        if self._found_plan(facts, model_facts(model)):
+        kinds, workers = self._planned_kinds(), len(self.devices)
+        how: dict[str, Any] = {"batch": batch, "kinds": kinds, "workers": workers}
+        if self._found_plan(
+            facts,
+            model,
+            settings_of(options, model),
+            lambda: sample_subject(model, options, facts, sample, **how).traces,
+        ):
             assert self._from_file is not None
             plan = self._from_file.plan
             if sum(plan.batch_split) != batch:
@@ -251,23 +267,65 @@ class TrainingPlan:
             return
         self._times, self._symmetric, self.cluster = found.operators, found.symmetric, found.on(self.cluster)
 
-    def _found_plan(self, facts: DataFacts, model: dict[str, Plain]) -> bool:
-        """Whether there is a plan already, of a file or of the run that is resumed."""
-        here = [None if device is None else _Device(device) for device in self.devices]
+    def _planned_kinds(self) -> tuple[DeviceKind, ...]:
+        plan = self.request.plan
+        kinds = [device.kind for device in plan.devices] if plan is not None else [d.type for d in self.devices if d]
+        return tuple(dict.fromkeys(cast(DeviceKind, kind) for kind in kinds))
+
+    def _found_plan(
+        self,
+        facts: DataFacts,
+        model: nn.Module,
+        settings: Mapping[str, Plain],
+        trace: Callable[[], Mapping[str, StepTrace]],
+    ) -> bool:
+        """Whether there is a plan already, of a file or of the run that is resumed.
+
+        Args:
+            facts: Of the data.
+            model: To be trained.
+            settings: Of this run.
+            trace: Its step by kind of device, asked for where a plan was made for other settings.
+        """
         if self.request.plan is not None:
-            self.request.plan.check(facts, model, here)
-            self._from_file = _read(self.request.plan, self.request.plan_path)
+            self._from_file = self._checked(self.request.plan, self.request.plan_path, facts, model, settings, trace)
             return True
         if self.kept is None or not self.kept.is_file():
             return False
         try:
-            plan = read_plan(self.kept)
-            plan.check(facts, model, here)
-            self._from_file = _read(plan, self.kept)
+            self._from_file = self._checked(read_plan(self.kept), self.kept, facts, model, settings, trace)
         except PlanError as error:
             self.on_note(f"planned anew: {error}")
             return False
         return True
+
+    def _checked(
+        self,
+        plan: Plan,
+        path: Path | None,
+        facts: DataFacts,
+        model: nn.Module,
+        settings: Mapping[str, Plain],
+        trace: Callable[[], Mapping[str, StepTrace]],
+    ) -> Planned:
+        """The plan, if it is for this run; of other options it is said which, and what that means for its memory.
+
+        Raises:
+            PlanError: It is of something else, or its parts do not fit under this run's options.
+        """
+        plan.check(facts, model_facts(model), [None if each is None else _Device(each) for each in self.devices])
+        found = _read(plan, path)
+        if not (said := other_settings(plan.settings, settings)):
+            return found
+        note = f"the plan was made for {said}: its shares are used, its seconds and bytes are not those of this run"
+        try:
+            traces = trace()
+        except Exception as error:  # whatever a model says to random data
+            self.on_note(f"{note}; whether its parts fit is not known: {error}")
+            return found
+        check_memory(plan, traces, said)
+        self.on_note(note)
+        return found
 
     def _not_foreseen(self, error: Exception) -> None:
         if self.request.shares_by == "auto":
@@ -330,15 +388,30 @@ def subject_of_graph(
     model: nn.Module, options: FitOptions, data: GraphData, facts: DataFacts, cluster: Cluster
 ) -> PlanSubject:
     """A model on a graph at hand, of which ``facts`` are known, to be planned for a cluster."""
+    workers, is_nccl = len(cluster.devices), cluster.links.is_nccl
+    return subject_of_graph_on(model, options, data, facts, cluster.device_kinds, workers, is_nccl=is_nccl)
+
+
+def subject_of_graph_on(
+    model: nn.Module,
+    options: FitOptions,
+    data: GraphData,
+    facts: DataFacts,
+    kinds: Sequence[DeviceKind],
+    workers: int,
+    *,
+    is_nccl: bool = True,
+) -> PlanSubject:
+    """The same, of workers of which these kinds of device are known."""
     return graph_subject(
         model,
         options,
         facts,
         features=None if data.features is None else data.num_features,
         multilabel=data.is_multilabel,
-        kinds=cluster.device_kinds,
-        workers=len(cluster.devices),
-        is_nccl=cluster.links.is_nccl,
+        kinds=kinds,
+        workers=workers,
+        is_nccl=is_nccl,
         stored_features=stored_values(data.features),
     )
 

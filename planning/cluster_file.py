@@ -223,14 +223,33 @@ def _plain(value: Any, budget: Iterator[int]) -> Any:
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
-def count_devices(path: Path) -> int:
+def count_devices(path: Path, host: str | None = None) -> int:
     """How many devices a file describes, without looking at any.
+
+    Args:
+        path: Of the file.
+        host: The name of this host, where its devices alone count, as for `nugnn.planning.cluster.read_cluster`; of a
+            file that does not have it all count, and reading it says so.
 
     Raises:
         ClusterError: As `read_cluster_fields`.
     """
     fields, _ = read_cluster_fields(path)
-    return sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
+    of_host = {name: sum(device.count for device in each.devices) for each in fields.hosts for name in each.names}
+    if host is not None:
+        here = [each.name for each in fields.hosts if any(device.device == THIS_MACHINE for device in each.devices)]
+        host = here[0] if here else next(iter(of_host)) if len(of_host) == 1 else host
+    return of_host.get(host or "") or sum(of_host.values())
+
+
+def names_this_machine(path: Path) -> bool:
+    """Whether a file's devices are, some of them, this machine's own.
+
+    Raises:
+        ClusterError: As `read_cluster_fields`.
+    """
+    fields, _ = read_cluster_fields(path)
+    return any(device.device == THIS_MACHINE for host in fields.hosts for device in host.devices)
 
 
 def line_of(root: yaml.Node, place: tuple[int | str, ...]) -> int:

@@ -25,6 +25,7 @@ from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.graph_part import GraphPart
 from nugnn.graph_task import GraphTask
+from nugnn.member import host_name
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.own_times import NotTimedError
@@ -33,7 +34,7 @@ from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import baselines_table, devices_table
 from nugnn.plan_training import TrainingPlan
-from nugnn.planned import step_model
+from nugnn.planned import step_model, write_plan
 from nugnn.planning import draft_cut, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
@@ -44,7 +45,7 @@ from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import read_times
 from nugnn.planning.measured_ways import read_ways
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.plan import DataFacts, read_plan
+from nugnn.planning.plan import DataFacts, PlanError, read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
@@ -264,6 +265,20 @@ def test_a_cluster_decides_the_number_of_workers(tmp_path: Path, capsys: pytest.
     assert code == 2 and "has 4 devices, and --workers is 3; leave --workers out" in err
 
 
+def test_a_cluster_decides_the_number_of_workers_of_a_run_too(tmp_path: Path) -> None:
+    """Those of this host alone; of a file with one host, whatever its name."""
+    path = tmp_path / "c.yaml"
+    given = {"dataset": "digits", "cluster": str(path)}
+    for text, workers in ((UNEVEN, 2), (MIXED.replace("name: old", f"name: {host_name()}"), 2), (MIXED, 4)):
+        path.write_text(text)
+        assert cli.gather_settings(given, {}).workers == workers
+    assert cli.gather_settings({**given, "workers": "3"}, {}).workers == 3
+    path.write_text(
+        UNEVEN + "  - {name: there, devices: [{device: T4, count: 3}]}\nlinks: {between: {gbit_per_second: 1}}\n"
+    )
+    assert cli.gather_settings(given, {}).workers == 2
+
+
 def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
@@ -304,6 +319,44 @@ def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["rows"][1]["epoch_seconds"] < shown["rows"][0]["epoch_seconds"]
     code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-papers100M", "--devices", "T4", "--most", "2")
     assert code == 0 and out.count("no room") == 2 and "no cluster of these sizes holds the data" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("feature-norm", "row"), ("split", "3"), ("num-nodes", "5"), ("data-dir", "here"), ("partitioner", "kaminpar"),
+        ("partitioner", "metis"),
+    ],
+)  # fmt: skip
+def test_options_about_a_graph_at_hand_are_refused_beside_counts(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--graph-stats", "nodes=100,edges=400,features=8,classes=3,train=50", "--device", "cpu")
+    code, _, err = call(capsys, "plan", *given, f"--{option}", value)
+    assert code == 2 and err.startswith(f"nugnn: error: --{option} needs the graph, and --graph-stats gives counts")
+
+
+def test_a_machine_that_is_not_planned_for_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    given = ("--graph-stats", "nodes=1e4,edges=4e4,features=8,classes=3,train=50", "--measure", "--cluster")
+    code, _, err = call(capsys, "plan", *given, str(tmp_path / "c.yaml"))
+    assert code == 2 and f"--measure is about this machine, which {tmp_path / 'c.yaml'} does not name" in err
+    (tmp_path / "here.yaml").write_text(UNEVEN)
+    code, _, err = call(capsys, "plan", *given, str(tmp_path / "here.yaml"))
+    assert (code, err) == (0, "")
+
+
+def test_offload_is_planned_for_gpus_that_are_not_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As if they kept what they would move, which is said; for CPUs alone it is refused, as in training."""
+    given = ("--graph-stats", "ogbn-arxiv", "--hidden", "16", "--activations", "offload")
+    code, out, err = call(capsys, "simulate", *given, "--devices", "A100", "--most", "2")
+    assert (code, err) == (0, "") and "as if activations were keep, and not offload" in " ".join(out.split())
+    (tmp_path / "c.yaml").write_text(MIXED)
+    code, out, err = call(capsys, "plan", *given, "--cluster", str(tmp_path / "c.yaml"))
+    assert (code, err) == (0, "") and out.count("not offload") == 1
+    (tmp_path / "cpus.yaml").write_text(UNEVEN)
+    code, _, err = call(capsys, "plan", *given, "--cluster", str(tmp_path / "cpus.yaml"))
+    assert code == 2 and "this run computes on the CPU" in err
 
 
 def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,6 +433,32 @@ def test_a_planned_run_is_any_run_and_its_plan_runs_again(tmp_path: Path) -> Non
         run_from_config(settings(tmp_path, "other", self_loops="remove", plan=plan_file))
     with pytest.raises(ValueError, match="is for 2 workers, and there are 3; give --workers 2"):
         run_from_config(settings(tmp_path, "other", workers=3, plan=str(tmp_path / "auto" / "plan.json")))
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_plan_for_other_options_says_so_once_and_is_refused_where_it_does_not_fit(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"shares": "even", "device": "cpu", "layers": 4}
+    write_plan(tmp_path / "plan.json", plan_run.plan_from_config(settings(tmp_path, "p", **how), None))
+    narrow = plan_run.plan_from_config(settings(tmp_path, "p", **how, activations="recompute"), None)
+    write_plan(tmp_path / "full.json", narrow)
+    full = narrow.plan.model_dump(by_alias=True)
+    for device in full["devices"]:
+        device["memory_limit_bytes"] = device["memory_bytes"]
+    (tmp_path / "full.json").write_text(json.dumps(full))
+
+    def notes_of(out: str, plan: Path, **changes: Any) -> list[str]:
+        events: list[Any] = []
+        run_from_config(settings(tmp_path, out, plan=str(plan), layers=4, **changes), events.append)
+        return [str(event) for event in events if "the plan was made for" in str(event)]
+
+    assert notes_of("same", tmp_path / "plan.json") == []
+    (note,) = notes_of("other", tmp_path / "plan.json", precision="bf16", halo_mode="stale", dropout=0.5)
+    for words in ("precision fp32, and this run has bf16", "halo_mode exact, and this run has stale", "dropout"):
+        assert words in note
+    assert notes_of("fits", tmp_path / "full.json", activations="recompute") == []
+    words = r"made for activations recompute, and this run has keep, .* do not fit: worker 0 would need .* and has "
+    with pytest.raises(PlanError, match=words):
+        notes_of("more", tmp_path / "full.json")
 
 
 @pytest.mark.usefixtures("forked_workers")
