@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nugnn.comm.compression.settings import Compression
 from nugnn.kept_pairs import keep_pair, kept_pairs
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
@@ -131,7 +132,7 @@ def _why_not_kept(plan: Plan, settings: Any, measured: float, epochs: int, *, ha
         return f"an epoch of {plan.epoch_seconds:g} s, or of {measured:g} s, is none"
     if plan.versions.get("torch") != str(torch.__version__):
         return "it was planned with another version of torch"
-    other = [name for name, value in plan.settings.items() if getattr(settings, name, value) != value]
+    other = [name for name, value in plan.settings.items() if _now(settings, name, value) != value]
     if other:
         return f"it was planned with another {other[0]}"
     approximate = {name: value for name, value in plan.settings.items() if name in _OTHER_THAN_PREDICTED}
@@ -143,6 +144,12 @@ def _why_not_kept(plan: Plan, settings: Any, measured: float, epochs: int, *, ha
         if value != _OTHER_THAN_PREDICTED[name]:
             return f"it is predicted as if {name} were {_OTHER_THAN_PREDICTED[name]}"
     return None
+
+
+def _now(settings: Any, name: str, planned: Any) -> Any:
+    """What the run has of a setting, as a plan keeps it; what it was planned with where it has no such option."""
+    value = getattr(settings, name, planned)
+    return str(value) if isinstance(value, Compression) else value
 
 
 def _pair(plan: Plan, reports: Sequence[dict[str, Any]], measured: float, epochs: int) -> RunPair:

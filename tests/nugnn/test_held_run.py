@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 import nugnn
 from nugnn import cli, machine_profiles, own_times
+from nugnn.comm.compression.settings import Compression
 from nugnn.config import TrainConfig
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.fit_options import FitOptions
@@ -214,7 +215,8 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_runs_that_are_not_what_was_predicted_are_not_kept(plan: Plan) -> None:
-    planned = FitOptions(**{name: value for name, value in plan.settings.items() if name != "batch_size"})  # type: ignore[arg-type]
+    known = {field.name for field in fields(FitOptions)}
+    planned = FitOptions(**{name: value for name, value in plan.settings.items() if name in known})  # type: ignore[arg-type]
 
     def why(plan: Plan = plan, options: Any = planned, epochs: int = LEAST_EPOCHS, has_moved: bool = False) -> str:
         reports = [REPORT] * len(plan.devices)
@@ -224,6 +226,8 @@ def test_runs_that_are_not_what_was_predicted_are_not_kept(plan: Plan) -> None:
     assert "nodes moved" in why(has_moved=True)
     assert "another version of torch" in why(plan.model_copy(update={"versions": {"torch": "0"}}))
     assert "another cuda_graphs" in why(options=replace(planned, cuda_graphs="off"))
+    assert "another grad_sync" in why(options=replace(planned, grad_sync=Compression(wire="8bit")))
+    assert why(options=replace(planned, grad_sync=Compression(wire="fp32")), epochs=2) == why(epochs=2)
     assert "an epoch of 0 s, or of 0.5 s, is none" in why(plan.model_copy(update={"step_seconds": 0.0}))
     older = plan.model_copy(update={"stands_on": None})
     assert "does not say what its times stand on" in why(older) and calibration_of(older) is None
