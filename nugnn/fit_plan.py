@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -123,9 +123,10 @@ def held_against_plan(task: Task, result: FitResult, checkpoints: CheckpointPlan
     if task.plan is None or task.plan.planned is None:
         return result
     from nugnn.held_run import held_run
+    from nugnn.plan_settings import settings_of
 
     plan, epochs, has_moved = task.plan.planned.plan, len(result.history), bool(result.moves)
     is_resumed = checkpoints is not None and checkpoints.resume_from is not None
-    how = (plan, task.options, result.rank_reports)
+    how = (plan, settings_of(cast(Any, task.options), task.model), result.rank_reports)
     held = held_run(*how, epochs=epochs, has_moved=has_moved, is_resumed=is_resumed)
     return replace(result, plan=plan, held=held)

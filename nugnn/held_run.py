@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
-from nugnn.comm.compression.settings import Compression
 from nugnn.kept_pairs import keep_pair, kept_pairs
+from nugnn.plan_settings import other_settings
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
-from nugnn.planning.plan import Plan
+from nugnn.planning.plan import Plain, Plan
 from nugnn.planning.run_pairs import (
     LEAST_SECONDS,
     MOST_SECONDS,
@@ -85,7 +85,7 @@ def calibration_of(plan: Plan, on_note: Callable[[str], Any] = lambda _: None) -
 
 def held_run(
     plan: Plan,
-    settings: Any,
+    settings: Mapping[str, Plain],
     reports: Sequence[dict[str, Any]],
     *,
     epochs: int,
@@ -96,7 +96,7 @@ def held_run(
 
     Args:
         plan: Of the run, as it was told.
-        settings: Options of the run, `nugnn.train_options.TrainOptions`.
+        settings: Of the run, see `nugnn.plan_settings.settings_of`.
         reports: Of the ranks, see `nugnn.fit_result.FitResult`.
         epochs: That were trained.
         has_moved: Whether nodes moved between workers.
@@ -120,7 +120,9 @@ def held_run(
     )
 
 
-def _why_not_kept(plan: Plan, settings: Any, measured: float, epochs: int, *, has_moved: bool) -> str | None:
+def _why_not_kept(
+    plan: Plan, settings: Mapping[str, Plain], measured: float, epochs: int, *, has_moved: bool
+) -> str | None:
     """None where measured and predicted seconds are of the same thing."""
     if plan.stands_on is None:
         return "the plan does not say what its times stand on"
@@ -132,9 +134,10 @@ def _why_not_kept(plan: Plan, settings: Any, measured: float, epochs: int, *, ha
         return f"an epoch of {plan.epoch_seconds:g} s, or of {measured:g} s, is none"
     if plan.versions.get("torch") != str(torch.__version__):
         return "it was planned with another version of torch"
-    other = [name for name, value in plan.settings.items() if _now(settings, name, value) != value]
-    if other:
-        return f"it was planned with another {other[0]}"
+    if said := other_settings(plan.settings, settings):
+        return f"it was planned for {said}"
+    if plan.settings.get("activations") == "offload":
+        return "it is predicted as if activations were keep"
     approximate = {name: value for name, value in plan.settings.items() if name in _OTHER_THAN_PREDICTED}
     if len(plan.devices) == 1:
         approximate = {name: value for name, value in approximate.items() if name == "micro_batches"}
@@ -144,12 +147,6 @@ def _why_not_kept(plan: Plan, settings: Any, measured: float, epochs: int, *, ha
         if value != _OTHER_THAN_PREDICTED[name]:
             return f"it is predicted as if {name} were {_OTHER_THAN_PREDICTED[name]}"
     return None
-
-
-def _now(settings: Any, name: str, planned: Any) -> Any:
-    """What the run has of a setting, as a plan keeps it; what it was planned with where it has no such option."""
-    value = getattr(settings, name, planned)
-    return str(value) if isinstance(value, Compression) else value
 
 
 def _pair(plan: Plan, reports: Sequence[dict[str, Any]], measured: float, epochs: int) -> RunPair:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import nugnn.comm.early_rows
 import nugnn.planning
 from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
@@ -248,6 +249,7 @@ def _basis(cluster: Cluster, times: Times | None) -> tuple[StandsOn, str | None]
 def _code_digest() -> str:
     """Of the code that predicts: other code is off by other factors."""
     digest = hashlib.sha256()
-    for path in sorted(Path(nugnn.planning.__file__).parent.glob("*.py")):
+    others = [Path(nugnn.comm.early_rows.__file__)]  # how much of a sum begins early
+    for path in [*sorted(Path(nugnn.planning.__file__).parent.glob("*.py")), *others]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

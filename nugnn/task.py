@@ -34,6 +34,7 @@ class Task(Protocol):
     """A model, data and options that were found to fit each other.
 
     Attributes:
+        model: Before training.
         options: How to train.
         worker: Module whose ``main`` a worker process runs.
         said: Sentences for the user, before anything is started.
@@ -43,6 +44,9 @@ class Task(Protocol):
     worker: str
     said: list[str]
     plan: TrainingPlan | None
+
+    @property
+    def model(self) -> nn.Module: ...
 
     @property
     def options(self) -> TrainOptions: ...

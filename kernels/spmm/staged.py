@@ -94,7 +94,7 @@ def _aggregated(
 
 
 def _matrix(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x.reshape(len(x), -1)
+    return x if x.dim() == 2 else x.reshape(len(x), x.shape[1:].numel())  # of no rows -1 is not known
 
 
 @torch.no_grad()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import half_alone
+import pytest
 
 from nugnn.comm import early_rows
 
 
+@pytest.mark.slow
 def test_a_half_is_timed_in_every_way_beside_the_whole(tmp_path) -> None:
     before = early_rows.EDGES_PER_ROW
     small = ["--device", "cpu", "--nodes", "600", "--arcs", "6000", "--families", "mixed-like"]

@@ -9,6 +9,7 @@ import partition_steps
 import pytest
 
 
+@pytest.mark.slow
 def test_a_run_has_a_row_of_each_system_and_no_plan_is_slower_than_metis(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

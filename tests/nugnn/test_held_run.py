@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +12,8 @@ import torch
 
 import nugnn
 from nugnn import cli, machine_profiles, own_times
-from nugnn.comm.compression.settings import Compression
 from nugnn.config import TrainConfig
 from nugnn.datasets.samples.registry import load_samples
-from nugnn.fit_options import FitOptions
 from nugnn.held_run import LEAST_EPOCHS, calibration_of, held_run
 from nugnn.kept_pairs import keep_pair, kept_pairs, pairs_folder
 from nugnn.networks import MLP
@@ -215,38 +211,41 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_runs_that_are_not_what_was_predicted_are_not_kept(plan: Plan) -> None:
-    known = {field.name for field in fields(FitOptions)}
-    planned = FitOptions(**{name: value for name, value in plan.settings.items() if name in known})  # type: ignore[arg-type]
+    planned = plan.settings
 
-    def why(plan: Plan = plan, options: Any = planned, epochs: int = LEAST_EPOCHS, has_moved: bool = False) -> str:
+    def why(
+        plan: Plan = plan,
+        now: dict[str, Any] = planned,
+        epochs: int = LEAST_EPOCHS,
+        has_moved: bool = False,
+    ) -> str:
         reports = [REPORT] * len(plan.devices)
-        return held_run(plan, options, reports, epochs=epochs, has_moved=has_moved).not_kept or ""
+        return held_run(plan, now, reports, epochs=epochs, has_moved=has_moved).not_kept or ""
 
     assert "fewer than 3 epochs" in why(epochs=2)
     assert "nodes moved" in why(has_moved=True)
     assert "another version of torch" in why(plan.model_copy(update={"versions": {"torch": "0"}}))
-    assert "another cuda_graphs" in why(options=replace(planned, cuda_graphs="off"))
-    assert "another grad_sync" in why(options=replace(planned, grad_sync=Compression(wire="8bit")))
-    assert why(options=replace(planned, grad_sync=Compression(wire="fp32")), epochs=2) == why(epochs=2)
+    assert "planned for cuda_graphs auto, and this run has off" in why(now={**planned, "cuda_graphs": "off"})
+    assert "another way, by its dropout" in why(now={**planned, "printed": "0"})
+    offloads = {**planned, "activations": "offload"}
+    assert "as if activations were keep" in why(plan.model_copy(update={"settings": offloads}), offloads)
     assert "an epoch of 0 s, or of 0.5 s, is none" in why(plan.model_copy(update={"step_seconds": 0.0}))
     older = plan.model_copy(update={"stands_on": None})
     assert "does not say what its times stand on" in why(older) and calibration_of(older) is None
     halves = tuple(device.model_copy(update={"share": 0.5}) for device in plan.devices * 2)
     for name, value in (("halo_mode", "stale"), ("grad_sync", "8bit"), ("halo_wire", "auto")):
         changed = {"settings": {**plan.settings, name: value}}
-        options = SimpleNamespace(**{**vars(SimpleNamespace(**plan.settings)), name: value})
-        assert f"as if {name} were" in why(plan.model_copy(update={**changed, "devices": halves}), options)
-        assert name == "halo_wire" or why(plan.model_copy(update=changed), options) == ""  # one worker has no peers
+        now = changed["settings"]
+        assert f"as if {name} were" in why(plan.model_copy(update={**changed, "devices": halves}), now)
+        assert name == "halo_wire" or why(plan.model_copy(update=changed), now) == ""  # one worker has no peers
     batches = {"settings": {**plan.settings, "micro_batches": 2}}
-    options = SimpleNamespace(**{**plan.settings, "micro_batches": 2})
-    assert "as if micro_batches were 1" in why(plan.model_copy(update=batches), options)
+    assert "as if micro_batches were 1" in why(plan.model_copy(update=batches), batches["settings"])
     before = len(kept_pairs().pairs)
     assert why() == "" and len(kept_pairs().pairs) == before + 1
 
 
 def test_runs_on_another_device_are_not_used(plan: Plan) -> None:
-    options = SimpleNamespace(**plan.settings)
-    held_run(plan, options, [REPORT], epochs=3, has_moved=False)
+    held_run(plan, plan.settings, [REPORT], epochs=3, has_moved=False)
     (device,) = plan.devices
     for change in ({"name": "another CPU"}, {"multiprocessors": device.multiprocessors + 1}, {"memory_fraction": 0.5}):
         other = plan.model_copy(update={"devices": (device.model_copy(update=change),)})
@@ -256,10 +255,10 @@ def test_runs_on_another_device_are_not_used(plan: Plan) -> None:
 
 
 def test_a_run_that_took_what_was_predicted_has_factor_1_and_bar_0(plan: Plan) -> None:
-    options, seconds = SimpleNamespace(**plan.settings), plan.epoch_seconds
+    seconds = plan.epoch_seconds
     report = REPORT | {"epoch_seconds": seconds}
     for number in range(1, 4):
-        held = held_run(plan, options, [report], epochs=3, has_moved=False)
+        held = held_run(plan, plan.settings, [report], epochs=3, has_moved=False)
         assert held.error == 0 and held.calibration is not None
         assert (held.calibration.runs, held.calibration.factor) == (number, 1.0)
         assert held.calibration.error_bar == (None if number == 1 else 0.0) and not held.calibration.is_applied
