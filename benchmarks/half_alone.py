@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from device_shards import by_clusters, device_shard
-from gpu_epoch import MODELS, adam
-from harness import Recorder, free_memory, kernels_of, milliseconds, moment, synchronize, timing_of
+from gpu_epoch import MODELS
+from harness import Recorder, free_memory, kernels_of, timing_of
 from split_pool import SplitPool, keep_graph
-from unequal_rank import network
+from unequal_rank import laps_of, trainer_of
 
 from nugnn.comm import early_rows
 from nugnn.comm.groups import Ranks
@@ -39,35 +39,15 @@ _EPOCHS_BEFORE = 3
 """They compile and allocate."""
 
 
-def trainer_of(shard: Any, ranks: Ranks, model: str, overlap: str, precision: str, seed: int) -> Any:
-    """Trains a shard; steps are not recorded as CUDA graphs."""
-    import nugnn
-    from nugnn.seam import install
-    from nugnn.shard_graph import ShardGraph
-
-    install()
-    graph = ShardGraph(shard, ranks, keep_edge_ids=False)
-    made = network(model, shard.node_data["feat"].shape[1], shard.num_classes, seed).to(ranks.device)
-    rows = torch.arange(graph.num_nodes(), device=ranks.device)
-    splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
-    family = nugnn.GraphFamily(made, graph, splits, precision=precision, seed=seed, overlap=overlap)
-    return nugnn.Trainer(family, make_optimizer=lambda model: adam(model.parameters(), ranks.device), cuda_graphs="off")
-
-
 def run_case(
     shard: Any, ranks: Ranks, model: str, overlap: str, arguments: argparse.Namespace
 ) -> tuple[list[float], list[dict[str, Any]]]:
     """Milliseconds of each epoch, and what takes most of one."""
-    trainer = trainer_of(shard, ranks, model, overlap, arguments.precision, arguments.seed)
+    how = model, arguments.precision, arguments.seed
+    trainer = trainer_of(shard, ranks, how, overlap=overlap, cuda_graphs="off")
     for _ in range(_EPOCHS_BEFORE):
         trainer.train_epoch()
-    synchronize(ranks.device)
-    ends = [moment(ranks.device)]
-    for _ in range(arguments.epochs + 1):
-        trainer.train_epoch()
-        ends.append(moment(ranks.device))
-    synchronize(ranks.device)
-    laps = [milliseconds(*pair) for pair in itertools.pairwise(ends)][1:]
+    laps = laps_of(trainer, ranks.device, arguments.epochs + 1)[1:]
     kernels = kernels_of(trainer.train_epoch, arguments.kernels, ranks.device) if arguments.kernels else []
     del trainer
     free_memory()
@@ -94,7 +74,6 @@ def measure(family: str, arguments: argparse.Namespace, recorder: Recorder) -> N
     whole = device_shard(graph, torch.zeros(graph.num_nodes, dtype=torch.int8, device=device), 0, 1)
     counts = {"inner": half.num_inner, "edges": len(half.indices), "halo": sum(half.recv_splits)}
     counts |= {"sent": sum(half.send_splits), "halo_edges": int((half.indices >= half.num_inner).sum())}
-    usual = early_rows.EDGES_PER_ROW
     for model in arguments.models:
         cases = [("whole", whole, one, "off", 0), ("half, off", half, near, "off", 0)]
         if model != "gat":  # attention waits for its halo rows in any case
@@ -102,15 +81,14 @@ def measure(family: str, arguments: argparse.Namespace, recorder: Recorder) -> N
             cases += [(f"half, on {edges}", half, near, "on", edges) for edges in arguments.edges_per_row]
         whole_ms = 0.0
         for system, shard, ranks, overlap, edges in cases:
-            early_rows.EDGES_PER_ROW = edges
-            laps, kernels = run_case(shard, ranks, model, overlap, arguments)
+            with mock.patch.object(early_rows, "EDGES_PER_ROW", edges):
+                laps, kernels = run_case(shard, ranks, model, overlap, arguments)
             timing = timing_of(laps)
             whole_ms = whole_ms or timing.median_ms
             row: dict[str, Any] = {"kind": "half", "system": system, "graph": family, "model": model}
             row |= {"dtype": arguments.precision, "shape": f"{model} {arguments.nodes}", "seed": arguments.seed}
             row |= {"num_nodes": arguments.nodes, "num_edges": arguments.arcs, "half": counts, "samples_ms": laps}
             recorder.add(row | {"beside_whole": whole_ms / timing.median_ms, "kernels": kernels}, timing)
-    early_rows.EDGES_PER_ROW = usual
 
 
 def line(row: dict[str, Any]) -> str:

@@ -115,21 +115,25 @@ def network(model: str, features: int, classes: int, seed: int) -> Any:
     return nugnn.GNN(model, features, classes, layers=3, dropout=0.5, input_dropout=0.0, **settings)
 
 
-def _trainer(shard: Any, ranks: Any, model: str, precision: str, seed: int) -> Any:
+def trainer_of(
+    shard: Any, ranks: Any, how: tuple[str, str, int], *, overlap: str = "auto", cuda_graphs: str = "on"
+) -> Any:
+    """Trains a shard; ``how`` are model, precision and seed. On a CPU nothing is recorded."""
     import nugnn
     from nugnn.seam import install
     from nugnn.shard_graph import ShardGraph
 
     install()
+    model, precision, seed = how
     graph = ShardGraph(shard, ranks, keep_edge_ids=False)
     made = network(model, shard.node_data["feat"].shape[1], shard.num_classes, seed).to(ranks.device)
     rows = torch.arange(graph.num_nodes(), device=ranks.device)
     splits = {"train": rows, "val": rows[:0], "test": rows[:0]}
-    family = nugnn.GraphFamily(made, graph, splits, precision=precision, seed=seed)
+    family = nugnn.GraphFamily(made, graph, splits, precision=precision, seed=seed, overlap=overlap)
     return nugnn.Trainer(
         family,
         make_optimizer=lambda model: adam(model.parameters(), ranks.device),
-        cuda_graphs="on" if ranks.device.type == "cuda" else "off",
+        cuda_graphs=cuda_graphs if ranks.device.type == "cuda" else "off",
     )
 
 
@@ -152,9 +156,9 @@ def _timed_alone(
     from nugnn.comm.groups import Ranks
 
     part = torch.zeros(graph.num_nodes, dtype=torch.int8, device=ranks.device)
-    trainer = _trainer(device_shard(graph, part, 0, 1), Ranks(device=ranks.device), *how)
+    trainer = trainer_of(device_shard(graph, part, 0, 1), Ranks(device=ranks.device), how)
     losses = [trainer.train_epoch() for _ in range(before)]
-    laps = _laps(trainer, ranks.device, epochs)
+    laps = laps_of(trainer, ranks.device, epochs)
     del trainer
     free_memory()
     return timing_of(laps).median_ms, losses
@@ -168,7 +172,7 @@ def _times(ranks: Any, how: bytes, family: str, path: str, travel: Any) -> Any:
     measures, traces, by_rates = cloudpickle.loads(how)
     part = torch.from_numpy(np.load(path)).to(ranks.device)
     shard = device_shard(_KEPT["graphs"][family], part, ranks.rank, ranks.world_size)
-    every_row = torch.arange(shard.num_inner, device=ranks.device)  # counts in the loss, as in `_trainer`
+    every_row = torch.arange(shard.num_inner, device=ranks.device)  # counts in the loss, as in `trainer_of`
     shard = dataclasses.replace(shard, train_rows=every_row)
     timed = real_part(shard, traces[ranks.rank], functools.partial(by_rates.seconds, ranks.rank))
     found = measured_here(ranks, lambda: measures[ranks.rank](places_of(timed)), travel)
@@ -176,7 +180,7 @@ def _times(ranks: Any, how: bytes, family: str, path: str, travel: Any) -> Any:
     return found
 
 
-def _laps(trainer: Any, device: torch.device, epochs: int) -> list[float]:
+def laps_of(trainer: Any, device: torch.device, epochs: int) -> list[float]:
     """Milliseconds of each of so many epochs."""
     synchronize(device)
     ends = [moment(device)]
@@ -198,7 +202,7 @@ def _build(ranks: Any, name: str, family: str, model: str, precision: str, seed:
             del shards[next(iter(shards))]
     synchronize(ranks.device)
     cut = time.perf_counter()
-    trainer = _trainer(shards[path], ranks, model, precision, seed)
+    trainer = trainer_of(shards[path], ranks, (model, precision, seed))
     synchronize(ranks.device)
     made = time.perf_counter()
     losses = [trainer.train_epoch() for _ in range(_EPOCHS_BEFORE)]
@@ -214,7 +218,7 @@ def _turns(ranks: Any, names: list[str], turns: int) -> dict[str, Any]:
     waited, elapsed = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for name in names * turns:
         ranks.clock.take()
-        laps = _laps(_KEPT["trainers"][name], ranks.device, _TURN)
+        laps = laps_of(_KEPT["trainers"][name], ranks.device, _TURN)
         samples[name] += laps[1:]
         waited[name] += 1e3 * sum(ranks.clock.take())
         elapsed[name] += sum(laps)
