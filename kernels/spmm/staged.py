@@ -7,7 +7,7 @@ pass.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,13 +18,6 @@ from nugnn.kernels.structure import Structure
 
 if TYPE_CHECKING:
     from nugnn.kernels.spmm.gpu_aggregate import Edges
-
-
-class Scales(TypedDict):
-    """Factors of source rows and of destination rows; None for ones."""
-
-    src_scale: Tensor | None
-    dst_scale: Tensor | None
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -182,11 +175,11 @@ def finish_sum(
     part = structure.split(len(first), num_begun).rest
     if num_begun == num_rows:
         return add_sum(part, rest, src_scale=end, dst_scale=dst_scale, add_to=begun, in_place=True, dtype=first.dtype)
-    early: Scales = {"src_scale": end, "dst_scale": _leading(dst_scale, num_begun)}
+    of_begun = _leading(dst_scale, num_begun)
     others = None if dst_scale is None else dst_scale[num_begun:]
     base = None if add_to is None else add_to[num_begun:]
     if not runs_triton(structure, first):
-        done = add_sum(part, rest, **early, add_to=begun, in_place=True, dtype=first.dtype)
+        done = add_sum(part, rest, src_scale=end, dst_scale=of_begun, add_to=begun, in_place=True, dtype=first.dtype)
         begin = structure.indptr[num_begun]
         left = Structure(structure.num_src, structure.indptr[num_begun:] - begin, structure.indices[int(begin) :])
         x = torch.cat([first, rest])
@@ -200,7 +193,7 @@ def finish_sum(
         out = empty_rows(num_rows, x.shape[1], x.dtype, x.device)
     else:
         out = x.new_empty(num_rows, x.shape[1])
-    _aggregated(in_edges(part), _matrix(rest), **early, add_to=begun, out=out)
+    _aggregated(in_edges(part), _matrix(rest), src_scale=end, dst_scale=of_begun, add_to=begun, out=out)
     edges = Edges(structure.indptr, structure.indices, None, (num_begun, num_rows))
     _aggregated(
         edges, x, _matrix(rest), src_scale=src_scale, dst_scale=others, add_to=base, out=out, first_row=num_begun

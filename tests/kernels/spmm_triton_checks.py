@@ -448,11 +448,12 @@ def check_some_rows_begin_and_all_are_one_sum_rounded_once() -> None:
 def check_rows_with_heads_begin_where_no_others_come() -> None:
     structure = a_structure(37, 6)
     x, none = torch.randn(structure.num_src, 2, 3, device=DEVICE), torch.empty(0, 2, 3, device=DEVICE)
-    exact = spmm_reference(structure, "copy_lhs", "sum", x, None)
+    exact, mass = (spmm_reference(structure, "copy_lhs", "sum", y, None) for y in (x.double(), x.double().abs()))
+    bound = allowed(structure.in_degrees[:, None, None] + 2, x.dtype, mass, exact)
     with mock.patch.object(staged, "runs_triton", return_value=True):
         for num_rows in (structure.num_dst // 2, structure.num_dst):
             out = staged.finish_sum(structure, staged.begin_sum(structure, x, num_rows), x, none)
-            torch.testing.assert_close(out, exact, rtol=1e-5, atol=1e-5)
+            assert ((out.double() - exact).abs() <= bound).all()
 
 
 def check_padded_rows_give_the_same_bits_in_padded_rows_without_a_copy() -> None:
