@@ -6,6 +6,7 @@ a step of several.
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -78,8 +79,8 @@ def bytes_inside(trainer: Trainer, allocator: Allocator | None = None) -> Inside
 
 def table_of(
     traces: Sequence[StepTrace], found: Sequence[Sequence[tuple[PartSizes, InsideStep]]], times: MeasuredTimes
-) -> MeasuredTimes | None:
-    """A table of bytes in place of seconds; None where steps were not as traced.
+) -> MeasuredTimes:
+    """A table of bytes in place of seconds.
 
     Args:
         traces: With formulas; of a step in each format.
@@ -88,12 +89,23 @@ def table_of(
     """
     operators: list[TimedOperator] = []
     for trace, steps in zip(traces, found, strict=True):
-        for sizes, (names, inside) in steps:
+        for sizes, inside in steps:
             at = trace.at(sizes)
-            if names != [record.op for record in at.operators]:
-                return None
-            operators += operators_at(trace, at, inside)
+            operators += operators_at(trace, at, _bytes_of_records(at, inside))
     return times.with_operators(operators)
+
+
+def _bytes_of_records(at: StepTrace, inside: InsideStep) -> list[float]:
+    """Those of a step's operators that the trace has, too; none of other records.
+
+    A trainer that may record its steps as CUDA graphs fills a table of keys first, and one that may not, does not.
+    """
+    names, taken = inside
+    found = [0.0] * len(at.operators)
+    matcher = difflib.SequenceMatcher(None, names, [record.op for record in at.operators], autojunk=False)
+    for begin, first, count in matcher.get_matching_blocks():
+        found[first : first + count] = taken[begin : begin + count]
+    return found
 
 
 def with_bytes_inside(trace: StepTrace, table: MeasuredTimes) -> StepTrace:

@@ -144,7 +144,7 @@ class _Found:
 
     Args:
         table: Of operators, in both formats.
-        inside: Bytes that they take while they run; None on a CPU, and where steps were not as traced.
+        inside: Bytes that they take while they run; None on a CPU.
         ladders: Laps in float32 and in bfloat16.
         seconds: Of mixed steps.
         are_captured: Whether these ran as CUDA graphs.

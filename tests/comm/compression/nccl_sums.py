@@ -11,6 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from shared_gpus import share_gpus
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,10 +28,9 @@ def _num_rows(rank: int) -> int:
 def main() -> None:
     backend, _, *ways = sys.argv[1:]
     assert ways, "name what gradients travel as, such as 4 or bf16"
+    device = share_gpus()
     dist.init_process_group(backend)
     rank = dist.get_rank()
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
     digest = hashlib.sha256()
     total = sum(_num_rows(each) for each in range(dist.get_world_size()))

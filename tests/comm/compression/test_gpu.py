@@ -82,12 +82,21 @@ def test_fingerprints_are_those_of_cpus() -> None:
         assert int(fingerprint(x)) == int(fingerprint(x.cuda()))
 
 
+_SOME_WAYS = ((1, 4), ("adaptive", "powersgd"))
+"""Of ranks that share a GPU, steps take long: `test_ddp.py` has all ways on three and four ranks of gloo."""
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("script", "num_ranks", "arguments"), [("nccl_sums.py", 2, tuple(map(str, WAYS))), ("host_sums.py", 4, ())]
+    ("script", "num_ranks", "ways"),
+    [
+        *(("nccl_sums.py", 2, WAYS[place : place + 3]) for place in range(0, len(WAYS), 3)),
+        *(("nccl_sums.py", num_ranks, ways) for num_ranks in (3, 4) for ways in _SOME_WAYS),
+        ("host_sums.py", 4, ()),
+    ],
 )
-def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int, arguments: tuple[str, ...]) -> None:
-    if torch.cuda.device_count() < num_ranks:
-        pytest.skip(f"NCCL needs {num_ranks} GPUs")
+def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int, ways: tuple[int | str, ...]) -> None:
+    """Ranks share GPUs where there are too few (`shared_gpus.py`)."""
     said = []
     for backend in ("nccl", "gloo"):
         done = subprocess.run(
@@ -101,7 +110,7 @@ def test_nccl_makes_the_bits_of_gloo(script: str, num_ranks: int, arguments: tup
                 str(Path(__file__).with_name(script)),
                 backend,
                 "cuda",
-                *arguments,
+                *map(str, ways),
             ],
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
             capture_output=True,
