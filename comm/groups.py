@@ -219,7 +219,8 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         return Ranks(device=device, pulse=pulse)
     timeout = timedelta(seconds=timeout_seconds)
     with pulse.waiting("the start of all workers"):
-        numbers = _device_numbers(device)
+        known = _with_the_host()
+        numbers = _device_numbers(device, known)
         carries_cuda = 0 not in numbers and len(set(numbers)) == len(numbers) and dist.is_nccl_available()
         is_uniform = len({number == 0 for number in numbers}) == 1
         backend = "cpu:gloo,cuda:nccl" if carries_cuda else "gloo"
@@ -228,11 +229,11 @@ def join_ranks(timeout_seconds: float = 600.0, pulse: Pulse | None = None, devic
         first = _first_on_the_gpu(timeout) if carries_cuda else None
         halo = dist.new_group(timeout=timeout, backend=backend, pg_options=first)
         control = dist.new_group(timeout=timeout, backend=backend)
-        reads_peers = carries_cuda and _all_read_each_other(device)
-        hosts = numbered(_of_all_ranks(number_of(host_name())))
+        reads_peers = carries_cuda and _all_read_each_other(device, known)
+        hosts = numbered(_of_all_ranks(number_of(host_name()), known))
         rank, size, direct = dist.get_rank(), dist.get_world_size(), None
         if not carries_cuda and len(set(hosts)) == 1:
-            direct = connect_directly(rank, size, timeout_seconds)
+            direct = connect_directly(rank, size, timeout_seconds, control)
     let_gloo_wait_its_turn()
     return Ranks(
         rank, size, halo, control, device,
@@ -290,21 +291,30 @@ def leave_ranks(ranks: Ranks) -> None:
         object.__setattr__(ranks, group, None)
 
 
-def _device_numbers(device: torch.device) -> list[int]:
+def _with_the_host() -> Any:
+    """A group that carries tensors of the host's memory: the default one unless it is of NCCL alone; a collective call.
+
+    Returns:
+        None for the default group.
+    """
+    return None if "cpu:" in dist.get_backend_config() else dist.new_group(backend="gloo")
+
+
+def _device_numbers(device: torch.device, group: Any = None) -> list[int]:
     """Of each rank: 0 for the CPU, another number for each GPU of all hosts; a collective call."""
     number = 0
     if device.type == "cuda":
         number = number_of(f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
-    return _of_all_ranks(number)
+    return _of_all_ranks(number, group)
 
 
-def _all_read_each_other(device: torch.device) -> bool:
+def _all_read_each_other(device: torch.device, group: Any = None) -> bool:
     """Whether one host has all the GPUs, and each reads the memory of the others; a collective call."""
     own = torch.cuda.current_device() if device.index is None else device.index
     others = set(range(torch.cuda.device_count())) - {own}
     sees_all = len(others) + 1 >= dist.get_world_size()
     reads_all = sees_all and all(torch.cuda.can_device_access_peer(own, other) for other in others)
-    return len(set(_of_all_ranks(number_of(platform.node()) if reads_all else dist.get_rank()))) == 1
+    return len(set(_of_all_ranks(number_of(platform.node()) if reads_all else dist.get_rank(), group))) == 1
 
 
 def number_of(name: str) -> int:
@@ -312,7 +322,7 @@ def number_of(name: str) -> int:
     return 2**32 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
 
 
-def _of_all_ranks(number: int) -> list[int]:
+def _of_all_ranks(number: int, group: Any = None) -> list[int]:
     numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(numbers, torch.tensor([number]))
+    dist.all_gather(numbers, torch.tensor([number]), group=group)
     return [int(n) for n in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fork_server import ForkServer
 from nugnn.comm.collectives import extreme_over_ranks, gather_over_ranks, sum_over_ranks
 from nugnn.comm.groups import Ranks, keeps_exchanges, leave_ranks
 
@@ -126,3 +128,36 @@ def _waited(ranks: Ranks, folder: Path) -> list[float]:
 
 def test_who_waits_for_a_late_rank_is_not_computing(ranks: Any, tmp_path: Path) -> None:
     assert ranks.run(2, _waited, tmp_path)[0] == [1.0, 1.0], "once, also where measurements nest"
+
+
+_JOINS = """
+import sys, torch, torch.distributed as dist
+from nugnn.comm.groups import leave_ranks
+from nugnn.join import init
+
+dist.init_process_group(sys.argv[1])
+ranks = init()
+total = ranks.sum_(torch.tensor([1.0 + ranks.rank]))
+if ranks.rank == 0:
+    print("TOTAL", total.item(), ranks.world_size)
+leave_ranks(ranks)
+"""
+
+
+@pytest.mark.parametrize("backend", ["cuda:gloo", "gloo"])
+def test_a_users_group_may_carry_tensors_of_gpus_alone(fork_server: ForkServer, backend: str, tmp_path: Path) -> None:
+    """As that of ``init_process_group("nccl")`` does: what ranks first tell each other lies in the host's memory."""
+    script = tmp_path / "joins.py"
+    script.write_text(_JOINS)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+        backend,
+    ]
+    done = fork_server.torchrun([*torchrun, str(script), backend], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "TOTAL 3.0 2" in done.stderr  # all output goes there

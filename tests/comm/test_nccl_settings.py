@@ -30,10 +30,10 @@ def joined(monkeypatch: pytest.MonkeyPatch, numbers: list[int]) -> tuple[Ranks, 
     for name, value in said.items():
         monkeypatch.setattr(dist, name, lambda value=value: value)
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(groups, "_device_numbers", lambda device: numbers)
-    monkeypatch.setattr(groups, "_of_all_ranks", lambda number: [number, number])
-    monkeypatch.setattr(groups, "_all_read_each_other", lambda device: True)
-    for name in ("_first_on_the_gpu", "connect_directly"):
+    monkeypatch.setattr(groups, "_device_numbers", lambda *_: numbers)
+    monkeypatch.setattr(groups, "_of_all_ranks", lambda number, _: [number, number])
+    monkeypatch.setattr(groups, "_all_read_each_other", lambda *_: True)
+    for name in ("_first_on_the_gpu", "connect_directly", "_with_the_host"):
         monkeypatch.setattr(groups, name, mock.Mock(return_value=None))
     return join_ranks(device=torch.device("cpu")), seen
 
