@@ -149,15 +149,7 @@ def test_a_users_group_may_carry_tensors_of_gpus_alone(fork_server: ForkServer, 
     """As that of ``init_process_group("nccl")`` does: what ranks first tell each other lies in the host's memory."""
     script = tmp_path / "joins.py"
     script.write_text(_JOINS)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-        backend,
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = fork_server.torchrun([*torchrun, str(script), backend], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "TOTAL 3.0 2" in done.stderr  # all output goes there
