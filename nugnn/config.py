@@ -166,8 +166,8 @@ class TrainConfig(Settings):
     cuda_graphs: str = option(
         "auto",
         str,
-        "Let a GPU repeat a recorded step, not told each operation; auto: of built-in networks, ResNets and VGGs on "
-        "samples.",
+        "Let a GPU repeat a recorded step, not told each operation; auto: of built-in models, ResNets and VGGs, but "
+        "where halo rows travel.",
         choices=("auto", "on", "off"),
     )
     activations: str = option(

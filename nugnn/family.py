@@ -35,6 +35,7 @@ class Family(Protocol):
         steps_per_epoch: Optimizer steps.
         sums_in_backward: Whether gradients may be summed over ranks while backward runs, in the group ``ranks.halo``.
         has_own_loss: Whether the loss function is the user's.
+        exchanges_rows: Whether ranks send each other rows inside of steps.
         remedy: What to do where a model's own code changes parameters or buffers by a rank's rows, in words.
     """
 
@@ -44,6 +45,9 @@ class Family(Protocol):
     sums_in_backward: bool
     has_own_loss: bool
     remedy: str
+
+    @property
+    def exchanges_rows(self) -> bool: ...
 
     @property
     def riders(self) -> Riders | None:

@@ -131,6 +131,10 @@ class GraphFamily:
     remedy = "Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes."
 
     @property
+    def exchanges_rows(self) -> bool:
+        return self.ranks.is_split
+
+    @property
     def why_not_recorded(self) -> str | None:
         of_halo = why_halo_is_not_recorded(self._halo_wire, self._halo_mode) if self.ranks.is_split else None
         return of_halo or self._activations.why_not_recorded

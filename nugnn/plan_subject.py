@@ -143,7 +143,9 @@ def graph_subject(
 
     of_halo = why_halo_is_not_recorded(options.halo_wire, HaloMode.parse(options.halo_mode)) if workers > 1 else None
     offloads = Offloaded.why_not_recorded if options.activations == "offload" else None
-    is_captured = _is_captured(model, options, workers, of_halo or offloads, is_nccl=is_nccl)
+    is_captured = _is_captured(
+        model, options, workers, of_halo or offloads, is_nccl=is_nccl, exchanges_rows=workers > 1
+    )
     trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
 
     def measure(trace: StepTrace, parts: Sequence[Any], **more: Any) -> MeasuredTimes:
@@ -213,7 +215,7 @@ def sample_subject(
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
 
     of_batch = why_batch_is_not_recorded(options.micro_batches)
-    is_captured = _is_captured(model, options, workers, of_batch, is_nccl=is_nccl)
+    is_captured = _is_captured(model, options, workers, of_batch, is_nccl=is_nccl, exchanges_rows=False)
     trained: dict[str, Any] = {"precision": options.precision, "captured": is_captured}
 
     def measure(trace: StepTrace, sizes: Sequence[PartSizes], **more: Any) -> MeasuredTimes:
@@ -237,7 +239,13 @@ def sample_subject(
 
 
 def _is_captured(
-    model: nn.Module, options: TrainOptions, workers: int, why_not_family: str | None, *, is_nccl: bool
+    model: nn.Module,
+    options: TrainOptions,
+    workers: int,
+    why_not_family: str | None,
+    *,
+    is_nccl: bool,
+    exchanges_rows: bool,
 ) -> bool:
     """Whether training records its steps on GPUs; a GPU that is described is taken to be on a host with Triton."""
     return StepFacts(
@@ -246,6 +254,7 @@ def _is_captured(
         is_on_gpu=True,
         is_split=workers > 1,
         carries_cuda=is_nccl,
+        exchanges_rows=exchanges_rows,
         compresses=options.compression.wire != "fp32",
         precision=options.precision,
         why_not_family=why_not_family,

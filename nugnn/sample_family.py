@@ -125,6 +125,7 @@ class SampleFamily:
         self._mean = BatchMean(chosen, ranks, class_weights)
 
     sums_in_backward = True
+    exchanges_rows = False
     remedy = (
         "Every worker has other samples, so what forward writes must not depend on them (nn.Embedding(max_norm=...) "
         "rescales the rows that it reads, for one): leave that out, or train with workers=1."

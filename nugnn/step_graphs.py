@@ -43,8 +43,8 @@ _logger = logging.getLogger(__name__)
 
 CUDA_GRAPHS = ("auto", "on", "off")
 CudaGraphs = Literal["auto", "on", "off"]
-"""Whether steps are recorded: ``auto`` for the networks on samples of which it is known that they may be, see
-`nugnn.known_models`, where there is memory to spare."""
+"""Whether steps are recorded: ``auto`` for the models of which it is known that they may be, see `nugnn.known_models`,
+where there is memory to spare and no rows travel between ranks."""
 
 
 class CaptureError(ValueError):
@@ -57,11 +57,12 @@ class StepFacts:
 
     Args:
         choice: The user's.
-        is_known: Whether all that runs in a step is code of `nugnn`, of torch's layers and of torchvision's ResNets and
-            VGGs; a loss or regularizer of the user's is none.
+        is_known: Whether all that runs in a step is code of `nugnn`, of torch's and DGL's layers, and of torchvision's
+            ResNets and VGGs; a loss or regularizer of the user's is none.
         is_on_gpu: Whether this worker computes on a GPU.
         is_split: Whether there are several workers.
         carries_cuda: Whether sums over workers go from GPU to GPU (NCCL).
+        exchanges_rows: Whether workers send each other rows inside of steps, see `nugnn.family.Family`.
         compresses: Whether gradients are compressed on their way between workers.
         precision: Of the run.
         why_not_family: What the family has against it, see `nugnn.family.Family.why_not_recorded`.
@@ -73,6 +74,7 @@ class StepFacts:
     is_on_gpu: bool
     is_split: bool
     carries_cuda: bool
+    exchanges_rows: bool
     compresses: bool
     precision: str
     why_not_family: str | None
@@ -95,8 +97,9 @@ class StepFacts:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether steps are recorded: under ``auto`` only where all that runs in them is known."""
-        return (self.choice == "on" or (self.choice == "auto" and self.is_known)) and self.why_not is None
+        """Whether steps are recorded: under ``auto`` only where all that runs in them is known, and no rows travel."""
+        is_unasked = self.choice == "auto" and self.is_known and not self.exchanges_rows
+        return (self.choice == "on" or is_unasked) and self.why_not is None
 
 
 def has_triton() -> bool:
@@ -127,6 +130,7 @@ def records_steps(
         is_on_gpu=ranks.device.type == "cuda",
         is_split=ranks.is_split,
         carries_cuda=ranks.carries_cuda,
+        exchanges_rows=family.exchanges_rows,
         compresses=compresses,
         precision=family.storage.precision,
         why_not_family=family.why_not_recorded,

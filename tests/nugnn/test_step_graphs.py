@@ -14,7 +14,7 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn.comm.groups import Ranks
 from nugnn.models import GNN
 from nugnn.sample_family import SampleFamily
-from nugnn.step_graphs import CaptureError, records_steps
+from nugnn.step_graphs import CaptureError, StepFacts, records_steps
 from nugnn.trainer import Trainer
 from sample_cases import make_data, make_model
 
@@ -53,6 +53,19 @@ def test_a_choice_that_is_not_to_be_had_is_refused() -> None:
         Trainer(family, cuda_graphs="on")
     with pytest.raises(ValueError, match="must be auto, on or off"):
         Trainer(family, cuda_graphs="yes")  # type: ignore[arg-type]
+
+
+def test_auto_leaves_steps_alone_in_which_halo_rows_travel() -> None:
+    facts: dict[str, Any] = {
+        "is_known": True, "is_on_gpu": True, "carries_cuda": True, "compresses": False, "precision": "fp32",
+        "why_not_family": None, "has_triton": True,
+    }  # fmt: skip
+    for choice, expected in (("auto", [True, True, False]), ("on", [True] * 3), ("off", [False] * 3)):
+        cases = [(False, False), (True, False), (True, True)]
+        found = [
+            StepFacts(choice=choice, is_split=split, exchanges_rows=rows, **facts).is_recorded for split, rows in cases
+        ]
+        assert found == expected, choice
 
 
 @pytest.mark.gpu
@@ -176,3 +189,37 @@ def test_graphs_recorded_have_the_same_bits(kind: str, workers: int, graph_optio
     usual, recorded = results
     assert [epoch.loss for epoch in recorded.history] == [epoch.loss for epoch in usual.history]
     assert torch.equal(recorded.logits, usual.logits)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2", "gin"])
+def test_a_graph_on_one_card_is_recorded_unasked(kind: str, precision: str, activations: str) -> None:
+    """Features that change in between, and a layer that is frozen, are seen."""
+    found = []
+    for choice in ("off", "auto"):
+        torch.manual_seed(0)
+        model = GNN(kind, NUM_FEATURES, NUM_CLASSES, hidden=8, norm="batch", dropout=0.5)
+        ranks = Ranks(device=torch.device("cuda", 0))
+        graph = nugnn.shard(make_graph(), ranks)
+        rows = torch.arange(graph.num_nodes(), device=ranks.device)
+        splits = {"train": rows[::2], "val": rows[1::2], "test": rows[1::2]}
+        options = {"precision": precision, "activations": activations, "seed": 3}
+        family = nugnn.GraphFamily(model.to(ranks.device), graph, splits, **options)  # type: ignore[arg-type]
+        trainer = Trainer(family, make_optimizer=_adamw, cuda_graphs=choice)  # type: ignore[arg-type]
+        losses, counts = [], []
+        for epoch in range(15):
+            losses.append(trainer.train_epoch())
+            counts.append(trainer.num_recorded)
+            if epoch == 4:
+                graph.ndata["feat"].mul_(0.5)
+            if epoch == 9:
+                next(model.parameters()).requires_grad_(False)
+        assert counts[4] == counts[14] == (choice == "auto")
+        found.append((losses, family.predict(15), model.state_dict()))
+    usual, recorded = found
+    assert recorded[0] == usual[0] and torch.equal(recorded[1], usual[1])
+    for key, value in usual[2].items():
+        assert torch.equal(recorded[2][key], value), key
