@@ -99,14 +99,18 @@ def trace_sample_step(
     return told(recorded[0], first, recorded[1], second)
 
 
+_UNRECORDED = {"cuda_graphs": "off"}
+"""A trainer that may record steps as CUDA graphs also fills a table of keys, which is no operator of the step."""
+
+
 def record_graph_step(model: nn.Module | Callable[[int], nn.Module], sizes: PartSizes, **arguments: Any) -> StepTrace:
     """The step at these sizes, with numbers for dimensions; arguments as for `trace_graph_step`."""
-    return record_step(graph_trainer(model, sizes, **arguments)).trace
+    return record_step(graph_trainer(model, sizes, **_UNRECORDED | arguments)).trace
 
 
 def record_sample_step(model: nn.Module, sample: Sequence[Tensor], sizes: PartSizes, **arguments: Any) -> StepTrace:
     """The step at these sizes, with numbers for dimensions; arguments as for `trace_sample_step`."""
-    return record_step(sample_trainer(model, sample, sizes, **arguments)).trace
+    return record_step(sample_trainer(model, sample, sizes, **_UNRECORDED | arguments)).trace
 
 
 def graph_trainer(

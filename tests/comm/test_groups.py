@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,9 +11,10 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from fork_server import ForkServer
+from nugnn.comm import groups
 from nugnn.comm.collectives import extreme_over_ranks, gather_over_ranks, sum_over_ranks
 from nugnn.comm.groups import Ranks, keeps_exchanges, leave_ranks
 
@@ -130,26 +130,13 @@ def test_who_waits_for_a_late_rank_is_not_computing(ranks: Any, tmp_path: Path) 
     assert ranks.run(2, _waited, tmp_path)[0] == [1.0, 1.0], "once, also where measurements nest"
 
 
-_JOINS = """
-import sys, torch, torch.distributed as dist
-from nugnn.comm.groups import leave_ranks
-from nugnn.join import init
-
-dist.init_process_group(sys.argv[1])
-ranks = init()
-total = ranks.sum_(torch.tensor([1.0 + ranks.rank]))
-if ranks.rank == 0:
-    print("TOTAL", total.item(), ranks.world_size)
-leave_ranks(ranks)
-"""
-
-
-@pytest.mark.parametrize("backend", ["cuda:gloo", "gloo"])
-def test_a_users_group_may_carry_tensors_of_gpus_alone(fork_server: ForkServer, backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "is_default"), [("cuda:gloo", False), ("gloo", True)])
+def test_a_users_group_may_carry_tensors_of_gpus_alone(backend: str, is_default: bool) -> None:
     """As that of ``init_process_group("nccl")`` does: what ranks first tell each other lies in the host's memory."""
-    script = tmp_path / "joins.py"
-    script.write_text(_JOINS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = fork_server.torchrun([*torchrun, str(script), backend], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "TOTAL 3.0 2" in done.stderr  # all output goes there
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = groups._with_the_host()
+        assert (group is None) is is_default
+        assert groups._of_all_ranks(7, group) == [7]
+    finally:
+        dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 
@@ -215,6 +216,26 @@ def test_a_gpu_s_clock_knows_how_long_an_operator_took():
         laps = clock.close()
     assert laps[0] < 2e-6
     assert laps[1] == pytest.approx(1e-4, rel=0.2) and laps[2] == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.gpu
+def test_laps_of_small_kernels_add_up_to_a_row_of_them():
+    device, count = torch.device("cuda", 0), 200
+    clock, x = DeviceClock(device), torch.zeros(1024, device=device)
+    found = []
+    for _ in range(3):
+        clock.open()
+        for number in range(count):
+            clock.begin(number)
+            x.mul_(0.5)
+            clock.end()
+        found.append(sum(clock.close()))
+
+    def row():
+        for _ in range(count):
+            x.mul_(0.5)
+
+    assert statistics.median(found) == pytest.approx(clock._measured(10e-3, row), rel=0.15)
 
 
 @pytest.mark.gpu
