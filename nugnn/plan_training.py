@@ -323,7 +323,7 @@ class TrainingPlan:
         except Exception as error:  # whatever a model says to random data
             self.on_note(f"{note}; whether its parts fit is not known: {error}")
             return found
-        check_memory(plan, traces, said)
+        check_memory(plan, traces, said, str(settings.get("overlap", "off")))
         self.on_note(note)
         return found
 

@@ -209,7 +209,7 @@ def cluster_of_machine(
         ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
         for profile, limit in zip(profiles, each, strict=True)
     )
-    is_nccl = has_nccl and uses_nccl(devices)
+    is_nccl = has_nccl and uses_nccl(["this machine"] * len(chosen), profiles)
     return Cluster(
         devices=devices,
         links=linked(
@@ -267,7 +267,7 @@ class _Builder:
             for one in groups[pair.ends[0]]
             for other in groups[pair.ends[1]]
         }
-        is_nccl = uses_nccl(devices)
+        is_nccl = uses_nccl([device.host for device in devices], [device.profile for device in devices])
 
         def link(a: int, b: int) -> Way:
             one, other = devices[a], devices[b]
