@@ -248,6 +248,8 @@ def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml cannot be read: No such file"),
         (["--dataset", "digits", "--plan-out", "no/such/plan.json"], "there is no folder no/such"),
         (["--dataset", "digits", "--epochs", "3"], "--epochs"),
+        (["--graph-stats", "ogbn-arxiv", "--batch-size", "7"],
+         "--batch-size belongs to samples, and --graph-stats gives the counts of a graph; leave it out, or name"),
         (["--dataset", "digits", "--workers", "2", "--device", "cpu", "--shares", "auto", "--partitioner", "random"],
          "--partitioner random makes none to fit"),
     ],
