@@ -30,7 +30,8 @@ OPTIONS = (
     *("dropout", "input_dropout", "attention_dropout"),
     *("optimizer", "clip_norm", "batch_norm", "batch_size", "micro_batches", "drop_last"),
     *("workers", "shares", "partitioner", "device", "limits", "cluster"),
-    *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode", "grad_sync"),
+    *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode"),
+    *("grad_sync", "grad_sync_rank", "grad_sync_feedback", "grad_sync_exact"),
 )
 """Of ``nugnn train``, those that a plan depends on."""
 _OF_GRAPHS_AT_HAND = ("data_dir", "num_nodes", "feature_norm", "split", "partitioner")

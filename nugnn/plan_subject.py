@@ -125,7 +125,7 @@ def graph_subject(
         elif name == "halo_wire":
             how["halo_wire"] = value
     if options.compression.wire != "fp32" and workers > 1:
-        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
+        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression}")
     if options.activations == "offload" and "cuda" in kinds:
         notes.append(
             "predicted as if activations were keep, and not offload: of a GPU more memory is predicted than it will "
@@ -207,7 +207,7 @@ def sample_subject(
     if options.micro_batches > 1:
         notes.append(f"predicted as if a batch ran at once, and not in {options.micro_batches} micro-batches")
     if options.compression.wire != "fp32" and workers > 1:
-        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
+        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression}")
 
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)

@@ -169,6 +169,29 @@ def test_ideal_parts_are_called_that_and_no_plan_is_faster_or_slower_than_they(t
     assert printed(True).count("x as fast") == 2 and "not cut" in lines[-1] and max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_sync": "8bit"},
+        {"grad_sync": "powersgd", "grad_sync_rank": "4", "grad_sync_feedback": "off"},
+        {"grad_sync": "4bit", "grad_sync_exact": "layers.1.*"},
+    ],
+    ids=str,
+)
+def test_a_plan_notes_how_gradients_travel_as_the_run_does(options: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["plan", "--graph-stats", "ogbn-arxiv", "--cluster", str(tmp_path / "c.yaml"), *flags,
+                  "--plan-out", str(tmp_path / "plan.json")])  # fmt: skip
+    assert exit_.value.code == 0
+    planned = read_plan(tmp_path / "plan.json")
+    of_run = cli.gather_settings({"dataset": "ogbn-arxiv", "workers": "4", **options}, {})
+    way = str(FitOptions(grad_sync=of_run.gradients).compression)
+    assert planned.settings["grad_sync"] == way
+    assert f"sums of gradients are predicted as if grad_sync were fp32, and not {way}" in planned.notes
+
+
 def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(MIXED)
     counts = "nodes=1e5,edges=2e6,features=50,classes=7,train=1e4"
@@ -248,6 +271,9 @@ def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml cannot be read: No such file"),
         (["--dataset", "digits", "--plan-out", "no/such/plan.json"], "there is no folder no/such"),
         (["--dataset", "digits", "--epochs", "3"], "--epochs"),
+        (["--dataset", "digits", "--grad-sync-rank", "3"], "--grad-sync-rank 3 has no effect on --grad-sync fp32"),
+        (["--graph-stats", "ogbn-arxiv", "--device", "cpu", "--grad-sync", "4bit", "--grad-sync-exact", "haed.*"],
+         "exact haed.* matches no parameter whose gradients travel"),
         (["--graph-stats", "ogbn-arxiv", "--batch-size", "7"],
          "--batch-size belongs to samples, and --graph-stats gives the counts of a graph; leave it out, or name"),
         (["--dataset", "digits", "--workers", "2", "--device", "cpu", "--shares", "auto", "--partitioner", "random"],
