@@ -34,11 +34,12 @@ from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import baselines_table, devices_table
 from nugnn.plan_training import TrainingPlan
-from nugnn.planned import step_model, write_plan
+from nugnn.planned import Planned, step_model, write_plan
 from nugnn.planning import draft_cut, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
+from nugnn.planning.forecast import Forecast
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.imbalance import RebalanceRules
 from nugnn.planning.limits import DeviceLimits
@@ -49,11 +50,12 @@ from nugnn.planning.plan import DataFacts, PlanError, read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
+from nugnn.planning.timeline import Event, Timeline
 from nugnn.planning.work_model import PackedComputing, PackedWork
 from nugnn.precision.storage import Storage
 from nugnn.profile_run import Measured
 from nugnn.rebalance import PlannedBalance
-from nugnn.run import PARTS_FILE, run_from_config
+from nugnn.run import PARTS_FILE, pictures, run_from_config
 from nugnn.sample_config import SampleConfig
 from nugnn.sample_options import SampleOptions
 from nugnn.shares import whole_shard
@@ -782,6 +784,18 @@ def test_what_a_prediction_leaves_out_is_said_in_training_too(tmp_path: Path, da
     result = run_from_config(config)
     assert set(said) <= set(result["notes"])
     assert set(said) <= set(read_plan(tmp_path / "out" / "plan.json").notes)
+
+
+def test_the_predicted_step_is_drawn_above_the_measured_one_or_said_why_not() -> None:
+    events = (Event("a", "spmm", "forward", "device", 0.0, 1.0),)
+    measured, predicted = (Timeline((name,), (events,), (1.0,)) for name in ("measured", "predicted"))
+    plan = cast(Any, SimpleNamespace(calibration=None, corrected=lambda: plan))
+    forecast = Forecast(step_seconds=1.0, seconds=(), timeline=predicted)
+    made = Planned(plan=plan, part=None, forecast=forecast)
+    assert pictures(made, measured).count("|f") == 2
+    from_a_file = replace(made, forecast=replace(forecast, timeline=None))
+    shown = pictures(from_a_file, measured)
+    assert shown.count("|f") == 1 and "a step, predicted: not drawn, since a plan that was made before" in shown
 
 
 def test_what_a_run_replaces_are_the_files_of_a_plan() -> None:
