@@ -79,7 +79,7 @@ class ClusterDevice:
     @cached_property
     def kind(self) -> str:
         """Equal for devices that are alike, wherever they are."""
-        return self.profile.model_dump_json(exclude={"uuid", "spread"})
+        return self.profile.model_dump_json(exclude={"uuid", "spread", "note"})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -327,6 +327,26 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.count("measured") == 2
 
 
+def test_a_plan_repeats_that_others_used_the_machine_when_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once for all workers on the device; what it is called and what predictions stand on do not change by it."""
+    said = "others used 48 % of it when measuring began"
+    config = settings(tmp_path, "p", shares="auto", cluster=str(tmp_path / "c.yaml"))
+    plans = []
+    for note in (said, None):
+        machine = MACHINE.model_copy(update={"devices": (CPU.model_copy(update={"note": note}),)})
+        (tmp_path / "cpu.json").write_text(machine.to_json())
+        (tmp_path / "c.yaml").write_text(
+            "schema: nugnn.cluster/1\nhosts:\n  - {name: here, devices: [{device: cpu.json, count: 2}]}\n"
+        )
+        plans.append(plan_run.plan_from_config(config, None).plan)
+    noted, plain = plans
+    assert [text for text in noted.notes if said in text] == [f"profile of {CPU.name}: {said}"]
+    assert not any(said in text for text in plain.notes)
+    assert noted.rates == plain.rates is not None
+
+
 def test_limits_that_contend_for_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "own_nodes", lambda: ((0, 1),))
     how: dict[str, Any] = {"remeasures": False, "on_stage": lambda _: None, "on_note": lambda _: None}
