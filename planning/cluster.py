@@ -48,7 +48,7 @@ from nugnn.planning.cluster_links import (
 from nugnn.planning.cpu_rule import CpuSheet
 from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.limited_profile import limited, shared
-from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.limits import SHARED_CORES, DeviceLimits
 from nugnn.planning.links import Links
 from nugnn.planning.named_cpu import named_cpu, near_cpus
 from nugnn.planning.profiles import DeviceKind, DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
@@ -308,9 +308,12 @@ class _Builder:
                     raise ClusterError(f"{at}.limits: {error}") from error
                 here.append(entry.device == THIS_MACHINE)
         try:
-            return list(zip(_after_limits(whole, limits), limits, here, strict=True))
+            found = _after_limits(whole, limits)
+            if _shares_cores(whole, found):
+                self._notes.setdefault(f"{host.name}: {SHARED_CORES}")
         except ValueError as error:
             raise ClusterError(f"{place}.devices: {error}") from error
+        return list(zip(found, limits, here, strict=True))
 
     def _profiles_of(self, entry: DeviceFields, at: str, taken: dict[tuple[str, str], int]) -> list[DeviceProfile]:
         is_named = entry.device != THIS_MACHINE and not entry.is_file
@@ -389,6 +392,17 @@ def _changed(profile: DeviceProfile, entry: DeviceFields) -> DeviceProfile:
         value = getattr(changed, name)
         scaled[name] = {form: x * factor for form, x in value.items()} if isinstance(value, dict) else value * factor
     return changed.model_copy(update=scaled) if scaled else changed
+
+
+def _shares_cores(whole: Sequence[DeviceProfile], found: Sequence[DeviceProfile]) -> bool:
+    """Whether workers on a host's CPU have more threads together than it has cores.
+
+    Args:
+        whole: The device of each worker.
+        found: What each has of it.
+    """
+    cores = max((device.multiprocessors for device in whole if device.kind == "cpu"), default=0)
+    return sum(device.multiprocessors for device in found if device.kind == "cpu") > cores
 
 
 def _after_limits(
