@@ -20,6 +20,8 @@ from nugnn.sample_options import SampleOptions
 
 _OF_GRAPHS = (*("precision", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode", "recompute_inputs"),)
 _OF_SAMPLES = ("precision", "cuda_graphs", "batch_norm", "micro_batches")
+_KEPT_BY_OPTIMIZERS = ("momentum", "amsgrad", "centered")
+"""Options of torch's optimizers that each take a copy of the parameters."""
 _PRINTED = "printed"
 """Of the settings: a digest of the model as torch prints it, which shows dropout and activations; shapes do not."""
 
@@ -34,8 +36,18 @@ def settings_of(options: FitOptions | SampleOptions, model: nn.Module) -> dict[s
     names = _OF_GRAPHS if isinstance(options, FitOptions) else _OF_SAMPLES
     printed = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # where a function lies is another place in every process
     digest = hashlib.sha256(printed.encode()).hexdigest()[:16]
-    plain = {name: getattr(options, name) for name in names}
+    plain = {name: getattr(options, name) for name in names} | _optimizer_of(options, model)
     return plain | {"grad_sync": str(options.compression), _PRINTED: digest}
+
+
+def _optimizer_of(options: FitOptions | SampleOptions, model: nn.Module) -> dict[str, Plain]:
+    """Its class, and what of its settings makes it keep more; nothing where it cannot be made of the whole model."""
+    try:
+        optimizer = options.build_optimizer(model)
+    except Exception:  # whatever the user's own says to a model that is on no worker yet
+        return {}
+    more = [name for name in _KEPT_BY_OPTIMIZERS if any(group.get(name) for group in optimizer.param_groups)]
+    return {"optimizer": type(optimizer).__name__ + (f" with {', '.join(more)}" if more else "")}
 
 
 def other_settings(planned: Mapping[str, Plain], now: Mapping[str, Plain]) -> str:

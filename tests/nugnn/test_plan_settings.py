@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from step_traces import LinearTimes, graph_trace
+from torch import nn
 
-from nugnn.plan_settings import check_memory
+from nugnn.datasets import load
+from nugnn.fit_options import FitOptions
+from nugnn.models import GNN
+from nugnn.networks import MLP
+from nugnn.plan_request import PlanRequest
+from nugnn.plan_settings import check_memory, other_settings, settings_of
+from nugnn.plan_training import TrainingPlan
+from nugnn.planning.cluster import cluster_of_machine
+from nugnn.planning.datasheet import cpu_sheet
+from nugnn.planning.device_facts import processor_name
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts, Plan, PlanError, PlannedDevice, PlannedSizes
 from nugnn.planning.predicted_work import DeviceWork, PredictedWork
-from nugnn.planning.profiles import DeviceKind
+from nugnn.planning.profiles import DeviceKind, MachineProfile
 from nugnn.planning.step_program import Passes
+from nugnn.sample_options import SampleOptions
 
 SIZES = PartSizes(inner=1000, halo=300, edges=25_600, train=100, sent=200)
 
@@ -64,3 +77,50 @@ def test_one_worker_keeps_nothing_for_exchanges() -> None:
     need = PredictedWork([DeviceWork(trace, LinearTimes(1e-9), kind="cuda")]).bytes(0, own.sizes)
     alone = plan.devices[0].model_copy(update={"sizes": own, "memory_limit_bytes": need})
     check_memory(plan.model_copy(update={"devices": (alone,)}), {"cuda": trace}, "overlap off", "on")
+
+
+def _sgd(momentum: float = 0.0, lr: float = 0.1) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+def _refused(model: nn.Module) -> torch.optim.Optimizer:
+    raise RuntimeError("not before training")
+
+
+@pytest.mark.parametrize(
+    ("planned", "run", "said"),
+    [
+        (FitOptions(), FitOptions(lr=0.5, weight_decay=0.0), ""),
+        (FitOptions(), FitOptions(make_optimizer=_sgd()), "optimizer Adam, and this run has SGD"),
+        (
+            FitOptions(make_optimizer=_sgd()), FitOptions(make_optimizer=_sgd(0.9)),
+            "optimizer SGD, and this run has SGD with momentum",
+        ),
+        (FitOptions(make_optimizer=_sgd()), FitOptions(make_optimizer=_sgd(lr=1.0)), ""),
+        (FitOptions(), FitOptions(make_optimizer=_refused), ""),
+        (SampleOptions(), SampleOptions(optimizer="adam"), "optimizer AdamW, and this run has Adam"),
+    ],
+)  # fmt: skip
+def test_another_optimizer_is_said_by_what_it_keeps(
+    planned: FitOptions | SampleOptions, run: FitOptions | SampleOptions, said: str
+) -> None:
+    model = MLP(4, 3, hidden=8)
+    assert other_settings(settings_of(planned, model), settings_of(run, model)) == said
+
+
+def test_a_plan_for_an_optimizer_that_keeps_less_is_held_against_the_memories_with_the_other_one() -> None:
+    cpu = cpu_sheet().as_profile(2).model_copy(update={"name": processor_name()})
+    cluster = cluster_of_machine(MachineProfile(devices=(cpu,)), [cpu, cpu])
+    data, devices = load("digits"), [torch.device("cpu")] * 2
+    model = GNN("gcn", data.num_features, data.num_classes, hidden=64)
+    light = FitOptions(make_optimizer=_sgd())
+    made = TrainingPlan(request=PlanRequest(shares_by="even", cluster=cluster), devices=devices, cluster=cluster)
+    made.prepare_graph(model, light, data)
+    made.shares_of(data, "metis", "fp32", None, lambda _: None)
+    assert made.planned is not None
+    plan = made.planned.plan
+    full = [device.model_copy(update={"memory_limit_bytes": device.memory_bytes}) for device in plan.devices]
+    request = PlanRequest(shares_by="even", plan=plan.model_copy(update={"devices": tuple(full), "cut": None}))
+    TrainingPlan(request=request, devices=devices, cluster=None).prepare_graph(model, light, data)
+    with pytest.raises(PlanError, match="made for optimizer SGD, and this run has Adam, .* do not fit"):
+        TrainingPlan(request=request, devices=devices, cluster=None).prepare_graph(model, FitOptions(), data)
