@@ -28,7 +28,7 @@ from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.trace import StepTrace, TraceError
 from nugnn.sample_family import why_batch_is_not_recorded
 from nugnn.sample_options import SampleOptions
-from nugnn.step_graphs import StepFacts, has_triton
+from nugnn.step_graphs import StepFacts, counts_as_compressed, has_triton
 from nugnn.trace_worker import traced_elsewhere
 from nugnn.traced_step import trace_graph_step, trace_sample_step
 from nugnn.train_options import TrainOptions
@@ -246,7 +246,7 @@ def _is_captured(
         is_on_gpu=True,
         is_split=workers > 1,
         carries_cuda=is_nccl,
-        compresses=options.compression.wire != "fp32",
+        compresses=counts_as_compressed(options.compression.wire, options.cuda_graphs),
         precision=options.precision,
         why_not_family=why_not_family,
         has_triton=not torch.cuda.is_available() or has_triton(),

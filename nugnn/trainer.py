@@ -27,7 +27,7 @@ from nugnn.host_number import HostNumber
 from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
 from nugnn.schedules import Schedule
-from nugnn.step_graphs import CudaGraphs, StepGraphs, records_steps
+from nugnn.step_graphs import CudaGraphs, StepGraphs, counts_as_compressed, records_steps
 from nugnn.step_trial import TrialSteps, leaving_nothing
 from nugnn.trainer_state import plain_groups
 
@@ -176,8 +176,9 @@ class Trainer:
             )
         self._clip_norm = clip_norm
         self._check_replicas = check_replicas
+        compresses = counts_as_compressed(self.grad_sync.name, cuda_graphs)
         is_recorded = records_steps(
-            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=self.grad_sync.name != "fp32"
+            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=compresses
         )
         trained = functools.partial(_trained, self.model, self.optimizer)
         self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None
@@ -231,6 +232,7 @@ class Trainer:
     def _run_steps(self, between_steps: Callable[[], bool]) -> bool:
         """The steps that are left of an epoch; False when ``between_steps`` said to stop before its end."""
         self.model.train()
+        self._settle_recording()
         done = self.in_progress
         done.loss = done.loss.to(self.ranks.device)  # that of a checkpoint
         epoch, first = divmod(self.num_steps, self.family.steps_per_epoch)
@@ -301,6 +303,7 @@ class Trainer:
         Returns:
             This rank's share of the loss, a float64 scalar without gradient.
         """
+        self._settle_recording()
         self._try_ways(works)
         with nullcontext() if self._graphs is None else self._graphs.aside():
             share, _ = self._step(works, None if self._graphs is not None else on_loss)
@@ -332,6 +335,17 @@ class Trainer:
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
         return share, said
+
+    def _settle_recording(self) -> None:
+        """Before steps run, give up recording them where ``grad_sync auto`` has come to compressed gradients; a
+        collective call where that is still to be decided.
+        """
+        if self._graphs is None:
+            return
+        if self.grad_sync.is_undecided:
+            self.grad_sync.prepare()
+        if self.grad_sync.compresses:
+            self._graphs = None
 
     def _try_ways(self, works: Sequence[Work]) -> None:
         """Before the first step begins, have ways of gradients tried with its work where ``grad_sync auto`` asks for

@@ -671,6 +671,8 @@ def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> N
         ({"cuda_graphs": "off"}, False),
         ({"precision": "fp16"}, False),
         ({"grad_sync": "8bit"}, False),
+        ({"grad_sync": "auto"}, True),  # predicted as if it came to fp32
+        ({"grad_sync": "auto", "cuda_graphs": "on"}, False),
         ({"micro_batches": 2}, False),
         ({"regularizer": own_penalty}, False),
         ({"regularizer": own_penalty, "cuda_graphs": "on"}, True),
