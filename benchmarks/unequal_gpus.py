@@ -10,10 +10,10 @@ split would end before 1 / sum(1 / T_i). ``auto`` is planned as `nugnn train --s
 whose operators, on parts that rates alone would make, and whose rows that travel both ranks time at once within their
 limits. ``tuned`` is one correction of ``auto`` by computing alone, as re-balancing makes it where it knows nothing of
 exchanges: by what each rank was busy with in some epochs, nodes go from one to the other, whatever that does to rows
-that travel. A run that `nugnn train` has planned itself weighs these, too, and moves less, or nothing. Then all splits are trained in turns, so that whatever else the machine does
-meets all of them. Losses of all splits have to agree, dropout included, or no time is given. On a CPU the slowed rank
-stands still between operators rather than inside them, so that many look as quick as the other's: the same order of
-things, and no figure of worth.
+that travel. A run that `nugnn train` has planned itself weighs these, too, and moves less, or nothing. Then all splits
+are trained in turns, so that whatever else the machine does meets all of them. Losses of all splits have to agree,
+dropout included, or no time is given. On a CPU the slowed rank stands still between operators rather than inside them,
+so that many look as quick as the other's: the same order of things, and no figure of worth.
 
 While one group (a graph and a model, all limits) is compared, processes split the graph for the next one. What does
 not fit into ``--seconds`` is left out, and said. Where ranks say nothing for half a minute, all processes write their

@@ -33,7 +33,6 @@ Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
 """As a user gives them: ``"sms=132;sms=32"``, or one for each worker."""
 
 
-
 def checked_limits(limits: Limits | None, workers: int) -> tuple[DeviceLimits, ...] | None:
     """One for each worker; None where no worker is limited.
 

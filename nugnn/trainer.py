@@ -177,9 +177,7 @@ class Trainer:
         self._clip_norm = clip_norm
         self._check_replicas = check_replicas
         compresses = counts_as_compressed(self.grad_sync.name, cuda_graphs)
-        is_recorded = records_steps(
-            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=compresses
-        )
+        is_recorded = records_steps(cuda_graphs, family, has_regularizer=regularizer is not None, compresses=compresses)
         trained = functools.partial(_trained, self.model, self.optimizer)
         self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from step_traces import LinearTimes, graph_trace
 from torch import nn
 
 from nugnn.datasets import load
@@ -27,6 +26,7 @@ from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.profiles import DeviceKind, MachineProfile
 from nugnn.planning.step_program import Passes
 from nugnn.sample_options import SampleOptions
+from step_traces import LinearTimes, graph_trace
 
 SIZES = PartSizes(inner=1000, halo=300, edges=25_600, train=100, sent=200)
 
@@ -41,9 +41,7 @@ def plan_of(*where: tuple[str, DeviceKind, str | None], memory_bytes: int) -> Pl
     ]
     counts = {name: len(where) * getattr(SIZES, field) for name, field in (("nodes", "inner"), ("edges", "edges"))}
     facts = DataFacts(name="some", train=len(where) * SIZES.train, **counts)
-    return Plan(
-        family="graph", shares_by="even", devices=tuple(devices), step_seconds=1.0, halo="counted", data=facts
-    )
+    return Plan(family="graph", shares_by="even", devices=tuple(devices), step_seconds=1.0, halo="counted", data=facts)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_parts_fit_if_and_only_if_they_are_predicted_to_under_the_overlap_of_the
     need = PredictedWork(devices, Links.equal(len(where), 1e9), overlap=passes).bytes(0, SIZES)
     traces = {"cuda": trace, "cpu": trace}
     check_memory(plan_of(*where, memory_bytes=need), traces, "overlap off", overlap)
-    with pytest.raises(PlanError, match="made for overlap off, .* do not fit: worker 0 would need "):
+    with pytest.raises(PlanError, match=r"made for overlap off, .* do not fit: worker 0 would need "):
         check_memory(plan_of(*where, memory_bytes=need - 1), traces, "overlap off", overlap)
 
 
@@ -122,5 +120,5 @@ def test_a_plan_for_an_optimizer_that_keeps_less_is_held_against_the_memories_wi
     full = [device.model_copy(update={"memory_limit_bytes": device.memory_bytes}) for device in plan.devices]
     request = PlanRequest(shares_by="even", plan=plan.model_copy(update={"devices": tuple(full), "cut": None}))
     TrainingPlan(request=request, devices=devices, cluster=None).prepare_graph(model, light, data)
-    with pytest.raises(PlanError, match="made for optimizer SGD, and this run has Adam, .* do not fit"):
+    with pytest.raises(PlanError, match=r"made for optimizer SGD, and this run has Adam, .* do not fit"):
         TrainingPlan(request=request, devices=devices, cluster=None).prepare_graph(model, FitOptions(), data)

@@ -1,4 +1,4 @@
-"""A machine is called busy when others compute on its own cores or GPUs while nothing of ours does, and not otherwise."""
+"""A machine is called busy when others compute on its cores or GPUs while nothing of ours does, and not otherwise."""
 
 from __future__ import annotations
 
