@@ -23,8 +23,8 @@ from nugnn.failure import EXIT_WORKER_LOST, WorkerFailed
 from nugnn.fit import fit
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.fit_result import FitResult
+from nugnn.history import Epoch
 from nugnn.interrupt import Interrupted
-from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
     from nugnn.planned import Planned
