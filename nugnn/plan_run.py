@@ -20,9 +20,9 @@ from nugnn.limited import check_on_devices, checked_limits
 from nugnn.machine_profiles import Need, cluster_here, profile_of_this_machine
 from nugnn.own_times import times_for
 from nugnn.partition.metis import SymmetricGraph
+from nugnn.plan_data import graph_data_facts, looked_at_samples, subject_of_graph
 from nugnn.plan_request import this_machine_for
 from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
-from nugnn.plan_training import graph_data_facts, looked_at_samples, subject_of_graph
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
