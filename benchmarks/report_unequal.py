@@ -46,7 +46,8 @@ the first bound; `waits`: share of an epoch in which each rank stands still, exc
 """
 _TITLE = "Two GPUs, one of them limited"
 _TUNED = """`tuned`: one correction of that by
-moved nodes, from what ranks were busy with in some epochs, as re-balancing levels computing in a run."""
+moved nodes, from what ranks were busy with in some epochs; it levels computing alone, whatever comes of exchanges,
+which re-balancing weighs, too, in a run with a plan of its own."""
 _EQUAL_ENDS = """\
 `auto`: parts of which each ends as early as the other, by operators and rows that travel timed within the
 limits on parts of the graph, and in brackets what was predicted for a step of both. {tuned} `plan`: of

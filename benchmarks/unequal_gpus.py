@@ -8,11 +8,12 @@ Rank 1 keeps to so many multiprocessors, by streams of a green context; on a CPU
 For each graph, model and limit the whole graph is trained on each device alone, T_i seconds an epoch: without a halo no
 split would end before 1 / sum(1 / T_i). ``auto`` is planned as `nugnn train --shares auto` plans: from a recorded step
 whose operators, on parts that rates alone would make, and whose rows that travel both ranks time at once within their
-limits. ``tuned`` is one correction of ``auto`` as re-balancing makes it: by what each rank was busy with in some
-epochs, nodes go from one to the other. Then all splits are trained in turns, so that whatever else the machine does
-meets all of them. Losses of all splits have to agree, dropout included, or no time is given. On a CPU the slowed rank
-stands still between operators rather than inside them, so that many look as quick as the other's: the same order of
-things, and no figure of worth.
+limits. ``tuned`` is one correction of ``auto`` by computing alone, as re-balancing makes it where it knows nothing of
+exchanges: by what each rank was busy with in some epochs, nodes go from one to the other, whatever that does to rows
+that travel. A run that `nugnn train` has planned itself weighs these, too, and moves less, or nothing. Then all splits
+are trained in turns, so that whatever else the machine does meets all of them. Losses of all splits have to agree,
+dropout included, or no time is given. On a CPU the slowed rank stands still between operators rather than inside them,
+so that many look as quick as the other's: the same order of things, and no figure of worth.
 
 While one group (a graph and a model, all limits) is compared, processes split the graph for the next one. What does
 not fit into ``--seconds`` is left out, and said. Where ranks say nothing for half a minute, all processes write their
@@ -66,7 +67,7 @@ _STATIC = ("flops", "bandwidth")
 
 
 def correction(work: PredictedWork, sizes: Sequence[PartSizes], busy_seconds: Sequence[float]) -> Levelling:
-    """How much work goes from which rank to which so that both end together, as re-balancing finds it."""
+    """How much work goes from which rank to which so that both end their computing together; exchanges are left out."""
     loads = [RankLoad(seconds=busy, sizes=size) for busy, size in zip(busy_seconds, sizes, strict=True)]
     return levelled(loads, RebalanceRules(work=work.computing()))
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nugnn.fit_options import FitOptions as FitOptions
     from nugnn.fit_result import FitResult as FitResult
     from nugnn.graph_family import GraphFamily as GraphFamily
+    from nugnn.history import Epoch as Epoch
     from nugnn.interrupt import Interrupted as Interrupted
     from nugnn.join import init as init
     from nugnn.models import GNN as GNN
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from nugnn.session import local_edges as local_edges
     from nugnn.session import shard as shard
     from nugnn.shard_graph import ShardGraph as ShardGraph
-    from nugnn.trainer import Epoch as Epoch
     from nugnn.trainer import Trainer as Trainer
     from nugnn.weights import load_weights as load_weights
 
@@ -65,7 +65,7 @@ _EXPORTS = {
     "BatchMean": "nugnn.samples",
     "CheckReport": "nugnn.check",
     "DeviceLimits": "nugnn.planning.limits",
-    "Epoch": "nugnn.trainer",
+    "Epoch": "nugnn.history",
     "FitOptions": "nugnn.fit_options",
     "FitResult": "nugnn.fit_result",
     "GNN": "nugnn.models",

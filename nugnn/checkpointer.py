@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
-from nugnn.trainer import History, Trainer
+from nugnn.history import History
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 
 _SECONDS_BETWEEN = 300.0

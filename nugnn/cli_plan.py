@@ -17,6 +17,7 @@ from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
 from nugnn.options import ConfigError
+from nugnn.sample_config import BY_COUNTS
 
 if TYPE_CHECKING:
     from nugnn.planned import Planned
@@ -29,7 +30,8 @@ OPTIONS = (
     *("dropout", "input_dropout", "attention_dropout"),
     *("optimizer", "clip_norm", "batch_norm", "batch_size", "micro_batches", "drop_last"),
     *("workers", "shares", "partitioner", "device", "limits", "cluster"),
-    *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode", "grad_sync"),
+    *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode"),
+    *("grad_sync", "grad_sync_rank", "grad_sync_feedback", "grad_sync_exact"),
 )
 """Of ``nugnn train``, those that a plan depends on."""
 _OF_GRAPHS_AT_HAND = ("data_dir", "num_nodes", "feature_norm", "split", "partitioner")
@@ -122,7 +124,7 @@ def _settings(given: dict[str, Any], graph_stats: str | None, *, measures: bool)
         if given["undirected"]:
             raise ConfigError("--undirected needs the graph; write undirected=true into --graph-stats")
         parse_statistics(graph_stats)
-        given["dataset"] = "a-graph-by-its-counts"
+        given["dataset"] = BY_COUNTS
     given["shares"] = given["shares"] or "auto"
     if given["cluster"] is not None:
         from nugnn.planning.cluster_file import count_devices, names_this_machine

@@ -21,8 +21,6 @@ _WIDTH = 80
 _DEVICES = ("auto", "cpu", "cuda")
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 600.0
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
-_MUCH_SPREAD = 0.25
-"""Between the 20th and the 80th percentile, beside the median: an idle machine stays below it."""
 _RATES = {
     "stream_bytes": "copy",
     "gather_bytes": "sum over neighbours",
@@ -114,12 +112,8 @@ def show(machine: MachineProfile, console: Console) -> list[str]:
         if sheet is None:
             notes.append(f"no data sheet of {device.name} is known, so that nothing stands beside its measurements")
         console.print(device_table(device, sheet))
-        most = max(device.spread.values(), default=0.0)
-        if most > _MUCH_SPREAD:
-            notes.append(
-                f"{device.name}: rates varied by up to {most:.0%} from call to call: others may have been using "
-                "it; measure again when it is idle"
-            )
+        if device.note is not None:
+            notes.append(f"{device.name}: {device.note}")
     if machine.links:
         console.print(links_table(machine.links))
     return notes

@@ -15,6 +15,7 @@ from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
 from nugnn.cli_plan import progress_of
 from nugnn.options import ConfigError
+from nugnn.sample_config import BY_COUNTS
 
 _WIDTH = 80
 _MOST = 1024
@@ -55,7 +56,7 @@ def simulate(**given: Any) -> None:
         from nugnn.cli import gather_settings
         from nugnn.config import TrainConfig
 
-        config = gather_settings(given | {"dataset": "a-graph-by-its-counts"}, {})
+        config = gather_settings(given | {"dataset": BY_COUNTS}, {})
         assert isinstance(config, TrainConfig)
         counts = [2**power for power in range(own["most"].bit_length()) if 2**power <= own["most"]]
         counts += [own["most"]] * (counts[-1] != own["most"])

@@ -21,6 +21,7 @@ from nugnn.comm.groups import Ranks
 from nugnn.devices import devices_of
 from nugnn.fit_plan import held_against_plan, request_of, tell_of_plan, use_plan
 from nugnn.fit_result import FitResult, result_of
+from nugnn.history import Epoch
 from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
 from nugnn.limited import Limits, check_on_devices, checked_limits, cores_on, said_of
@@ -28,7 +29,6 @@ from nugnn.member import member_from
 from nugnn.resume import from_where, raise_if_interrupted
 from nugnn.task import Task, task_of
 from nugnn.train_rank import train_rank
-from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
     import dgl

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from nugnn.trainer import Epoch
+from nugnn.history import Epoch
 
 if TYPE_CHECKING:
     from nugnn.held_run import HeldRun
@@ -23,7 +23,7 @@ class FitResult:
 
     Args:
         model: With the weights of the best validation epoch (node embeddings of all nodes, in original order).
-        history: One `nugnn.trainer.Epoch` per epoch, as rank 0 saw it.
+        history: One `nugnn.history.Epoch` per epoch, as rank 0 saw it.
         best: The epoch the weights are from.
         logits: Of those weights: ``(num_nodes, C)`` in original node order, or of the test samples in their order,
             ``(0,)`` where there are none.

@@ -15,7 +15,7 @@ import torch
 from nugnn.kernels.green_context import limit_multiprocessors, usable_multiprocessors
 from nugnn.planning import device_facts
 from nugnn.planning.in_words import in_bytes
-from nugnn.planning.limits import DeviceLimits, format_limits, parse_limits
+from nugnn.planning.limits import SHARED_CORES, DeviceLimits, format_limits, parse_limits
 from nugnn.planning.process_memory import least_fraction, limited_runtime_bytes
 from nugnn.process_state import host_memory
 from nugnn.worker_cores import (
@@ -31,8 +31,6 @@ from nugnn.worker_cores import (
 
 Limits: TypeAlias = str | Sequence[DeviceLimits | str | None]
 """As a user gives them: ``"sms=132;sms=32"``, or one for each worker."""
-
-_SHARED_CORES = "workers share cores: there are fewer than threads, so that their speeds depend on each other"
 
 
 def checked_limits(limits: Limits | None, workers: int) -> tuple[DeviceLimits, ...] | None:
@@ -174,14 +172,14 @@ def said_of(limits: Sequence[DeviceLimits] | None, reports: Sequence[dict[str, A
                 f"worker {worker} has {granted} multiprocessors where {each.sms} were asked for: the GPU sets them "
                 "apart in groups"
             )
-    return [*said, *[_SHARED_CORES] * shares_cores]
+    return [*said, *[SHARED_CORES] * shares_cores]
 
 
 def said_of_cores(limits: Sequence[DeviceLimits] | None) -> list[str]:
     """A sentence where workers of this host will have more threads than it has cores."""
     if all(each.cores is not None for each in cores_of(limits) or ()):
         return []
-    return [_SHARED_CORES]
+    return [SHARED_CORES]
 
 
 def _limit_host_memory(fraction: float) -> None:

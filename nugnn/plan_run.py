@@ -20,9 +20,9 @@ from nugnn.limited import check_on_devices, checked_limits
 from nugnn.machine_profiles import Need, cluster_here, profile_of_this_machine
 from nugnn.own_times import times_for
 from nugnn.partition.metis import SymmetricGraph
+from nugnn.plan_data import graph_data_facts, looked_at_samples, subject_of_graph
 from nugnn.plan_request import this_machine_for
 from nugnn.plan_subject import PlanSubject, graph_subject, sample_subject
-from nugnn.plan_training import graph_data_facts, looked_at_samples, subject_of_graph
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut
 from nugnn.planning.cluster import Cluster, read_cluster
 from nugnn.planning.graph_statistics import GraphStatistics, parse_statistics
@@ -117,6 +117,7 @@ def subject_by_counts(
     model = build_model(config, _ByCounts(counts.nodes, counts.classes, features))
     known = {field.name for field in fields(FitOptions)}
     options = FitOptions(**{name: value for name, value in fit_arguments(config).items() if name in known})
+    options.check_gradients(model)
     how: dict[str, Any] = {"features": counts.features, "multilabel": False, "kinds": kinds, "workers": workers}
     how["is_nccl"] = is_nccl
     return graph_subject(model, options, counts.facts(config.self_loops), **how)
@@ -141,6 +142,7 @@ def _of_graph(
     model = build_model(config, data)
     known = {field.name for field in fields(FitOptions)}
     options = checked_options({n: x for n, x in fit_arguments(config).items() if n in known}, data)
+    options.check_gradients(model)
     seen = visible_in_training(model, data) if config.inductive else data
     on_stage("tracing a step")
     subject = subject_of_graph(model, options, seen, graph_data_facts(seen), cluster)
@@ -173,6 +175,7 @@ def _of_samples(
     model = build_network(config, data)
     known = {field.name for field in fields(SampleOptions)}
     options = sample_options({name: x for name, x in sample_arguments(config).items() if name in known})
+    options.check_gradients(model)
     assert config.batch_size is not None
     part = SamplePart(data.train, None, None, (config.batch_size,), data.metric)
     on_stage("tracing a step")

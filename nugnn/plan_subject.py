@@ -28,7 +28,7 @@ from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.trace import StepTrace, TraceError
 from nugnn.sample_family import why_batch_is_not_recorded
 from nugnn.sample_options import SampleOptions
-from nugnn.step_graphs import StepFacts, has_triton
+from nugnn.step_graphs import StepFacts, counts_as_compressed, has_triton
 from nugnn.trace_worker import traced_elsewhere
 from nugnn.traced_step import trace_graph_step, trace_sample_step
 from nugnn.train_options import TrainOptions
@@ -125,7 +125,7 @@ def graph_subject(
         elif name == "halo_wire":
             how["halo_wire"] = value
     if options.compression.wire != "fp32" and workers > 1:
-        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
+        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression}")
     if options.activations == "offload" and "cuda" in kinds:
         notes.append(
             "predicted as if activations were keep, and not offload: of a GPU more memory is predicted than it will "
@@ -209,7 +209,7 @@ def sample_subject(
     if options.micro_batches > 1:
         notes.append(f"predicted as if a batch ran at once, and not in {options.micro_batches} micro-batches")
     if options.compression.wire != "fp32" and workers > 1:
-        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression.wire}")
+        notes.append(f"sums of gradients are predicted as if grad_sync were fp32, and not {options.compression}")
 
     def tracing(kind: DeviceKind, precision: str) -> Tracing:
         return functools.partial(trace_sample_step, model, sample, device=kind, precision=precision, **how)
@@ -255,7 +255,7 @@ def _is_captured(
         is_split=workers > 1,
         carries_cuda=is_nccl,
         exchanges_rows=exchanges_rows,
-        compresses=options.compression.wire != "fp32",
+        compresses=counts_as_compressed(options.compression.wire, options.cuda_graphs),
         precision=options.precision,
         why_not_family=why_not_family,
         has_triton=not torch.cuda.is_available() or has_triton(),

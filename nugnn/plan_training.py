@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import default_collate
 
 from nugnn.datasets.graph_data import GraphData
-from nugnn.datasets.samples.sample_data import num_samples
-from nugnn.datasets.sparse import stored_values
+from nugnn.earlier_plan import PlannedRun, kept_plan, plan_for
 from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
@@ -25,20 +23,18 @@ from nugnn.machine_profiles import are_devices_alike
 from nugnn.own_times import NotTimedError, times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.partition.metis import SymmetricGraph
+from nugnn.plan_data import graph_data_facts, looked_at_samples, subject_of_graph, subject_of_graph_on
 from nugnn.plan_request import PlanRequest
-from nugnn.plan_settings import check_memory, other_settings, settings_of
-from nugnn.plan_subject import PlanSubject, graph_subject, model_facts, sample_subject
+from nugnn.plan_settings import settings_of
+from nugnn.plan_subject import PlanSubject, sample_subject
 from nugnn.planned import Planned, plan_by_counts, plan_with_cut, step_model, write_plan
-from nugnn.planning import device_facts
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.batch_shares import split_by_shares
 from nugnn.planning.cluster import Cluster
-from nugnn.planning.forecast import Forecast
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.loop_method import Partitioner
 from nugnn.planning.measured_times import MeasuredTimes
-from nugnn.planning.plan import DataFacts, Plain, Plan, PlanError, read_plan
-from nugnn.planning.plan_parts import read_parts
+from nugnn.planning.plan import DataFacts, PlanError, read_plan
 from nugnn.planning.profiles import DeviceKind
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.trace_records import TraceError
@@ -105,12 +101,13 @@ class TrainingPlan:
         """
         facts = self._facts = graph_data_facts(data)
         kinds, workers = self._planned_kinds(), len(self.devices)
-        if self._found_plan(
-            facts,
-            model,
-            settings_of(options, model),
-            lambda: subject_of_graph_on(model, options, data, facts, kinds, workers).traces,
-        ):
+
+        def trace() -> Mapping[str, StepTrace]:
+            return subject_of_graph_on(model, options, data, facts, kinds, workers).traces
+
+        settings = settings_of(options, model)
+        run = PlannedRun(facts=facts, model=model, settings=settings, devices=self.devices, trace=trace)
+        if self._found_plan(run):
             return
         assert self.cluster is not None
         try:
@@ -141,12 +138,13 @@ class TrainingPlan:
         sample, facts = looked_at_samples(part, options, name, num_classes)
         kinds, workers = self._planned_kinds(), len(self.devices)
         how: dict[str, Any] = {"batch": batch, "kinds": kinds, "workers": workers}
-        if self._found_plan(
-            facts,
-            model,
-            settings_of(options, model),
-            lambda: sample_subject(model, options, facts, sample, **how).traces,
-        ):
+
+        def trace() -> Mapping[str, StepTrace]:
+            return sample_subject(model, options, facts, sample, **how).traces
+
+        settings = settings_of(options, model)
+        run = PlannedRun(facts=facts, model=model, settings=settings, devices=self.devices, trace=trace)
+        if self._found_plan(run):
             assert self._from_file is not None
             plan = self._from_file.plan
             if sum(plan.batch_split) != batch:
@@ -210,7 +208,7 @@ class TrainingPlan:
         symmetric, self._symmetric = self._symmetric, None  # large, and of no use once the graph is cut
         if cache_folder is not None:
             kept = cache_folder / "plans" / self._key(partitioner) / PLAN_FILE
-            if (made := _kept(kept)) is not None:
+            if (made := kept_plan(kept)) is not None:
                 self.planned = made
                 return Shares(shares=made.plan.shares, part=made.part, notes=("The plan was made before.",))
         self.planned = plan_with_cut(
@@ -272,60 +270,19 @@ class TrainingPlan:
         kinds = [device.kind for device in plan.devices] if plan is not None else [d.type for d in self.devices if d]
         return tuple(dict.fromkeys(cast(DeviceKind, kind) for kind in kinds))
 
-    def _found_plan(
-        self,
-        facts: DataFacts,
-        model: nn.Module,
-        settings: Mapping[str, Plain],
-        trace: Callable[[], Mapping[str, StepTrace]],
-    ) -> bool:
-        """Whether there is a plan already, of a file or of the run that is resumed.
-
-        Args:
-            facts: Of the data.
-            model: To be trained.
-            settings: Of this run.
-            trace: Its step by kind of device, asked for where a plan was made for other settings.
-        """
+    def _found_plan(self, run: PlannedRun) -> bool:
+        """Whether there is a plan for ``run`` already, of a file or of the run that is resumed."""
         if self.request.plan is not None:
-            self._from_file = self._checked(self.request.plan, self.request.plan_path, facts, model, settings, trace)
+            self._from_file = plan_for(run, self.request.plan, self.request.plan_path, self.on_note)
             return True
         if self.kept is None or not self.kept.is_file():
             return False
         try:
-            self._from_file = self._checked(read_plan(self.kept), self.kept, facts, model, settings, trace)
+            self._from_file = plan_for(run, read_plan(self.kept), self.kept, self.on_note)
         except PlanError as error:
             self.on_note(f"planned anew: {error}")
             return False
         return True
-
-    def _checked(
-        self,
-        plan: Plan,
-        path: Path | None,
-        facts: DataFacts,
-        model: nn.Module,
-        settings: Mapping[str, Plain],
-        trace: Callable[[], Mapping[str, StepTrace]],
-    ) -> Planned:
-        """The plan, if it is for this run; of other options it is said which, and what that means for its memory.
-
-        Raises:
-            PlanError: It is of something else, or its parts do not fit under this run's options.
-        """
-        plan.check(facts, model_facts(model), [None if each is None else _Device(each) for each in self.devices])
-        found = _read(plan, path)
-        if not (said := other_settings(plan.settings, settings)):
-            return found
-        note = f"the plan was made for {said}: its shares are used, its seconds and bytes are not those of this run"
-        try:
-            traces = trace()
-        except Exception as error:  # whatever a model says to random data
-            self.on_note(f"{note}; whether its parts fit is not known: {error}")
-            return found
-        check_memory(plan, traces, said)
-        self.on_note(note)
-        return found
 
     def _not_foreseen(self, error: Exception) -> None:
         if self.request.shares_by == "auto":
@@ -358,89 +315,3 @@ class TrainingPlan:
             "partitioner": partitioner,
         }
         return hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()
-
-
-class _Device:
-    """A device of this machine as plans know it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.kind, self.name, self.uuid = (
-            device.type,
-            device_facts.device_name(device),
-            device_facts.device_uuid(device),
-        )
-
-
-def graph_data_facts(data: GraphData) -> DataFacts:
-    """What a plan knows of a graph."""
-    return DataFacts(
-        name=data.name,
-        content=data.content_hash(),
-        nodes=data.num_nodes,
-        edges=data.num_edges,
-        train=len(data.train_nodes),
-        features=data.num_features,
-        classes=data.num_classes,
-    )
-
-
-def subject_of_graph(
-    model: nn.Module, options: FitOptions, data: GraphData, facts: DataFacts, cluster: Cluster
-) -> PlanSubject:
-    """A model on a graph at hand, of which ``facts`` are known, to be planned for a cluster."""
-    workers, is_nccl = len(cluster.devices), cluster.links.is_nccl
-    return subject_of_graph_on(model, options, data, facts, cluster.device_kinds, workers, is_nccl=is_nccl)
-
-
-def subject_of_graph_on(
-    model: nn.Module,
-    options: FitOptions,
-    data: GraphData,
-    facts: DataFacts,
-    kinds: Sequence[DeviceKind],
-    workers: int,
-    *,
-    is_nccl: bool = True,
-) -> PlanSubject:
-    """The same, of workers of which these kinds of device are known."""
-    return graph_subject(
-        model,
-        options,
-        facts,
-        features=None if data.features is None else data.num_features,
-        multilabel=data.is_multilabel,
-        kinds=kinds,
-        workers=workers,
-        is_nccl=is_nccl,
-        stored_features=stored_values(data.features),
-    )
-
-
-def looked_at_samples(
-    part: SamplePart, options: SampleOptions, name: str, num_classes: int
-) -> tuple[list[torch.Tensor], DataFacts]:
-    """What a model is called with for the first sample, and what a plan knows of the samples."""
-    collate = options.collate_fn or default_collate
-    x, label = collate([part.train[0]])
-    columns = [column[0] for column in (x if isinstance(x, (tuple, list)) else (x,))]
-    if not num_classes and label.dim() == 1 and not label.is_floating_point():
-        num_classes = int(label.max()) + 1
-    facts = DataFacts(
-        name=name, samples=num_samples(part.train), input_shape=tuple(columns[0].shape), classes=num_classes
-    )
-    return columns, facts
-
-
-def _read(plan: Plan, path: Path | None) -> Planned:
-    """A plan that was made before, as if made now; with its cut where it has one and is read from a file."""
-    part = None if plan.cut is None or path is None else read_parts(plan, path)
-    seconds = tuple(dict(device.seconds) for device in plan.devices)
-    return Planned(plan=plan, part=part, forecast=Forecast(step_seconds=plan.step_seconds, seconds=seconds))
-
-
-def _kept(path: Path) -> Planned | None:
-    """A plan in the cache, if it is whole."""
-    try:
-        return _read(read_plan(path), path)
-    except PlanError:
-        return None

@@ -224,7 +224,7 @@ def _planned(
         model=subject.model,
         settings=subject.settings,
         cut=cut,
-        notes=tuple(dict.fromkeys([*cluster.notes, *subject.notes, *draft.notes])),
+        notes=tuple(dict.fromkeys([*_notes_of_profiles(cluster), *cluster.notes, *subject.notes, *draft.notes])),
         stands_on=stands_on,
         rates=rates,
         versions={"nugnn": __version__, "torch": str(torch.__version__), "prediction": _code_digest()},
@@ -233,11 +233,16 @@ def _planned(
     return Planned(plan=plan, part=draft.part, forecast=forecast)
 
 
+def _notes_of_profiles(cluster: Cluster) -> list[str]:
+    """What speaks against the rates of devices that were measured; alike ones say it in the same words."""
+    return [f"profile of {profile.name}: {profile.note}" for profile in cluster.profiles if profile.note is not None]
+
+
 def _basis(cluster: Cluster, times: Times | None) -> tuple[StandsOn, str | None]:
     """What predictions for a cluster stand on, and a digest of its rates and links where it is these."""
     if times and all(device.kind in times for device in cluster.devices):
         return "operators", None
-    rates = [profile.model_dump(mode="json", exclude={"memory_bytes"}) for profile in cluster.profiles]
+    rates = [profile.model_dump(mode="json", exclude={"memory_bytes", "note"}) for profile in cluster.profiles]
     links = cluster.links
     of_links = [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.is_nccl]
     digest = hashlib.sha256(json.dumps([rates, of_links], sort_keys=True).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,13 +22,14 @@ from nugnn.job import private_job_folder, write_job
 from nugnn.launch import launch
 from nugnn.limited import check_on_devices, cores_of
 from nugnn.planning import device_facts
+from nugnn.planning.in_use import said_of_use, used_of_cores, used_of_gpus
 from nugnn.planning.limits import DeviceLimits, parse_limits
 from nugnn.planning.links import Sums
 from nugnn.planning.measure_links import Exchange, as_links
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
 from nugnn.process_state import host_memory
 from nugnn.profile_worker import LINKS, device_file
-from nugnn.worker_cores import asked_threads, users_environment
+from nugnn.worker_cores import asked_threads, own_cores, users_environment
 from nugnn.worker_environment import num_cores
 
 _CPU = torch.device("cpu")
@@ -87,6 +88,9 @@ def profile_machine(
         "usable_bytes": usable_bytes or (memory.limit_bytes if memory is not None else None),
         "seconds": seconds_of_parts(seconds, len(gpus), with_cpu=with_cpu),
     }
+    used = used_of_gpus() if gpus else {}
+    if with_cpu and (of_cores := used_of_cores(own_cores())) is not None:
+        used["cpu"] = of_cores
     lost = ""
     with private_job_folder() as folder:
         write_job(folder, work)
@@ -107,7 +111,7 @@ def profile_machine(
         found = [_read(folder / device_file(rank)) for rank in range(len(workers))]
         links = _read(folder / LINKS) if not lost else {"exchanges": [], "sums": None, "is_nccl": False}
     return Measured(
-        _merged(found, links),
+        _merged(found, links, used),
         tuple(note for each in found for note in each["notes"]) + ((lost,) if lost else ()),
     )
 
@@ -178,8 +182,14 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _merged(found: list[dict[str, Any]], links: dict[str, Any]) -> MachineProfile:
-    devices = [DeviceProfile.model_validate(device) for each in found for device in each["devices"]]
+def _noted(device: DeviceProfile, used: Mapping[str, float]) -> DeviceProfile:
+    """With what others had of it, by uuid or ``cpu``, and how much its rates varied, in words."""
+    note = said_of_use(used.get("cpu" if device.kind == "cpu" else device.uuid or ""), device.spread)
+    return device.model_copy(update={"note": note})
+
+
+def _merged(found: list[dict[str, Any]], links: dict[str, Any], used: Mapping[str, float]) -> MachineProfile:
+    devices = [_noted(DeviceProfile.model_validate(device), used) for each in found for device in each["devices"]]
     devices.sort(key=lambda device: (device.kind == "cpu", device.uuid or ""))
     copies = [LinkProfile.model_validate(link) for each in found for link in each["copies"]]
     exchanges = [

@@ -18,7 +18,8 @@ from nugnn.planning.work_model import WorkModel
 
 if TYPE_CHECKING:
     from nugnn.graph_family import GraphFamily
-    from nugnn.trainer import History, Trainer
+    from nugnn.history import History
+    from nugnn.trainer import Trainer
 
 OnMove = Callable[[nn.Module, NodeMove], Any]
 """``on_move(model, move)``: called on each rank after a move, for whatever holds rows that nuGNN does not know."""

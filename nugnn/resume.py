@@ -9,9 +9,9 @@ from typing import Any
 from nugnn.checkpoint import moment, newest_checkpoint, remove_checkpoints
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.fingerprint import check_same_run
+from nugnn.history import Epoch
 from nugnn.interrupt import Interrupted
 from nugnn.train_options import TrainOptions
-from nugnn.trainer import Epoch
 from nugnn.trainer_state import recorded_history
 
 

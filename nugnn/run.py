@@ -23,8 +23,8 @@ from nugnn.failure import EXIT_WORKER_LOST, WorkerFailed
 from nugnn.fit import fit
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.fit_result import FitResult
+from nugnn.history import Epoch
 from nugnn.interrupt import Interrupted
-from nugnn.trainer import Epoch
 
 if TYPE_CHECKING:
     from nugnn.planned import Planned
@@ -163,12 +163,18 @@ def _write_plan(out: Path, planned: Planned) -> None:
         raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
 
 
+_NOT_DRAWN = (
+    "a step, predicted: not drawn, since a plan that was made before has seconds and no timeline; nugnn plan draws it "
+    "when it makes one"
+)
+
+
 def pictures(planned: Planned, measured: Timeline) -> str:
-    """The step as it was predicted, where it was predicted now, above the one that was measured."""
+    """The step as it was predicted above the one that was measured; of a plan that was made before, why it is not."""
     from nugnn.planning.timeline import picture
 
     predicted = planned.corrected().forecast.timeline
-    above = [] if predicted is None else ["a step, predicted:", picture(predicted)]
+    above = ["a step, predicted:", picture(predicted)] if predicted is not None else [_NOT_DRAWN]
     return "\n".join([*above, "a step, measured:", picture(measured)])
 
 

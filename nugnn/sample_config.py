@@ -242,6 +242,10 @@ class SampleConfig(Settings):
 RunConfig = TrainConfig | SampleConfig
 
 
+BY_COUNTS = "a-graph-by-its-counts"
+"""Stands where a data set is named, for a graph that ``--graph-stats`` describes; never shown."""
+
+
 def config_kind(dataset: object) -> type[TrainConfig] | type[SampleConfig]:
     """The settings that go with a data set."""
     return SampleConfig if isinstance(dataset, str) and names_samples(dataset) else TrainConfig
@@ -254,6 +258,11 @@ def refuse_others(kind: type[Settings], settings: Mapping[str, Any]) -> None:
         ConfigError: There is one in ``settings``.
     """
     for name in sorted(settings.keys() - {entry.name for entry in fields(kind)}):  # type: ignore[arg-type]
+        if settings.get("dataset") == BY_COUNTS:
+            raise ConfigError(
+                f"{flag_of(name)} belongs to samples, and --graph-stats gives the counts of a graph; leave it out, or "
+                "name samples by --dataset in place of --graph-stats"
+            )
         whose, here = ("graphs", "samples") if kind is SampleConfig else ("samples", "a graph")
         named = f"--dataset {settings['dataset']} names {here}" if settings.get("dataset") else "no --dataset is given"
         raise ConfigError(f"{flag_of(name)} belongs to {whose}, and {named}; leave it out")

@@ -63,7 +63,7 @@ class StepFacts:
         is_split: Whether there are several workers.
         carries_cuda: Whether sums over workers go from GPU to GPU (NCCL).
         exchanges_rows: Whether workers send each other rows inside of steps, see `nugnn.family.Family`.
-        compresses: Whether gradients are compressed on their way between workers.
+        compresses: Whether gradients are compressed on their way between workers, see `counts_as_compressed`.
         precision: Of the run.
         why_not_family: What the family has against it, see `nugnn.family.Family.why_not_recorded`.
         has_triton: Whether the GPU's kernels can be compiled.
@@ -88,7 +88,7 @@ class StepFacts:
         if self.is_split and not self.carries_cuda:
             return "sums over workers go through the host's memory here, which cannot be recorded"
         if self.is_split and self.compresses:
-            return "gradients travel compressed (grad_sync), which the host takes part in"
+            return "gradients travel compressed, or may (grad_sync), which the host takes part in"
         if Storage(self.precision).needs_loss_scale:
             return f"under {self.precision} whether a step counts depends on its gradients"
         if not self.has_triton:
@@ -100,6 +100,21 @@ class StepFacts:
         """Whether steps are recorded: under ``auto`` only where all that runs in them is known, and no rows travel."""
         is_unasked = self.choice == "auto" and self.is_known and not self.exchanges_rows
         return (self.choice == "on" or is_unasked) and self.why_not is None
+
+
+def counts_as_compressed(grad_sync: str, choice: CudaGraphs) -> bool:
+    """Whether gradients that travel so keep steps from being recorded, as far as that is known before training.
+
+    ``auto`` may come to float32, on GPUs before the first step: unless recording was asked for, it is looked at then.
+
+    Args:
+        grad_sync: The wire that was asked for.
+        choice: Of recording, the user's.
+
+    >>> counts_as_compressed("auto", "auto"), counts_as_compressed("auto", "on"), counts_as_compressed("8bit", "auto")
+    (False, True, True)
+    """
+    return grad_sync != "fp32" and (grad_sync != "auto" or choice == "on")
 
 
 def has_triton() -> bool:
@@ -116,7 +131,7 @@ def records_steps(
         choice: The user's.
         family: Whose steps these are.
         has_regularizer: Whether a function of the user adds a term to the loss.
-        compresses: Whether gradients are compressed on their way between workers.
+        compresses: Whether gradients are compressed on their way between workers, see `counts_as_compressed`.
 
     Raises:
         ValueError: No such choice; ``on`` where it is not to be had.

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.samples.sample_data import SampleData
-from nugnn.own_rows import sharded_names
 from nugnn.sample_sets import names_samples
 from nugnn.train_options import TrainOptions
 from nugnn.train_rank import Part
@@ -117,8 +116,7 @@ def task_of(
         names = ("partitioner", "order", "check", "cache_folder", "inductive")
         kind, own = GraphTask, given_to("graphs", names, given)
     task = kind(model, data, workers=workers, shares=shares, options=options, others=others, **own)
-    of_each_rank = sharded_names(model)
-    task.options.compression.check_names(name for name, _ in model.named_parameters() if name not in of_each_rank)
+    task.options.check_gradients(model)
     return task
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nugnn.trainer import Epoch
+from nugnn.history import Epoch
 
 
 class ScalarLog:

@@ -17,6 +17,7 @@ from nugnn.comm.hosts import checked_hosts
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS
 from nugnn.loss import RowLoss
 from nugnn.metrics import METRICS
+from nugnn.own_rows import sharded_names
 from nugnn.precision.storage import Storage
 from nugnn.schedules import Constant, Cosine, Schedule, Steps, check_schedule
 from nugnn.step_graphs import CUDA_GRAPHS, CudaGraphs
@@ -105,6 +106,15 @@ class TrainOptions:
             ValueError: There is no such choice.
         """
         return as_compression(self.grad_sync)
+
+    def check_gradients(self, model: nn.Module) -> None:
+        """Refuse parameters that ``grad_sync`` names and ``model`` has not.
+
+        Raises:
+            ValueError: There is one; says which names are near.
+        """
+        of_each_rank = sharded_names(model)
+        self.compression.check_names(name for name, _ in model.named_parameters() if name not in of_each_rank)
 
     def without_effect(self, workers: int) -> list[str]:
         """A sentence for each option that was given and has no effect, since there is one worker."""

@@ -15,8 +15,9 @@ from torch import nn
 from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.family import Family
+from nugnn.history import Epoch, History
 from nugnn.train_options import TrainOptions
-from nugnn.trainer import Epoch, History, Trainer
+from nugnn.trainer import Trainer
 
 if TYPE_CHECKING:
     from nugnn.comm.step_watch import StepWatch

@@ -5,13 +5,11 @@ Each rank trains on its part of the data; losses, gradients and metrics are thos
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -23,82 +21,17 @@ from nugnn.comm.compression.settings import Compression
 from nugnn.comm.gradients import broadcast_state
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
 from nugnn.family import Family, Work
+from nugnn.history import Epoch, EpochInProgress, History
 from nugnn.host_number import HostNumber
 from nugnn.own_rows import sharded_parameters
 from nugnn.precision.loss_scale import LossScale
 from nugnn.schedules import Schedule
-from nugnn.step_graphs import CudaGraphs, StepGraphs, records_steps
+from nugnn.step_graphs import CudaGraphs, StepGraphs, counts_as_compressed, records_steps
 from nugnn.step_trial import TrialSteps, leaving_nothing
 from nugnn.trainer_state import plain_groups
 
 T = TypeVar("T")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch did; the same on every rank except ``seconds``.
-
-    Args:
-        number: From 1.
-        loss: Training loss, of the model before this epoch's step.
-        train: Metric on the training rows after the step; likewise ``val`` and ``test``. NaN where not evaluated.
-        seconds: Wall time on this rank: ``epoch`` (forward, backward, step), of it ``halo`` and ``sync`` (waiting for
-            peers included) and ``compute`` (the rest); ``evaluate`` beside it.
-    """
-
-    number: int
-    loss: float
-    train: float
-    val: float
-    test: float
-    seconds: dict[str, float]
-
-
-@dataclass
-class EpochInProgress:
-    """What the finished steps of an epoch leave for its end.
-
-    Args:
-        loss: This rank's shares of their losses, by the weight of each step: a float64 scalar.
-        weight: Of these steps.
-        seconds: They took on this rank: ``epoch``, of it ``halo`` and ``sync``.
-    """
-
-    loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    weight: float | Tensor = 0.0
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("epoch", "halo", "sync"), 0.0))
-
-
-@dataclass
-class History:
-    """Epochs so far and the best one by validation metric (the earliest among equals).
-
-    Args:
-        epochs: All of them, the first is number 1.
-        best: One of them.
-        best_state: The model's state after it.
-        elapsed_seconds: Wall time of all epochs on this rank.
-        time_to_best_seconds: The same until the end of the best one.
-        num_on_another_split: How many of the epochs, from the first on, ran on another split of the graph: their
-            ``seconds`` say nothing about this one.
-        moves: Moves of rows between ranks, plain values, see `nugnn.rebalance.move_record`.
-    """
-
-    epochs: list[Epoch] = field(default_factory=list)
-    best: Epoch | None = None
-    best_state: dict[str, Tensor] = field(default_factory=dict)
-    elapsed_seconds: float = 0.0
-    time_to_best_seconds: float = 0.0
-    num_on_another_split: int = 0
-    moves: list[dict[str, Any]] = field(default_factory=list)
-
-    def is_finished(self, epochs: int, patience: int | None) -> bool:
-        """Whether ``epochs`` are done, or ``patience`` epochs have passed since the best one."""
-        number = len(self.epochs)
-        return number >= epochs or (
-            patience is not None and self.best is not None and number - self.best.number >= patience
-        )
 
 
 class Trainer:
@@ -176,9 +109,8 @@ class Trainer:
             )
         self._clip_norm = clip_norm
         self._check_replicas = check_replicas
-        is_recorded = records_steps(
-            cuda_graphs, family, has_regularizer=regularizer is not None, compresses=self.grad_sync.name != "fp32"
-        )
+        compresses = counts_as_compressed(self.grad_sync.name, cuda_graphs)
+        is_recorded = records_steps(cuda_graphs, family, has_regularizer=regularizer is not None, compresses=compresses)
         trained = functools.partial(_trained, self.model, self.optimizer)
         self._graphs = StepGraphs(family, trained, is_auto=cuda_graphs == "auto") if is_recorded else None
         self.num_steps = 0
@@ -231,6 +163,7 @@ class Trainer:
     def _run_steps(self, between_steps: Callable[[], bool]) -> bool:
         """The steps that are left of an epoch; False when ``between_steps`` said to stop before its end."""
         self.model.train()
+        self._settle_recording()
         done = self.in_progress
         done.loss = done.loss.to(self.ranks.device)  # that of a checkpoint
         epoch, first = divmod(self.num_steps, self.family.steps_per_epoch)
@@ -301,6 +234,7 @@ class Trainer:
         Returns:
             This rank's share of the loss, a float64 scalar without gradient.
         """
+        self._settle_recording()
         self._try_ways(works)
         with nullcontext() if self._graphs is None else self._graphs.aside():
             share, _ = self._step(works, None if self._graphs is not None else on_loss)
@@ -332,6 +266,17 @@ class Trainer:
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
         return share, said
+
+    def _settle_recording(self) -> None:
+        """Before steps run, give up recording them where ``grad_sync auto`` has come to compressed gradients; a
+        collective call where that is still to be decided.
+        """
+        if self._graphs is None:
+            return
+        if self.grad_sync.is_undecided:
+            self.grad_sync.prepare()
+        if self.grad_sync.compresses:
+            self._graphs = None
 
     def _try_ways(self, works: Sequence[Work]) -> None:
         """Before the first step begins, have ways of gradients tried with its work where ``grad_sync auto`` asks for
@@ -440,7 +385,7 @@ class Trainer:
             history.epochs.append(epoch)
             history.elapsed_seconds += seconds["epoch"] + seconds["evaluate"]
             if is_evaluated:
-                self._keep_best(history, epoch)
+                history.keep_best(epoch, self.model)
             if on_epoch is not None:
                 on_epoch(epoch)
             if not math.isfinite(loss):
@@ -476,16 +421,6 @@ class Trainer:
             raise FloatingPointError(
                 f"{where} is no longer finite after the last step, in epoch {number}; lower the learning rate"
             )
-
-    def _keep_best(self, history: History, epoch: Epoch) -> None:
-        """By validation metric; by training loss where there are no validation rows."""
-        score = epoch.val if not math.isnan(epoch.val) else -epoch.loss
-        known = history.best
-        if known is not None and score <= (known.val if not math.isnan(epoch.val) else -known.loss):
-            return
-        history.best = epoch
-        history.time_to_best_seconds = history.elapsed_seconds
-        history.best_state = copy.deepcopy({k: v.detach() for k, v in self.model.state_dict().items()})
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -16,7 +16,8 @@ from nugnn.fingerprint import differences
 from nugnn.own_rows import sharded_names
 
 if TYPE_CHECKING:
-    from nugnn.trainer import History, Trainer
+    from nugnn.history import History
+    from nugnn.trainer import Trainer
 
 _SECONDS = ("epoch", "compute", "halo", "sync", "evaluate")
 
@@ -128,7 +129,7 @@ def _move_as_then(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 def _load_in_progress(trainer: Trainer, shared: Tree, own: Tree) -> None:
     """What the steps of an epoch in progress have left; nothing, in checkpoints written before there were such."""
-    from nugnn.trainer import EpochInProgress
+    from nugnn.history import EpochInProgress
 
     trainer.in_progress = EpochInProgress()
     if "in_progress" in own:
@@ -323,7 +324,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _history(shared: Tree, own: Tree, *, is_same_split: bool) -> History:
-    from nugnn.trainer import History
+    from nugnn.history import History
 
     epochs = list(_epochs(shared["epochs"].tolist(), own["seconds"].tolist()))
     return History(
@@ -339,7 +340,7 @@ def _history(shared: Tree, own: Tree, *, is_same_split: bool) -> History:
 
 
 def _epochs(scores: list[list[float]], seconds: list[list[float]]) -> Iterator[Any]:
-    from nugnn.trainer import Epoch
+    from nugnn.history import Epoch
 
     for number, ((loss, train, val, test), times) in enumerate(zip(scores, seconds, strict=True), 1):
         yield Epoch(number, loss, train, val, test, dict(zip(_SECONDS, times, strict=True)))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nugnn.planning.limits import check_threads
+
 _VARIABLE = "NUGNN_CORES"
 ASKED_THREADS = "NUGNN_ASKED_THREADS"
 """The user's ``OMP_NUM_THREADS``, empty where there was none, in a process that has changed its own."""
@@ -122,8 +124,7 @@ def divide_cores(threads: Sequence[int | None], nodes: Sequence[Sequence[int]]) 
         ValueError: A worker is to have more threads than there are cores.
     """
     asked, num_cores = [count for count in threads if count is not None], sum(map(len, nodes))
-    if asked and max(asked) > num_cores:
-        raise ValueError(f"threads={max(asked)}: this host has {num_cores} cores to use; give {num_cores} or fewer")
+    check_threads(max(asked, default=1), num_cores, "this host")
     num_others = len(threads) - len(asked)
     rest = num_cores - sum(asked)
     if rest < num_others or not hasattr(os, "sched_setaffinity"):

@@ -48,7 +48,7 @@ from nugnn.planning.cluster_links import (
 from nugnn.planning.cpu_rule import CpuSheet
 from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.limited_profile import limited, shared
-from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.limits import SHARED_CORES, DeviceLimits
 from nugnn.planning.links import Links
 from nugnn.planning.named_cpu import named_cpu, near_cpus
 from nugnn.planning.profiles import DeviceKind, DeviceProfile, LinkProfile, MachineProfile, ProfileError, read_profile
@@ -79,7 +79,7 @@ class ClusterDevice:
     @cached_property
     def kind(self) -> str:
         """Equal for devices that are alike, wherever they are."""
-        return self.profile.model_dump_json(exclude={"uuid", "spread"})
+        return self.profile.model_dump_json(exclude={"uuid", "spread", "note"})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -209,7 +209,7 @@ def cluster_of_machine(
         ClusterDevice(host="this machine", profile=profile, limits=limit, is_here=True)
         for profile, limit in zip(profiles, each, strict=True)
     )
-    is_nccl = has_nccl and uses_nccl(devices)
+    is_nccl = has_nccl and uses_nccl(["this machine"] * len(chosen), profiles)
     return Cluster(
         devices=devices,
         links=linked(
@@ -267,7 +267,7 @@ class _Builder:
             for one in groups[pair.ends[0]]
             for other in groups[pair.ends[1]]
         }
-        is_nccl = uses_nccl(devices)
+        is_nccl = uses_nccl([device.host for device in devices], [device.profile for device in devices])
 
         def link(a: int, b: int) -> Way:
             one, other = devices[a], devices[b]
@@ -308,9 +308,12 @@ class _Builder:
                     raise ClusterError(f"{at}.limits: {error}") from error
                 here.append(entry.device == THIS_MACHINE)
         try:
-            return list(zip(_after_limits(whole, limits), limits, here, strict=True))
+            found = _after_limits(whole, limits)
+            if _shares_cores(whole, found):
+                self._notes.setdefault(f"{host.name}: {SHARED_CORES}")
         except ValueError as error:
             raise ClusterError(f"{place}.devices: {error}") from error
+        return list(zip(found, limits, here, strict=True))
 
     def _profiles_of(self, entry: DeviceFields, at: str, taken: dict[tuple[str, str], int]) -> list[DeviceProfile]:
         is_named = entry.device != THIS_MACHINE and not entry.is_file
@@ -389,6 +392,17 @@ def _changed(profile: DeviceProfile, entry: DeviceFields) -> DeviceProfile:
         value = getattr(changed, name)
         scaled[name] = {form: x * factor for form, x in value.items()} if isinstance(value, dict) else value * factor
     return changed.model_copy(update=scaled) if scaled else changed
+
+
+def _shares_cores(whole: Sequence[DeviceProfile], found: Sequence[DeviceProfile]) -> bool:
+    """Whether workers on a host's CPU have more threads together than it has cores.
+
+    Args:
+        whole: The device of each worker.
+        found: What each has of it.
+    """
+    cores = max((device.multiprocessors for device in whole if device.kind == "cpu"), default=0)
+    return sum(device.multiprocessors for device in found if device.kind == "cpu") > cores
 
 
 def _after_limits(

@@ -10,6 +10,7 @@ import numpy as np
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.datasheet import SheetError, sheet_of
 from nugnn.planning.links import Links, Sums
+from nugnn.planning.plan import KnownDevice
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 
 LOOPBACK = LinkProfile(between="devices", via="gloo", bytes_per_second=1.5e9, latency_seconds=1e-4)
@@ -54,10 +55,15 @@ def rates_of(fields: LinkFields | None, latency_seconds: float) -> Way:
     return Way(fields.bytes_per_second, latency_seconds if fields.latency_us is None else fields.latency_us * 1e-6)
 
 
-def uses_nccl(devices: Sequence[Placed]) -> bool:
-    """Whether GPUs exchange directly: each rank has one of its own."""
-    own = [(device.host, device.profile.uuid) for device in devices if device.profile.uuid is not None]
-    return all(device.profile.kind == "cuda" for device in devices) and len(set(own)) == len(own)
+def uses_nccl(hosts: Sequence[str], devices: Sequence[KnownDevice]) -> bool:
+    """Whether GPUs exchange directly: each rank has one of its own.
+
+    Args:
+        hosts: Of each rank.
+        devices: Likewise.
+    """
+    own = [(host, device.uuid) for host, device in zip(hosts, devices, strict=True) if device.uuid is not None]
+    return all(device.kind == "cuda" for device in devices) and len(set(own)) == len(own)
 
 
 def link_inside(one: DeviceProfile, other: DeviceProfile, links: Sequence[LinkProfile], *, is_nccl: bool) -> Way:

@@ -15,7 +15,7 @@ import numpy as np
 
 from nugnn.planning import derates
 from nugnn.planning.apportioned import apportioned
-from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.limits import DeviceLimits, check_threads
 from nugnn.planning.profiles import DeviceProfile
 
 _PART = (0.0, 16 / 132, 32 / 132, 64 / 132, 1.0)
@@ -44,8 +44,7 @@ def limited(profile: DeviceProfile, limits: DeviceLimits) -> DeviceProfile:
             raise ValueError(f"sms is {limits.sms}, and {profile.name} has {cores} multiprocessors")
         profile = _fewer_multiprocessors(profile, limits.sms)
     if limits.threads is not None and profile.kind == "cpu":  # a GPU's worker computes hardly anything on the host
-        if limits.threads > cores:
-            raise ValueError(f"threads is {limits.threads}, and {profile.name} has {cores} threads")
+        check_threads(limits.threads, cores, profile.name)
         profile = _fewer_threads(profile, limits.threads)
     if limits.memory_fraction is not None:
         memory = max(1, round(profile.memory_bytes * limits.memory_fraction))

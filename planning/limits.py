@@ -97,6 +97,20 @@ def _number(text: str, *, is_whole: bool) -> int | float | str:
         return text
 
 
+SHARED_CORES = "workers share cores: there are fewer than threads, so that their speeds depend on each other"
+"""Said of a host, this one or one that is described, where its workers have more threads than it has cores."""
+
+
+def check_threads(threads: int, num_cores: int, where: str) -> None:
+    """Refuse more threads of one worker than its host has cores, this one or one that is described.
+
+    Raises:
+        ValueError: There are fewer.
+    """
+    if threads > num_cores:
+        raise ValueError(f"threads={threads}: {where} has {num_cores} cores to use; give {num_cores} or fewer")
+
+
 def parse_limits(text: str) -> tuple[DeviceLimits, ...]:
     """Limits of several workers, with semicolons between them.
 

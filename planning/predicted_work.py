@@ -17,7 +17,9 @@ import numpy.typing as npt
 from nugnn.comm.compression.wire import Wire
 from nugnn.comm.early_rows import edges_begun_early
 from nugnn.planning.after_rest import Rests
+from nugnn.planning.exchange_seconds import collective_passing_seconds, collective_seconds, taken_seconds
 from nugnn.planning.links import Links
+from nugnn.planning.lone_walk import LoneWalk
 from nugnn.planning.measured_peaks import MeasuredPeaks
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
@@ -29,7 +31,7 @@ from nugnn.planning.rank_link import RankLink
 from nugnn.planning.rank_time import RankTime
 from nugnn.planning.rested import Rested
 from nugnn.planning.seconds_table import SecondsTable
-from nugnn.planning.step_program import Do, Exchange, Passes, Program, loss_of, make_program
+from nugnn.planning.step_program import Exchange, Passes, Program, loss_of, make_program
 from nugnn.planning.trace import StepTrace
 
 Floats = npt.NDArray[np.float64]
@@ -71,7 +73,8 @@ class PredictedWork:
         links: Between them; those of a single device when None.
         overlap: Passes in which plain sums over neighbours run beside their exchange: see `make_program`.
         sums_in_backward: Whether sums of gradients travel beside backward.
-        gradient_wire: How gradients travel, one of `nugnn.comm.compression.wire.WIRES`: see `collective_seconds`.
+        gradient_wire: How gradients travel, one of `nugnn.comm.compression.wire.WIRES`: see
+            `nugnn.planning.exchange_seconds.collective_seconds`.
         steps_per_epoch: Optimizer steps; one of a graph.
 
     Raises:
@@ -241,7 +244,7 @@ class _Part:
         launched = program.launched(trace, is_captured=device.is_captured)
         launch = host_seconds_of_launch(device.times, is_captured=device.is_captured)
         self._burst_seconds = work.links.burst_seconds
-        self._walk = _Walk(program, launched, launch, blocks_host=work.links.blocks_host(rank))
+        self._walk = LoneWalk(program, launched, launch, blocks_host=work.links.blocks_host(rank))
         self._runtime = RUNTIME_BYTES[device.device] if device.runtime_bytes is None else device.runtime_bytes
 
     def seconds(self, sizes: PartSizes) -> float:
@@ -263,47 +266,6 @@ class _Part:
         if self._peaks is not None:
             step = self._peaks.bytes(step)
         return {"step": step, "structure": tables.structure.bytes(sizes), "runtime": self._runtime}
-
-
-def collective_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) -> float:
-    """Of an exchange that is none of halo rows, from when all ranks have come.
-
-    Gradients that do not travel as they are go to their owners in few bits, and their sums back; all of them count as
-    compressed, and what coding takes does not.
-
-    Args:
-        exchange: With numbers.
-        links: Between the ranks.
-        gradient_wire: Of gradients.
-    """
-    values = number(exchange.sent)
-    if exchange.is_gradient and gradient_wire.name != "fp32":
-        return links.coded_sum_seconds(gradient_wire.num_bytes(values))
-    num_bytes = number(exchange.row_bytes) * values
-    return links.collective_seconds(exchange.kind, num_bytes, is_aside=exchange.is_aside)
-
-
-def collective_passing_seconds(exchange: Exchange, links: Links, gradient_wire: Wire) -> float:
-    """Of what `collective_seconds` says, the part in which bytes are on their way; known of plain sums alone."""
-    if exchange.kind != "all_reduce" or (exchange.is_gradient and gradient_wire.name != "fp32"):
-        return 0.0
-    return links.passing_seconds(number(exchange.row_bytes) * number(exchange.sent), is_aside=exchange.is_aside)
-
-
-def taken_seconds(exchange: Exchange, links: Links, rank: int, times: OperatorTimes, gradient_wire: Wire) -> float:
-    """What a sum of gradients that travels beside backward takes from computing on the same cores, at most.
-
-    Args:
-        exchange: With numbers; any other than such a sum takes nothing, and nor do gradients in few bits, of which
-            nobody has measured it.
-        links: Between the ranks.
-        rank: Which of them computes.
-        times: Of its operators. Those of a device with a host that launches them do not run on the host's cores.
-        gradient_wire: Of gradients.
-    """
-    if not exchange.is_aside or gradient_wire.name != "fp32" or times.launch_seconds > 0:
-        return 0.0
-    return links.core_seconds(rank, number(exchange.row_bytes) * number(exchange.sent)) / times.multiprocessors
 
 
 class _OwnExchange:
@@ -330,109 +292,3 @@ class _OwnExchange:
             seconds = self.seconds(symbols)
             return seconds - self._link.latency_seconds if seconds else 0.0
         return collective_passing_seconds(exchange, self._work.links, self._work.gradient_wire)
-
-
-class _Walk:
-    """Host and device of one rank with nobody to wait for, in a few array operations.
-
-    Between exchanges the host launches one operator after the other, and the device runs each when it is launched and
-    the one before has ended. When a stretch of operators ends follows from where host and device were at its begin: it
-    is the later one of two sums, all operators after the device's time, and the largest of launches followed by
-    operators after the host's. Several launches of an instruction are as many operators in a row, each as long; of
-    these the first or the last decides.
-
-    Args:
-        program: Of the device.
-        launched: Of each instruction, how many operators the host launches for it.
-        launch_seconds: Of the host.
-        blocks_host: Whether the host waits where the device waits for an exchange.
-    """
-
-    def __init__(self, program: Program, launched: Sequence[int], launch_seconds: float, *, blocks_host: bool) -> None:
-        order: list[int] = []
-        starts: list[int] = []
-        firsts: list[int] = []
-        launches: list[int] = []
-        kinds: list[Do] = []
-        self._steps: list[tuple[Do, int]] = []
-        is_open = False
-        for (do, which, _), count in zip(program.instructions, launched, strict=True):
-            if do >= Do.BEGIN:
-                self._steps.append((do, which))
-            else:
-                if not is_open:
-                    self._steps.append((Do.RUN, len(starts)))
-                    starts.append(len(order))
-                before = launches[-1] if is_open else 0
-                order.append(which)
-                firsts.append(before + min(count, 1))
-                launches.append(before + count)
-                kinds.append(do)
-            is_open = do < Do.BEGIN
-        self._order, self._starts = np.array(order, np.intp), np.array(starts, np.intp)
-        self._segment = np.repeat(np.arange(len(starts)), np.diff([*starts, len(order)]))
-        self._first, self._launched = launch_seconds * np.array(firsts), launch_seconds * np.array(launches)
-        counts = 1 + np.array(launches) - np.array(firsts)
-        self._before_last = 1 - 1 / counts
-        self._has_rows = launch_seconds > 0 and bool((counts > 1).any())
-        self._of_host = self._launched[np.append(self._starts[1:], len(order)) - 1].tolist()
-        self._inner, self._halo, self._early, self._late = (
-            np.array([place for place, do in enumerate(kinds) if do == which], np.intp)
-            for which in (Do.RUN_INNER, Do.RUN_HALO, Do.RUN_EARLY, Do.RUN_LATE)
-        )
-        self._blocks_host, self._num_exchanges = blocks_host, len(program.exchanges)
-
-    def seconds(
-        self,
-        of_record: Floats,
-        wires: Sequence[float],
-        halo_share: float,
-        early_shares: Sequence[float],
-        taken: Mapping[int, float],
-        time: RankTime,
-        rested: Rested,
-        passing: Sequence[float],
-    ) -> float:
-        """Until both have done all.
-
-        Args:
-            of_record: ``(R,)`` device seconds of each record.
-            wires: Seconds of each exchange.
-            halo_share: Of the edges, those from halo rows.
-            early_shares: Of each sum that runs early in part, in their order, how much of it does.
-            taken: What exchanges take from computing beside them; none where a host launches operators.
-            time: Of the device, at the begin of a step.
-            rested: How long its link has rested.
-            passing: Seconds of each exchange in which bytes are on their way; none where a rested link saves nothing.
-        """
-        each = of_record[self._order]
-        each[self._inner] *= 1.0 - halo_share
-        each[self._halo] *= halo_share
-        if early_shares:
-            each[self._early] *= early_shares
-            each[self._late] *= 1.0 - np.array(early_shares)
-        totals = np.add.reduceat(each, self._starts)
-        before = np.cumsum(each) - each
-        rest = totals[self._segment] - (before - before[self._starts][self._segment])
-        after_launch = self._first + rest
-        if self._has_rows:
-            after_launch = np.maximum(after_launch, self._launched + rest - self._before_last * each)
-        after_host = np.maximum.reduceat(after_launch, self._starts).tolist()
-        after_device = totals.tolist()
-        host = free = 0.0
-        ends = [0.0] * self._num_exchanges
-        for do, which in self._steps:
-            if do == Do.RUN:
-                time.computes(time.device, after_device[which])
-                time.device = max(time.device, host + after_host[which])
-                host += self._of_host[which]
-            elif do == Do.BEGIN:
-                begin = max(time.device, free)
-                saved = rested.saved(begin, passing[which]) if passing else 0.0
-                free = ends[which] = begin + wires[which] - saved
-                time.travels(begin, free, taken.get(which, 0.0))
-            else:
-                time.waits(ends[which])
-                if self._blocks_host:
-                    host = max(host, time.device)
-        return max(host, time.device)

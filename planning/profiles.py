@@ -53,6 +53,7 @@ class DeviceProfile(_Record):
         launch_seconds: The host's time for one more operator.
         multiprocessors: Of a GPU, those in use; cores of a CPU, threads in use.
         spread: Of measured rates, by field and format (``gemm_flops.bf16``): (80th - 20th percentile) / median.
+        note: What speaks against its rates: that others used it when they were measured. None for nothing.
     """
 
     name: str
@@ -69,6 +70,7 @@ class DeviceProfile(_Record):
     launch_seconds: Seconds
     multiprocessors: Count
     spread: dict[str, Seconds] = {}
+    note: str | None = None
 
 
 class LinkProfile(_Record):

@@ -16,18 +16,12 @@ import numpy.typing as npt
 
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.after_rest import Rests
+from nugnn.planning.exchange_seconds import collective_passing_seconds, collective_seconds, taken_seconds
 from nugnn.planning.links import Links
 from nugnn.planning.operator_costs import number
 from nugnn.planning.operator_times import OperatorTimes, host_seconds_of_launch
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.predicted_work import (
-    PredictedWork,
-    collective_passing_seconds,
-    collective_seconds,
-    early_share,
-    halo_share_of,
-    taken_seconds,
-)
+from nugnn.planning.predicted_work import PredictedWork, early_share, halo_share_of
 from nugnn.planning.rank_time import RankTime
 from nugnn.planning.rested import Rested
 from nugnn.planning.step_program import (
@@ -69,7 +63,7 @@ def replay(
         links: Between the ranks.
         overlap: Passes in which plain sums over neighbours run beside their exchange.
         sums_in_backward: Whether sums of gradients that were recorded in backward travel beside it.
-        gradient_wire: How gradients travel: see `nugnn.planning.predicted_work.collective_seconds`.
+        gradient_wire: How gradients travel: see `nugnn.planning.exchange_seconds.collective_seconds`.
         captured: Whether steps run as CUDA graphs, of all ranks or of each.
         reads_loss: Whether a graph's loss is summed over ranks in each step, as `nugnn.fit` does.
         halo_shares: Of each rank's edges, those from halo rows, by which its sums are divided where they overlap. Where

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Clock = Literal["compute", "halo", "sync"]
-"""What a trainer counts time for: see `nugnn.trainer.Epoch`."""
+"""What a trainer counts time for: see `nugnn.history.Epoch`."""
 Lane = Literal["host", "device", "wire"]
 LANES: tuple[Lane, ...] = ("device", "wire", "host")
 WAIT, TRANSFER = "wait", "transfer"
@@ -28,7 +28,7 @@ class Event:
         lane: ``device``: one thing after the other; ``wire``: exchanges; ``host``: launches.
         start: Seconds since the step began.
         seconds: How long.
-        clock: What a trainer would count it for; see `nugnn.trainer.Epoch`.
+        clock: What a trainer would count it for; see `nugnn.history.Epoch`.
     """
 
     name: str

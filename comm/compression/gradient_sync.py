@@ -109,6 +109,16 @@ class GradientSync:
         return ". ".join(said) or None
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether `prepare` is still to decide what ``auto`` takes; the same on every rank."""
+        return self.name == AUTO and self._ranks.is_split and self._choice is None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether gradients travel in another way than as they are; the same on every rank, known once decided."""
+        return self._compressor is not None and self._ranks.is_split
+
+    @property
     def is_open_to_steps(self) -> bool:
         """Whether steps may still decide what ``auto`` takes: before the first one of a run; the same on every rank."""
         return self._is_open_to_steps

@@ -43,6 +43,7 @@ from nugnn.fingerprint import graph_facts, run_identity
 from nugnn.fit import fit
 from nugnn.fit_options import FitOptions
 from nugnn.graph_part import GraphPart
+from nugnn.history import Epoch, History
 from nugnn.interrupt import FirstSignalAsks, Interrupted
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.partition.assign import partition_nodes
@@ -50,7 +51,7 @@ from nugnn.partition.shard import build_shard
 from nugnn.run import run_from_config
 from nugnn.shard_graph import ShardGraph
 from nugnn.train_rank import train_rank
-from nugnn.trainer import Epoch, History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.weights import load_weights, read_weights
 from trainers import graph_trainer
 

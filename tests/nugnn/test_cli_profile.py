@@ -38,7 +38,10 @@ GPU = DeviceProfile(
     multiprocessors=132,
     spread={"gemm_flops.fp32": 0.0123, "gemm_flops.bf16": 1.0, "stream_bytes": 0.5},
 )
-CPU = GPU.model_copy(update={"name": "Some CPU", "kind": "cpu", "uuid": None, "gemm_flops": {"fp32": 5e11}})
+CPU = GPU.model_copy(
+    update={"name": "Some CPU", "kind": "cpu", "uuid": None, "gemm_flops": {"fp32": 5e11}, "spread": {}}
+)
+IN_USE = "others used 48 % of it when measuring began; its rates may be too low, measure again when it is idle"
 PAPER = GPU.model_copy(
     update={"source": "sheet", "gemm_flops": {"fp32": 67e12, "bf16": 989e12}, "launch_seconds": 0.0, "spread": {}}
 )
@@ -49,6 +52,13 @@ LINKS_FOUND = (
     LinkProfile(between="devices", via="nccl", bytes_per_second=2.65e11, latency_seconds=2e-5),
 )
 MACHINE = MachineProfile(schema=SCHEMA, devices=(GPU, CPU), links=LINKS_FOUND, made="2026-01-01T00:00:00Z")
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever else uses the machine that tests run on."""
+    monkeypatch.setattr(profile_run, "used_of_cores", lambda _: 0.01)
+    monkeypatch.setattr(profile_run, "used_of_gpus", dict)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +81,9 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def measured_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_run, "profile_machine", lambda *_, **__: Measured(MACHINE, ("GPU-5d3a: a note",)))
+    noted = CPU.model_copy(update={"note": IN_USE})
+    machine = MACHINE.model_copy(update={"devices": (GPU, noted)})
+    monkeypatch.setattr(profile_run, "profile_machine", lambda *_, **__: Measured(machine, ("GPU-5d3a: a note",)))
 
 
 # -- a whole profile ---------------------------------------------------------------------------------------------------
@@ -111,6 +123,32 @@ def test_a_link_that_fails_leaves_the_devices(monkeypatch: pytest.MonkeyPatch) -
     assert measured.machine.devices == (CPU,) and measured.machine.links == ()
     lost = "links between devices could not be measured: worker 1: NCCL error"
     assert measured.notes == ("note 0", "note 1", lost)
+
+
+def test_what_others_use_is_kept_with_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU and the CPU are each noted by their own load; spread counts besides, whatever was seen before."""
+
+    def launch(folder: Path, num_workers: int, **_: Any) -> None:
+        for rank in range(num_workers):
+            gpu = GPU.model_copy(update={"uuid": f"GPU-{rank}", "spread": {"stream_bytes": 0.3 * rank}})
+            devices = [gpu.model_dump(), *([CPU.model_dump()] if rank == 0 else [])]
+            found = {"name": gpu.uuid, "devices": devices, "copies": [], "notes": []}
+            (folder / device_file(rank)).write_text(json.dumps(found))
+        (folder / LINKS).write_text(json.dumps({"exchanges": [], "sums": None, "is_nccl": True}))
+
+    monkeypatch.setattr(profile_run, "launch", launch)
+    monkeypatch.setattr(profile_run, "_gpus", lambda _: [torch.device("cuda", n) for n in range(2)])
+
+    def notes(cores: float | None, gpus: dict[str, float]) -> list[str | None]:
+        monkeypatch.setattr(profile_run, "used_of_cores", lambda _: cores)
+        monkeypatch.setattr(profile_run, "used_of_gpus", lambda: gpus)
+        machine = profile_machine("auto", seconds=1.0, on_stage=print).machine
+        return [device.note for device in machine.devices]
+
+    varied = "rates varied by up to 30 % from call to call; its rates may be too low, measure again when it is idle"
+    assert notes(0.48, {"GPU-0": 0.02, "GPU-1": 0.0}) == [None, varied, IN_USE]
+    assert notes(None, {"GPU-0": 0.48}) == [IN_USE, varied, None]
+    assert notes(0.05, {}) == [None, varied, None]
 
 
 def test_a_device_that_fails_ends_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +201,7 @@ def test_tables_fit_the_screen_and_show_how_far_the_sheet_is_off(
     assert str(GPU.uuid) in out and "note: GPU-5d3a: a note" in out
     assert "no data sheet" not in out
     text = " ".join(out.split())
-    assert f"note: {CPU.name}: rates varied by up to 100% from call to call: others may have been using it" in text
+    assert f"note: {CPU.name}: others used 48 % of it when measuring began; its rates may be too low" in text
 
 
 def test_a_card_without_a_sheet_is_said_to_have_none() -> None:
@@ -182,7 +220,8 @@ def test_a_table_without_a_sheet_has_no_ratios() -> None:
 
 def test_json_prints_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     measured_instead(monkeypatch)
-    assert call(capsys, "--json") == (0, MACHINE.to_json(), "")
+    code, out, err = call(capsys, "--json")
+    assert (code, err) == (0, "") and out.startswith('{\n  "schema"') and IN_USE in out
 
 
 # -- wrong input -------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from launchers_time import PATIENCE_SECONDS
 from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
+from nugnn.history import Epoch
 from nugnn.models import GNN, WithNodeEmbedding
-from nugnn.trainer import Epoch
 
 # Six steps in float64 on 61 nodes: as in test_exactness, sums in another order are off by 61 eps = 1e-14
 # relative; 1e-10 leaves four orders of magnitude for what norm and softmax amplify.

@@ -26,11 +26,12 @@ from nugnn.comm.compression import compressor
 from nugnn.comm.compression.gradient_sync import GRAD_SYNCS
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
+from nugnn.history import History
 from nugnn.loss import cross_entropy
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.sample_family import SampleFamily
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 from sample_cases import NUM_CLASSES, make_data
 from shard_calls import shard_of

@@ -22,10 +22,11 @@ from nugnn.comm.halo_handler import HaloHandler
 from nugnn.config import TrainConfig
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_run import fit_arguments
+from nugnn.history import History
 from nugnn.model_on_shard import ModelOnShard
 from nugnn.models import GNN
 from nugnn.options import ConfigError
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 from shard_calls import make_data, shard_of
 from trainers import graph_trainer

@@ -20,9 +20,10 @@ from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_traffic import DIRECTIONS, ExchangeTraffic
 from nugnn.config import TrainConfig
+from nugnn.history import Epoch, History
 from nugnn.models import GNN
 from nugnn.run import run_from_config
-from nugnn.trainer import Epoch, History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 from shard_calls import make_data, shard_of
 from trainers import graph_trainer

@@ -21,11 +21,12 @@ from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.halo_wire import HaloWire
 from nugnn.config import TrainConfig
 from nugnn.embedding import NodeEmbedding
+from nugnn.history import History
 from nugnn.model_on_shard import ModelOnShard
 from nugnn.models import GNN
 from nugnn.options import ConfigError
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 from shard_calls import make_data, shard_of
 from trainers import graph_trainer

@@ -19,11 +19,12 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding
 from nugnn.graph_family import GraphFamily
 from nugnn.held_rows import HeldRows
+from nugnn.history import History
 from nugnn.models import GNN, WithNodeEmbedding
 from nugnn.partition.assign import partition_nodes
 from nugnn.partition.shard import build_shard
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 from trainers import graph_trainer
 

@@ -34,11 +34,12 @@ from nugnn.plan_request import PlanRequest
 from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import baselines_table, devices_table
 from nugnn.plan_training import TrainingPlan
-from nugnn.planned import step_model, write_plan
+from nugnn.planned import Planned, step_model, write_plan
 from nugnn.planning import draft_cut, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
+from nugnn.planning.forecast import Forecast
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.imbalance import RebalanceRules
 from nugnn.planning.limits import DeviceLimits
@@ -49,11 +50,12 @@ from nugnn.planning.plan import DataFacts, PlanError, read_plan
 from nugnn.planning.plan_parts import parts_path
 from nugnn.planning.predicted_work import PredictedWork
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
+from nugnn.planning.timeline import Event, Timeline
 from nugnn.planning.work_model import PackedComputing, PackedWork
 from nugnn.precision.storage import Storage
 from nugnn.profile_run import Measured
 from nugnn.rebalance import PlannedBalance
-from nugnn.run import PARTS_FILE, run_from_config
+from nugnn.run import PARTS_FILE, pictures, run_from_config
 from nugnn.sample_config import SampleConfig
 from nugnn.sample_options import SampleOptions
 from nugnn.shares import whole_shard
@@ -169,6 +171,29 @@ def test_ideal_parts_are_called_that_and_no_plan_is_faster_or_slower_than_they(t
     assert printed(True).count("x as fast") == 2 and "not cut" in lines[-1] and max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_sync": "8bit"},
+        {"grad_sync": "powersgd", "grad_sync_rank": "4", "grad_sync_feedback": "off"},
+        {"grad_sync": "4bit", "grad_sync_exact": "layers.1.*"},
+    ],
+    ids=str,
+)
+def test_a_plan_notes_how_gradients_travel_as_the_run_does(options: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["plan", "--graph-stats", "ogbn-arxiv", "--cluster", str(tmp_path / "c.yaml"), *flags,
+                  "--plan-out", str(tmp_path / "plan.json")])  # fmt: skip
+    assert exit_.value.code == 0
+    planned = read_plan(tmp_path / "plan.json")
+    of_run = cli.gather_settings({"dataset": "ogbn-arxiv", "workers": "4", **options}, {})
+    way = str(FitOptions(grad_sync=of_run.gradients).compression)
+    assert planned.settings["grad_sync"] == way
+    assert f"sums of gradients are predicted as if grad_sync were fp32, and not {way}" in planned.notes
+
+
 def test_json_is_the_plan_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(MIXED)
     counts = "nodes=1e5,edges=2e6,features=50,classes=7,train=1e4"
@@ -248,6 +273,11 @@ def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml cannot be read: No such file"),
         (["--dataset", "digits", "--plan-out", "no/such/plan.json"], "there is no folder no/such"),
         (["--dataset", "digits", "--epochs", "3"], "--epochs"),
+        (["--dataset", "digits", "--grad-sync-rank", "3"], "--grad-sync-rank 3 has no effect on --grad-sync fp32"),
+        (["--graph-stats", "ogbn-arxiv", "--device", "cpu", "--grad-sync", "4bit", "--grad-sync-exact", "haed.*"],
+         "exact haed.* matches no parameter whose gradients travel"),
+        (["--graph-stats", "ogbn-arxiv", "--batch-size", "7"],
+         "--batch-size belongs to samples, and --graph-stats gives the counts of a graph; leave it out, or name"),
         (["--dataset", "digits", "--workers", "2", "--device", "cpu", "--shares", "auto", "--partitioner", "random"],
          "--partitioner random makes none to fit"),
     ],
@@ -295,6 +325,26 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[0] == "measured" and "kept in" in calls[1] and len(calls) == 2
     plan_run.cluster_from_config(config, remeasures=True, **how)
     assert calls.count("measured") == 2
+
+
+def test_a_plan_repeats_that_others_used_the_machine_when_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once for all workers on the device; what it is called and what predictions stand on do not change by it."""
+    said = "others used 48 % of it when measuring began"
+    config = settings(tmp_path, "p", shares="auto", cluster=str(tmp_path / "c.yaml"))
+    plans = []
+    for note in (said, None):
+        machine = MACHINE.model_copy(update={"devices": (CPU.model_copy(update={"note": note}),)})
+        (tmp_path / "cpu.json").write_text(machine.to_json())
+        (tmp_path / "c.yaml").write_text(
+            "schema: nugnn.cluster/1\nhosts:\n  - {name: here, devices: [{device: cpu.json, count: 2}]}\n"
+        )
+        plans.append(plan_run.plan_from_config(config, None).plan)
+    noted, plain = plans
+    assert [text for text in noted.notes if said in text] == [f"profile of {CPU.name}: {said}"]
+    assert not any(said in text for text in plain.notes)
+    assert noted.rates == plain.rates is not None
 
 
 def test_limits_that_contend_for_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,6 +671,8 @@ def test_plans_are_kept_apart_by_whether_steps_are_captured(tmp_path: Path) -> N
         ({"cuda_graphs": "off"}, False),
         ({"precision": "fp16"}, False),
         ({"grad_sync": "8bit"}, False),
+        ({"grad_sync": "auto"}, True),  # predicted as if it came to fp32
+        ({"grad_sync": "auto", "cuda_graphs": "on"}, False),
         ({"micro_batches": 2}, False),
         ({"regularizer": own_penalty}, False),
         ({"regularizer": own_penalty, "cuda_graphs": "on"}, True),
@@ -754,6 +806,18 @@ def test_what_a_prediction_leaves_out_is_said_in_training_too(tmp_path: Path, da
     result = run_from_config(config)
     assert set(said) <= set(result["notes"])
     assert set(said) <= set(read_plan(tmp_path / "out" / "plan.json").notes)
+
+
+def test_the_predicted_step_is_drawn_above_the_measured_one_or_said_why_not() -> None:
+    events = (Event("a", "spmm", "forward", "device", 0.0, 1.0),)
+    measured, predicted = (Timeline((name,), (events,), (1.0,)) for name in ("measured", "predicted"))
+    plan = cast(Any, SimpleNamespace(calibration=None, corrected=lambda: plan))
+    forecast = Forecast(step_seconds=1.0, seconds=(), timeline=predicted)
+    made = Planned(plan=plan, part=None, forecast=forecast)
+    assert pictures(made, measured).count("|f") == 2
+    from_a_file = replace(made, forecast=replace(forecast, timeline=None))
+    shown = pictures(from_a_file, measured)
+    assert shown.count("|f") == 1 and "a step, predicted: not drawn, since a plan that was made before" in shown
 
 
 def test_what_a_run_replaces_are_the_files_of_a_plan() -> None:

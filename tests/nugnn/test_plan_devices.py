@@ -162,7 +162,7 @@ def test_a_limit_of_more_threads_than_cores_is_refused_whatever_the_user_has_ask
     (tmp_path / "c.yaml").write_text(f"schema: nugnn.cluster/1\nhosts: [{{name: a, devices: [{entry}]}}]\n")
     for asked in ("2", ""):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-        with pytest.raises(ClusterError, match=r"threads is 8, and .* has 4"):
+        with pytest.raises(ClusterError, match=r"threads=8: .* has 4 cores to use; give 4 or fewer"):
             read_cluster(tmp_path / "c.yaml", this_machine_for("any", str, str))
 
 

@@ -23,6 +23,7 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_family import GraphFamily
 from nugnn.held_rows import HeldRows
+from nugnn.history import Epoch, History
 from nugnn.models import GNN
 from nugnn.node_move import NodeMove, move_nodes
 from nugnn.partition.assign import partition_nodes
@@ -33,7 +34,6 @@ from nugnn.planning.work_model import LinearCost, LinearWork
 from nugnn.rebalance import OnMove, PlannedBalance, checked_rules, move_text, return_text, shortfall_text
 from nugnn.run import _EpochLog
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import Epoch, History
 from nugnn.trainer_state import capture, restore
 from trainers import fit_rank
 from work_time import WorkTime, work_time

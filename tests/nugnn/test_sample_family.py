@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from nugnn.comm.groups import Ranks
+from nugnn.history import History
 from nugnn.sample_family import SampleFamily
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from sample_cases import FLOAT64_BOUND, make_data, make_model
 
 

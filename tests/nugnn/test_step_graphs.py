@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
+from nugnn.comm.compression.choice import Choice
 from nugnn.comm.groups import Ranks
 from nugnn.models import GNN
 from nugnn.sample_family import SampleFamily
@@ -66,6 +68,54 @@ def test_auto_leaves_steps_alone_in_which_halo_rows_travel() -> None:
             StepFacts(choice=choice, is_split=split, exchanges_rows=rows, **facts).is_recorded for split, rows in cases
         ]
         assert found == expected, choice
+
+
+class _Watched:
+    """Stands for recorded steps, of which a CPU has none: counts those that it is asked to run."""
+
+    num_run = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        type(self).num_run = 0
+
+    def aside(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def run(self, works: Any, step: int, passes: Any, on_loss: Any = None) -> Any:
+        type(self).num_run += 1
+        return passes(works, on_loss)
+
+
+def _steps_recorded(ranks: Ranks, grad_sync: str, chosen: str, is_prepared: bool) -> tuple[int, int]:
+    """How many of a run's steps went to recorded ones, as if on GPUs with NCCL; and all of them."""
+
+    def facts(**known: Any) -> StepFacts:
+        return StepFacts(**{**known, "is_on_gpu": True, "carries_cuda": True, "has_triton": True})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nugnn.comm.compression.gradient_sync.choose", lambda *_: Choice(chosen, {}, 0))
+        patch.setattr("nugnn.step_graphs.StepFacts", facts)
+        patch.setattr("nugnn.trainer.StepGraphs", _Watched)
+        data = make_data("images", 32, torch.float32)
+        family = SampleFamily(make_model("mlp"), data, ranks, sizes=(8, 8), seed=3)
+        trainer = Trainer(family, grad_sync=grad_sync)
+        if is_prepared:  # as nugnn.fit does, which says what was chosen
+            trainer.grad_sync.prepare()
+        _Watched.num_run = 0
+        trainer.train_epoch()
+        trainer.step([next(iter(family.steps(1, 0)))[0]])
+        return _Watched.num_run, trainer.num_steps
+
+
+@pytest.mark.parametrize(
+    ("grad_sync", "chosen", "is_recorded"), [("auto", "fp32", True), ("auto", "8bit", False), ("8bit", "", False)]
+)
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_gradients_that_come_to_float32_by_themselves_leave_steps_to_be_recorded(
+    ranks: Any, grad_sync: str, chosen: str, is_recorded: bool, is_prepared: bool
+) -> None:
+    for num_run, num_steps in ranks.run(2, _steps_recorded, grad_sync, chosen, is_prepared):
+        assert num_steps == 3 and num_run == (num_steps if is_recorded else 0)
 
 
 @pytest.mark.gpu

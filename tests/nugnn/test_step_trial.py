@@ -22,10 +22,11 @@ from nugnn.comm.compression.choice import CANDIDATES, Choice
 from nugnn.comm.compression.step_trial import Timed
 from nugnn.comm.groups import Ranks
 from nugnn.comm.step_watch import StepWatch
+from nugnn.history import History
 from nugnn.models import GNN
 from nugnn.networks import MLP
 from nugnn.sample_family import SampleFamily
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture
 from rank_pool import RankError
 from sample_cases import NUM_CLASSES, make_data

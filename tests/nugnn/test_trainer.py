@@ -20,6 +20,7 @@ from nugnn.comm.halo_handler import HaloHandler
 from nugnn.comm.local_ranks import run_local_ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding
+from nugnn.history import Epoch
 from nugnn.models import GNN
 from nugnn.parameter_groups import parameter_groups
 from nugnn.partition.assign import partition_nodes
@@ -27,7 +28,7 @@ from nugnn.partition.shard import build_shard
 from nugnn.sample_family import SampleFamily
 from nugnn.schedules import Cosine
 from nugnn.shard_graph import ShardGraph
-from nugnn.trainer import Epoch, Trainer
+from nugnn.trainer import Trainer
 from sample_cases import make_data, make_model
 from trainers import graph_trainer
 

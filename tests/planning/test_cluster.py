@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nugnn.planning import derates
-from nugnn.planning.cluster import Cluster, cluster_of_machine, read_cluster
-from nugnn.planning.cluster_file import ClusterError
+from nugnn.planning.cluster import Cluster, cluster_of_machine, cluster_on_paper, read_cluster
+from nugnn.planning.cluster_file import ClusterError, LinkFields
 from nugnn.planning.datasheet import sheet_of
-from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.limits import SHARED_CORES, DeviceLimits
 from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile
 
 GPU = sheet_of("H200").as_profile().model_copy(update={"source": "measured", "uuid": "GPU-a"})
@@ -287,6 +288,31 @@ def test_cpus_are_described_by_name(tmp_path: Path) -> None:
     assert "memory" not in note and "at most" not in note
 
 
+@pytest.mark.parametrize(
+    ("entries", "is_said"),
+    [
+        ("{device: EPYC Zen 4, cores: 4, count: 4}", False),
+        ("{device: EPYC Zen 4, cores: 4, count: 5}", True),
+        ("{device: EPYC Zen 4, cores: 4, count: 2, limits: {threads: 2}}", False),
+        ("{device: EPYC Zen 4, cores: 4, count: 2, limits: {threads: 3}}", True),
+    ],
+)
+def test_more_threads_than_cores_are_said_of_a_described_host_as_of_this_one(
+    tmp_path: Path, entries: str, is_said: bool
+) -> None:
+    notes = cluster(tmp_path, ONE_HOST + f"    - {entries}\n").notes
+    (name,) = re.findall(r"name: (\w+)", ONE_HOST)
+    assert (f"{name}: {SHARED_CORES}" in notes) == is_said
+
+
+def test_simulated_hosts_share_cores_likewise() -> None:
+    between = LinkFields(gbit_per_second=10)
+    few, many = (
+        cluster_on_paper(["EPYC 9654"], per_host, per_host=per_host, between=between).notes for per_host in (2, 200)
+    )
+    assert not any(SHARED_CORES in note for note in few) and any(SHARED_CORES in note for note in many)
+
+
 def test_a_cpu_has_what_a_socket_has_at_most_and_says_so(tmp_path: Path) -> None:
     found = cluster(tmp_path, ONE_HOST + "    - {device: AMD EPYC 9654 96-Core Processor}\n    - {device: T4}\n")
     assert [profile.kind for profile in found.profiles] == ["cpu", "cuda"]
@@ -314,7 +340,7 @@ def test_workers_on_a_named_cpu_share_it_within_their_limits(tmp_path: Path) -> 
         ("{device: EPYC 7763, kind: cpu}", "kind: is for a profile or 'this machine'; leave it out"),
         ("{device: EPYC 7763, cores: 0}", "cores"),
         ("{device: EPYC 7763, limits: {sms: 8}}", "is a CPU; limit its threads"),
-        ("{device: EPYC 7763, limits: {threads: 65}}", "EPYC 7763 has 64 threads"),
+        ("{device: EPYC 7763, limits: {threads: 65}}", "threads=65: .*EPYC 7763 has 64 cores to use; give 64 or fewer"),
     ],
 )
 def test_what_is_wrong_with_a_named_cpu_is_said(tmp_path: Path, entry: str, words: str) -> None:

@@ -86,7 +86,7 @@ def test_memory_is_a_fraction() -> None:
     [
         (H200, DeviceLimits(sms=133), "sms is 133, and NVIDIA H200 has 132 multiprocessors"),
         (CPU, DeviceLimits(sms=8), "sms is 8, and a CPU is a CPU; limit its threads"),
-        (CPU, DeviceLimits(threads=17), "threads is 17, and a CPU has 16 threads"),
+        (CPU, DeviceLimits(threads=17), "threads=17: a CPU has 16 cores to use; give 16 or fewer"),
     ],
 )
 def test_limits_of_the_other_kind_or_beyond_are_refused(profile: DeviceProfile, limits: DeviceLimits, text: str):

@@ -16,9 +16,10 @@ import torch
 from nugnn.comm import early_rows
 from nugnn.comm.compression.wire import Wire
 from nugnn.networks import MLP
+from nugnn.planning.exchange_seconds import collective_seconds
 from nugnn.planning.links import Links, Sums
 from nugnn.planning.part_sizes import PartSizes
-from nugnn.planning.predicted_work import DeviceWork, PredictedWork, collective_seconds
+from nugnn.planning.predicted_work import DeviceWork, PredictedWork
 from nugnn.planning.replay import replay, replay_parts
 from nugnn.planning.step_program import Do, Passes, make_program, passes_of
 from nugnn.planning.timeline import Timeline, picture

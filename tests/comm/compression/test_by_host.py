@@ -29,9 +29,10 @@ from nugnn.comm.compression.wire import WIRES, Wire
 from nugnn.comm.groups import Ranks, groups_by_host
 from nugnn.comm.hosts import HostGrid, HostGroups, host_grid
 from nugnn.comm.local_ranks import run_local_ranks
+from nugnn.history import History
 from nugnn.networks import MLP
 from nugnn.sample_family import SampleFamily
-from nugnn.trainer import History, Trainer
+from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
 from sample_cases import NUM_CLASSES, make_data
 
