@@ -126,15 +126,16 @@ def settings_of(drawn_one: Drawn, device: str, ranks: int = 1) -> MixedStep:
         make = functools.partial(sample_trainer, model, plain.sample, **how)
         return dataclasses.replace(plain, model=model, trace=trace, trainer=make)
 
-    single = with_trainer({}, plain.trace)
+    single = with_trainer({}, None)
     half = with_trainer(dict.fromkeys(names_of(plain.model), "bfloat16"), None)
-    mixed = with_trainer(drawn_one.formats, with_formats(plain.trace, drawn_one.formats))
+    named = {f"model.{name}": dtype for name, dtype in drawn_one.formats.items()}  # as `Mixed` has it
+    mixed = with_trainer(drawn_one.formats, with_formats(single.trace, named))
     recorded = trace_sample_step(mixed.model, plain.sample, **how)
     for place in plain.tests:
         ran, said = (casts_of(trace.at(place)) for trace in (recorded, mixed.trace))
         if ran != said:
             raise ValueError(f"the step makes other casts than predicted: {ran - said}, and not {said - ran}")
-    without = with_formats(plain.trace, without_the_rule(plain.trace, drawn_one.formats))
+    without = with_formats(single.trace, without_the_rule(single.trace, named))
     return MixedStep(single, half, mixed, without)
 
 
