@@ -156,6 +156,23 @@ def records_steps(
     return facts.is_recorded
 
 
+def _leaves_room(most: int, *, total: int, free: int, reserved: int, given_out: int) -> bool:
+    """Whether a graph of a step leaves room for all else: it keeps its memory to itself, and evaluation comes on top.
+
+    Args:
+        most: Bytes that steps have taken so far.
+        total: Of the GPU, for this process.
+        free: That no process has; others may be on the GPU.
+        reserved: That torch's allocator has of it.
+        given_out: Of these, tensors.
+
+    >>> gpu = {"total": 900, "free": 500, "reserved": 250, "given_out": 100}
+    >>> _leaves_room(200, **gpu), _leaves_room(300, **gpu), _leaves_room(200, **gpu | {"free": 40})
+    (True, False, False)
+    """
+    return most < total // 3 and reserved < total // 2 and most < free + reserved - given_out
+
+
 def _mode_of(module: nn.Module) -> tuple[Any, ...]:
     """What torch's layers look at in each call: in training, probability of dropping, momentum; and who hooks in."""
     numbers = (getattr(module, name, None) for name in ("p", "momentum"))
@@ -287,11 +304,15 @@ class StepGraphs:
         """Under ``auto``: whether memory is to spare, and the model still as it was made."""
         if not self._is_auto:
             return True
-        total = memory_bytes(self._device)
-        most = int(torch.cuda.memory_stats(self._device)["allocated_bytes.all.peak"])
-        # what is reserved has the graphs in it that are there already
-        has_room = most < total // 3 and torch.cuda.memory_reserved(self._device) < total // 2
-        return has_room and is_known(self._family.model)
+        device = self._device
+        leaves_room = _leaves_room(
+            int(torch.cuda.memory_stats(device)["allocated_bytes.all.peak"]),
+            total=memory_bytes(device),
+            free=torch.cuda.mem_get_info(device)[0],
+            reserved=torch.cuda.memory_reserved(device),  # has the graphs in it that are there already
+            given_out=torch.cuda.memory_allocated(device),
+        )
+        return leaves_room and is_known(self._family.model)
 
     def _kind_of(self, work: Work, inputs: Sequence[Tensor]) -> Any:
         model = self._family.model
