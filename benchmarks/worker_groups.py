@@ -27,6 +27,7 @@ Work = Callable[[Any, Any], Any]
 
 TIMEOUT_SECONDS = 120.0
 """How long a rank waits for its peers."""
+_LAST_MOMENTS_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0
 """Then ranks that have not answered are asked for their stacks."""
 _GIVE_UP_SECONDS = 600.0
@@ -93,11 +94,17 @@ class Group:
                     del pending[ready]
                     is_done, value = said
                     if not is_done:
-                        raise WorkFailed(f"rank {rank}: {value}")
+                        raise WorkFailed(f"rank {rank}: {value}{self._said_of_dead()}")
                     results[rank] = value
         except (EOFError, OSError) as error:
             raise WorkFailed(f"a process of the group died ({type(error).__name__})") from error
         return [results[rank] for rank in range(len(self._pipes))]
+
+    def _said_of_dead(self) -> str:
+        """Who has died, in words: others fail because of it, and may be heard of first."""
+        ended = wait([process.sentinel for process in self._processes], _LAST_MOMENTS_SECONDS)
+        dead = [rank for rank, process in enumerate(self._processes) if process.sentinel in ended]
+        return "".join(f"\nrank {rank} died" for rank in dead)
 
     def _show_stacks(self, pending: list[int], seconds: float, item: Any) -> None:
         print(f"ranks {pending} are at this for {seconds:.0f} s: {item}", file=sys.stderr, flush=True)
