@@ -44,9 +44,7 @@ def test_the_program_in_the_readme_that_fits_runs(tmp_path: Path, monkeypatch: p
     assert result.logits.shape == (1797, 10) and len(result.history) == 2
 
 
-def test_the_loop_in_the_readme_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer
-) -> None:
+def test_the_loop_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer) -> None:
     """Torchrun itself is in `tests/nugnn/test_session.py`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(f"{_programs()[1]}\nassert ranks.world_size == 2 and loss.isfinite()\n")
