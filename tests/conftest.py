@@ -53,7 +53,7 @@ def ranks(fork_server: ForkServer) -> Iterator[RankPool]:
 def forked_workers(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """`nugnn.launch` forks its workers from a process that has imported what they need: for what workers compute.
 
-    Laws of the launcher, and one run of `nugnn.fit` of each kind, use interpreters of their own.
+    Laws of how the launcher starts workers, and one run of `nugnn.fit` of each kind, use interpreters of their own.
     """
     from nugnn import launch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import fresh_interpreters
+from fork_server import ForkServer
 from nugnn.kernels._jit import row_tasks
 
 RUN = "import sys; sys.path.insert(0, {!r}); import case_package.a as a; print(a.kernel(2.0), a.hits())"
@@ -54,15 +55,24 @@ def write_package(root: Path, helper_factor: int, constant: int) -> None:
     )
 
 
-def run(root: Path, cache: Path, program: str = RUN) -> list[str]:
-    """What a new process prints, which has torch and neither numba nor nugnn."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
-    result = fresh_interpreters.run(program.format(str(root)), environment)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split()
+Run = Callable[..., list[str]]
 
 
-def test_kernels_05_a_changed_helper_or_constant_is_noticed(tmp_path: Path) -> None:
+@pytest.fixture
+def run(fork_server: ForkServer) -> Run:
+    """What a process prints that has numba, and has seen neither the package nor a cache."""
+
+    def run(root: Path, cache: Path, program: str = RUN) -> list[str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+        (root / "program.py").write_text(program.format(str(root)))
+        result = fork_server.script(str(root / "program.py"), [], environment)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.split()
+
+    return run
+
+
+def test_kernels_05_a_changed_helper_or_constant_is_noticed(run: Run, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     write_package(tmp_path, 3, 10)
     assert run(tmp_path, cache) == ["16.0", "0"]
@@ -75,7 +85,7 @@ def test_kernels_05_a_changed_helper_or_constant_is_noticed(tmp_path: Path) -> N
     assert run(tmp_path, cache) == ["16.0", "1"]
 
 
-def test_kernels_05_an_unwritable_cache_folder_does_not_crash(tmp_path: Path) -> None:
+def test_kernels_05_an_unwritable_cache_folder_does_not_crash(run: Run, tmp_path: Path) -> None:
     write_package(tmp_path, 3, 10)
     blocked = tmp_path / "a file, so that no folder can be made below it"
     blocked.write_text("")
@@ -83,7 +93,7 @@ def test_kernels_05_an_unwritable_cache_folder_does_not_crash(tmp_path: Path) ->
     assert not list((tmp_path / "case_package").glob("**/*.nbi")), "nothing is written beside the sources"
 
 
-def test_kernels_05_damaged_cache_files_cost_a_compilation_only(tmp_path: Path) -> None:
+def test_kernels_05_damaged_cache_files_cost_a_compilation_only(run: Run, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     write_package(tmp_path, 3, 10)
     run(tmp_path, cache)
@@ -94,7 +104,7 @@ def test_kernels_05_damaged_cache_files_cost_a_compilation_only(tmp_path: Path) 
     assert run(tmp_path, cache) == ["16.0", "0"]
 
 
-def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
+def test_of_several_processes_one_compiles(run: Run, tmp_path: Path) -> None:
     write_package(tmp_path, 3, 10)
     said = run(tmp_path, tmp_path / "cache", TOGETHER)
     assert said[::2] == ["16.0"] * 3 and sorted(said[1::2]) == ["0", "1", "1"]

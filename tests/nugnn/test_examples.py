@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
 from nugnn.check import ModelDiffers, run_check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,47 +25,41 @@ for split, ids in (("train", data.train_nodes), ("val", data.val_nodes), ("test"
     graph.ndata[f"{split}_mask"] = torch.zeros(data.num_nodes, dtype=torch.bool).index_fill(0, ids, True)
 graph = dgl.add_self_loop(graph)
 """
-_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+_RUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "command"),
-    [
-        (_GRAPH, "assert result.logits.shape == (1797, 10) and len(result.history) == 2", (sys.executable,)),
-        ("", "assert ranks.world_size == 2 and loss.isfinite()", _TORCHRUN),
-    ],
-    ids=["fit", "own loop"],
-)
-def test_the_programs_in_the_readme_run(before: str, after: str, command: tuple[str, ...], tmp_path: Path) -> None:
+def _programs() -> list[str]:
+    """Those of README.md, of a few epochs."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    program = programs[0 if before else 1]
-    assert len(programs) == 2 and ("epochs=200" in program or "range(100)" in program)
-    short = program.replace("epochs=200", "epochs=2").replace("range(100)", "range(2)")
-    (tmp_path / "program.py").write_text(f"{before}\n{short}\n{after}\n")
-    done = subprocess.run(
-        [*command, str(tmp_path / "program.py")],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    assert len(programs) == 2 and "epochs=200" in programs[0] and "range(100)" in programs[1]
+    return [program.replace("epochs=200", "epochs=2").replace("range(100)", "range(2)") for program in programs]
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_the_program_in_the_readme_that_fits_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a script is one, is in `tests/nugnn/test_fit.py`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(f"{_GRAPH}\n{_programs()[0]}")
+    result = runpy.run_path("program.py", run_name="__main__")["result"]
+    assert result.logits.shape == (1797, 10) and len(result.history) == 2
+
+
+def test_the_loop_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer) -> None:
+    """Torchrun itself is in `tests/nugnn/test_session.py`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(f"{_programs()[1]}\nassert ranks.world_size == 2 and loss.isfinite()\n")
+    done = fork_server.torchrun([*_RUN, str(tmp_path / "program.py")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_own_model_gives_the_same_on_one_worker_and_on_two(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "own_model.py"), "3"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"loss (\S+),", done.stdout)]
+@pytest.mark.usefixtures("forked_workers")
+def test_own_model_gives_the_same_on_one_worker_and_on_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["own_model.py", "3"])
+    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", capsys.readouterr().out)]
     # Three steps in float32: sums of up to 1797 terms in another order are off by at most 1797 * 6e-8 = 1e-4 relative.
     assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-4)
 

@@ -217,9 +217,11 @@ def test_a_worker_that_dies_while_the_job_is_prepared_ends_the_run(monkeypatch: 
 _ON_A_SMALL_DISK = """
 import sys
 from pathlib import Path
+from nugnn import worker_watch
 from nugnn.job import private_job_folder, write_job
 from nugnn.failure import WorkerFailed
 from nugnn.launch import launch
+worker_watch._SETTLE_SECONDS = 0.1  # the other worker leaves no word
 with private_job_folder() as folder:
     write_job(folder, {"scenario": "trouble_on_rank_1", "how": sys.argv[1]})
     try:

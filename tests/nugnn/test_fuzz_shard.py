@@ -51,11 +51,11 @@ def _check(num_parts: int, seed: int, num_examples: int, folder: Path, timeout: 
 
 
 def test_one_rank_beside_plain_dgl(tmp_path: Path) -> None:
-    _check(1, 0, 150, tmp_path, 150)
+    _check(1, 0, 100, tmp_path, 150)
 
 
 def test_three_parts(tmp_path: Path) -> None:
-    _check(3, 0, 35, tmp_path, 150)
+    _check(3, 0, 25, tmp_path, 150)
 
 
 @pytest.mark.slow

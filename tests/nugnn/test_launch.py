@@ -32,6 +32,8 @@ from nugnn.worker_process import classify
 from nugnn.worker_watch import EventReader, WorkerWatch
 
 HERE = Path(__file__).resolve().parent
+forked = pytest.mark.usefixtures("forked_workers")
+"""For laws of what happens once workers run; those of how they start, and one of each way to fail, are without."""
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +119,7 @@ def test_launch_01_busy_port_is_named() -> None:
 )
 def test_comm_05_a_lost_worker_ends_all_and_is_named(how: str, words: str, request: pytest.FixtureRequest) -> None:
     """The survivors complain first, the message names the one that went."""
-    if how == "exit":  # the others are interpreters of their own
+    if how != "exit before the first exchange":  # that one is among interpreters of their own
         request.getfixturevalue("forked_workers")
     clocks = list[TimeOfLooks]()
 
@@ -132,6 +134,7 @@ def test_comm_05_a_lost_worker_ends_all_and_is_named(how: str, words: str, reque
     assert 0 < clocks[0].now < 5, "two for the others to leave word, two to end them"
 
 
+@forked
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -151,6 +154,7 @@ def test_who_leaves_a_sum_from_rank_to_rank_is_named(how: str, words: str) -> No
     assert caught.value.exit_code == 3
 
 
+@forked
 def test_user_error_in_one_worker_is_the_one_message() -> None:
     with pytest.raises(WorkerFailed) as caught:
         run("user_error_on_rank_1", 2, timeout=60)
@@ -173,6 +177,7 @@ def test_missing_package_is_a_user_error() -> None:
     assert caught.value.exit_code == 2
 
 
+@forked
 def test_leaving_with_code_0_before_the_work_is_done_is_a_failure() -> None:
     with pytest.raises(WorkerFailed, match="worker 1 of 2 died: exit code 0 before its work was done") as caught:
         run("leave_early", 2)
@@ -275,6 +280,7 @@ def test_a_worker_on_busy_cores_has_time_to_say_where_it_hangs(tmp_path: Path, m
     assert late.waits == 3
 
 
+@forked
 def test_launch_04_a_worker_that_has_finished_but_does_not_exit_is_ended() -> None:
     clocks = list[TimeOfLooks]()
 
@@ -286,6 +292,7 @@ def test_launch_04_a_worker_that_has_finished_but_does_not_exit_is_ended() -> No
     assert 5 < clocks[0].now < 5 + 3
 
 
+@forked
 def test_a_worker_that_hangs_after_the_others_finished_is_named() -> None:
     def clock_of(folder: Path) -> TimeOfLooks:
         return TimeOfLooks(lambda: (folder / "began").exists() and is_done(folder, 0) and is_done(folder, 2))
@@ -297,6 +304,7 @@ def test_a_worker_that_hangs_after_the_others_finished_is_named() -> None:
     assert caught.value.exit_code == 3
 
 
+@forked
 def test_workers_wait_for_a_job_that_is_prepared_meanwhile() -> None:
     events: list[dict[str, Any]] = []
     with private_job_folder() as folder:
@@ -328,6 +336,7 @@ def _command_names(process: Path, text: str) -> bool:
         return False
 
 
+@forked
 def test_functions_defined_on_the_spot_reach_the_workers() -> None:
     factor = 3
     events = run("call", 1, function=lambda x: x * factor)
@@ -344,6 +353,7 @@ def test_workers_do_not_import_from_the_current_folder(monkeypatch: pytest.Monke
     assert run("show_imports", 1) == [{"kind": "imports", "bare": []}]
 
 
+@forked
 @pytest.mark.parametrize("then", ["return", "fail"])
 def test_what_a_worker_started_is_gone_with_it(then: str) -> None:
     events: list[dict[str, Any]] = []

@@ -61,6 +61,8 @@ from nugnn.sample_options import SampleOptions
 from nugnn.shares import whole_shard
 from nugnn.step_graphs import records_steps
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 CPU = DeviceProfile(
     name=processor_name(),
     kind="cpu",
@@ -253,7 +255,6 @@ def test_devices_that_are_alike_are_refused_alike(tmp_path: Path, capsys: pytest
     assert "by speed, 0.0%" not in err and "by speed, 100.0%" not in err
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(
         capsys, "plan", "--dataset", "digits-images", "--workers", "2", "--device", "cpu", "--shares", "0.75,0.25",
@@ -450,7 +451,6 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_a_planned_run_is_any_run_and_its_plan_runs_again(tmp_path: Path) -> None:
     """Planned unevenly: losses are those of one worker; the plan's file gives the same parts, bit for bit."""
     (tmp_path / "c.yaml").write_text(UNEVEN)
@@ -485,7 +485,6 @@ def test_a_planned_run_is_any_run_and_its_plan_runs_again(tmp_path: Path) -> Non
         run_from_config(settings(tmp_path, "other", workers=3, plan=str(tmp_path / "auto" / "plan.json")))
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_a_plan_for_other_options_says_so_once_and_is_refused_where_it_does_not_fit(tmp_path: Path) -> None:
     how: dict[str, Any] = {"shares": "even", "device": "cpu", "layers": 4}
     write_plan(tmp_path / "plan.json", plan_run.plan_from_config(settings(tmp_path, "p", **how), None))
@@ -511,7 +510,6 @@ def test_a_plan_for_other_options_says_so_once_and_is_refused_where_it_does_not_
         notes_of("more", tmp_path / "full.json")
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_a_plan_that_leaves_a_host_out_is_said_and_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -538,7 +536,6 @@ def test_a_plan_that_leaves_a_host_out_is_said_and_trained_on(
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,7 +561,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str, *modules: ModuleType) ->
     return calls
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_operators_are_timed_on_devices_that_differ_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = counted(monkeypatch, "symmetric_graph", assign, own_times, draft_cut, partition_search)
     clusters = counted(monkeypatch, "find_clusters", coarse, repeated_cuts)
@@ -773,7 +769,6 @@ def test_nodes_move_by_the_work_that_the_plan_was_made_with(tmp_path: Path) -> N
     assert task.plan.balance() == PlannedBalance(left_out=frozenset({1})), "of a plan that was read, no more is known"
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("shares", ["flops", "bandwidth"])
 def test_shares_by_one_number(shares: str) -> None:
     data = load("digits")
@@ -790,7 +785,6 @@ def test_shares_by_one_number(shares: str) -> None:
     assert result.plan.shares == pytest.approx((0.5, 0.5), abs=0.02)
 
 
-@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("dataset", ["digits", "digits-images"])
 def test_what_a_prediction_leaves_out_is_said_in_training_too(tmp_path: Path, dataset: str) -> None:
     (tmp_path / "c.yaml").write_text(UNEVEN)
@@ -829,7 +823,6 @@ def test_one_worker_has_a_prediction_too(tmp_path: Path) -> None:
     assert result["predicted_epoch_seconds"] > 0 and result["shares"] == [1.0]
 
 
-@pytest.mark.usefixtures("forked_workers")
 def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(UNEVEN)
     data = torch.utils.data.TensorDataset(torch.randn(200, 30), torch.randint(3, (200,)))

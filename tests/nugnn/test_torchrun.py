@@ -107,6 +107,22 @@ def test_torchrun_gives_the_result_of_one_process_and_shows_it_once(tmp_path: Pa
     assert [report["limits"]["asked"] for report in result["ranks"]] == ["threads=1", "memory_fraction=0.5"]
 
 
+def assert_placed(tmp_path: Path, asked: str) -> None:
+    """Processes on CPUs have threads and cores as workers have; where none are asked for, torchrun's own 1 is nobody's.
+
+    Args:
+        tmp_path: Of a run that came to its first step.
+        asked: The number of threads that the user asked for.
+    """
+    users = {"OMP_NUM_THREADS": asked} if asked else {}
+    placed = equal_cores(2, own_nodes(), users)
+    threads, everywhere = fair_threads(2, len(own_cores())), own_cores()
+    for rank in range(2):
+        cores = everywhere if placed is None else tuple(sorted(placed[rank].cores or ()))
+        said = (tmp_path / f"place-{rank}").read_text().strip()
+        assert said == f"{asked or threads[rank]} {[cores]}"
+
+
 @pytest.mark.parametrize(
     ("kind", "worker_code", "words"),
     [
@@ -134,10 +150,10 @@ def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int
     """By itself torchrun always ends with 1; its own report has the code of each process."""
     # longer than kernels take to compile, and where nobody hangs, longer than anything
     timeout = "10" if kind in ("stop", "loop") else "200"
-    code, _, errors, end = train(
-        tmp_path, "--epochs", "50", "--timeout", timeout, "--model", f"{tmp_path / 'model.py'}:Model", TROUBLE=kind
-    )
+    options = ("--epochs", "50", "--timeout", timeout, "--device", "cpu")
+    code, _, errors, end = train(tmp_path, *options, "--model", f"{tmp_path / 'model.py'}:Model", TROUBLE=kind)
     assert code == 1
+    assert_placed(tmp_path, asked="1")
     assert re.search(words, errors), errors[-3000:]
     assert errors.count("nugnn: error:") == 1
     assert f"(exitcode: {worker_code})" in errors or "exitcode: -9" in errors
@@ -148,12 +164,15 @@ def test_a_process_that_fails_makes_the_others_leave(kind: str, worker_code: int
 @pytest.mark.parametrize("victim", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_process_that_is_gone_is_named_with_how_to_go_on(victim: str, tmp_path: Path) -> None:
     """Torchrun ends the others at once: they have to outlive that to say who is gone."""
+    options = ("--epochs", "50", "--checkpoint-every", "1", "--device", "cpu")
     code, _, errors, _ = train(
-        *(tmp_path, "--epochs", "50", "--checkpoint-every", "1", "--model", f"{tmp_path / 'model.py'}:Model"),
+        *(tmp_path, *options, "--model", f"{tmp_path / 'model.py'}:Model"),
         TROUBLE="kill",
         VICTIM=victim,
+        OMP_NUM_THREADS="",
     )
     assert code == 1
+    assert_placed(tmp_path, asked="")
     assert re.search(rf"nugnn: error: worker {victim} \(process \d+ on \S+\) of 2 died: killed from outside", errors), (
         errors
     )
@@ -161,19 +180,13 @@ def test_a_process_that_is_gone_is_named_with_how_to_go_on(victim: str, tmp_path
     assert re.search(r"\ngo on with: nugnn train --config \S+ --resume", errors)
 
 
-@pytest.mark.parametrize("asked", ["", "1", pytest.param("1000", marks=pytest.mark.slow)])
-def test_processes_on_cpus_have_threads_and_cores_as_workers_have(asked: str, tmp_path: Path) -> None:
-    """Where the user asks for no number of threads, torchrun's own 1 does not count."""
-    users = {"OMP_NUM_THREADS": asked} if asked else {}
+@pytest.mark.slow
+def test_processes_on_cpus_have_as_many_threads_as_are_asked_for(tmp_path: Path) -> None:
+    """One and none are asked for in the runs above."""
     options = ("--epochs", "1", "--model", f"{tmp_path / 'model.py'}:Model", "--device", "cpu")
-    code, _, errors, _ = train(tmp_path, *options, OMP_NUM_THREADS=asked)
+    code, _, errors, _ = train(tmp_path, *options, OMP_NUM_THREADS="1000")
     assert code == 0, errors
-    placed = equal_cores(2, own_nodes(), users)
-    threads, everywhere = fair_threads(2, len(own_cores())), own_cores()
-    for rank in range(2):
-        cores = everywhere if placed is None else tuple(sorted(placed[rank].cores or ()))
-        said = (tmp_path / f"place-{rank}").read_text().strip()
-        assert said == f"{asked or threads[rank]} {[cores]}"
+    assert_placed(tmp_path, asked="1000")
 
 
 def test_wrong_settings_are_said_once(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ import without  # before anything of nugnn
 _MODULES = (
     *("cloudpickle", "dgl", "numba", "numba.parfors.parfor", "numba.stencils.stencil", "torch._dynamo"),
     *("torch.distributed", "nugnn.comm.groups", "nugnn.graph_worker", "nugnn.inference_worker", "nugnn.models"),
+    *("nugnn.graph_family", "nugnn.graph_part", "nugnn.activations", "nugnn.node_move", "nugnn.rebalance"),
+    *("nugnn.sample_family", "nugnn.sample_part", "nugnn.networks", "nugnn.parameter_groups", "nugnn.sample_options"),
+    *("nugnn.kernels.dropout.cpu", "nugnn.kernels.edge_softmax.cpu", "nugnn.kernels.spmm.dgl_index"),
 )
 _FREE_DESCRIPTOR = 512
 """Descriptors that are not of this process's own begin here, before they go where they are expected."""
@@ -98,6 +101,20 @@ class ForkServer:
             output.seek(0)
             return subprocess.CompletedProcess(command, max(map(abs, codes)), "", output.read())
 
+    def script(
+        self, path: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """What ``subprocess.run`` of ``python PATH ...`` is, in an interpreter that has imported what workers need."""
+        request = {
+            **{"script": path, "arguments": list(arguments), "environment": dict(environment)},
+            **{"cwd": os.getcwd(), "targets": [1, 2]},
+        }
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            code = ForkedProcess(self, self.ask(request, [out.fileno(), err.fileno()])).wait()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess([path, *arguments], code, out.read(), err.read())
+
     def ask(self, request: Any, descriptors: Sequence[int] = ()) -> Any:
         """The server's answer."""
         with self._lock:
@@ -158,8 +175,17 @@ def prepare() -> None:
         if name not in without.NAMES:
             with contextlib.suppress(ModuleNotFoundError) if without.NAMES else contextlib.nullcontext():
                 importlib.import_module(name)
+    _load_what_numba_needs_to_load_a_kernel()
     gc.freeze()
     assert threading.active_count() == 1
+
+
+def _load_what_numba_needs_to_load_a_kernel() -> None:
+    """A second in each child that runs one: numba registers all that it can type and lower when it first needs it."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def _serve(pipe: socket.socket) -> tuple[Any, list[int]] | None:

@@ -20,6 +20,10 @@ from nugnn.process_state import process_state
 PATIENCE_SECONDS = 120.0
 """For what comes in any case, by the real clock: longer than any machine takes, so that a hang ends."""
 
+_SECONDS_OF_A_LOOK = worker_watch.POLL_SECONDS
+_REAL_SECONDS_OF_A_LOOK = 0.01
+"""What is waited for has come when time begins to pass: from then on nobody needs as long as it says."""
+
 
 class TimeOfLooks:
     """Time that passes with the launcher's looks at its workers, once what a test waits for has come.
@@ -33,7 +37,7 @@ class TimeOfLooks:
 
     def monotonic(self) -> float:
         self._is_there = self._is_there or self._has_come()
-        self.now += worker_watch.POLL_SECONDS * self._is_there
+        self.now += _SECONDS_OF_A_LOOK * self._is_there
         return self.now
 
     @staticmethod
@@ -44,6 +48,7 @@ class TimeOfLooks:
         """In `nugnn.launch` and in its watch."""
         for module in (launch, worker_watch):
             patch.setattr(module, "time", self)
+            patch.setattr(module, "POLL_SECONDS", _REAL_SECONDS_OF_A_LOOK)
 
 
 class TimeOfComputing(TimeOfLooks):
