@@ -16,8 +16,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nugnn
+from nugnn.comm.compression import compressor
 
 STEPS = 200
+compressor.FIRST_PLAN, compressor.STEPS_BETWEEN_PLANS = 3, 5
+"""With inputs of this size ``adaptive`` takes other bits than 4 on its way."""
 
 
 def _num_rows(rank: int) -> int:
@@ -42,14 +45,20 @@ def main() -> None:
         scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=5)
         sync = nugnn.comm.compress(model, bits, scaler=scaler, error_feedback=feeds_back, check_every=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses, bits_seen = [], set()
         for step in range(STEPS):
-            x = torch.randn(_num_rows(rank), 200, generator=torch.Generator().manual_seed(100 * step + rank))
+            x = 16 * torch.randn(_num_rows(rank), 200, generator=torch.Generator().manual_seed(100 * step + rank))
             sync.weight = len(x) / total
             optimizer.zero_grad()
-            scaler.scale(model(x.to(device)).square().mean()).backward()
+            loss = model(x.to(device)).square().mean()
+            scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+            losses.append(loss.detach())
+            bits_seen |= set(sync.report().get("bits", {}).values())
         assert sync.report()["steps"] == STEPS
+        assert float(losses[-1]) < 0.9 * float(losses[0]), "weights that nothing moves are the same everywhere, too"
+        assert way != "adaptive" or len(bits_seen) > 1, bits_seen
         for p in model.parameters():
             digest.update(p.detach().cpu().numpy().tobytes())
     seen: list[str] = [""] * dist.get_world_size()

@@ -119,7 +119,9 @@ def test_replicas_stay_the_same_bits(ranks: Any, num_ranks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("num_ranks", "feedbacks"), [(2, (True, False)), (3, (True,)), (4, (False,))])
+@pytest.mark.parametrize(
+    ("num_ranks", "feedbacks"), [(2, (True, False)), (3, (True, False)), (4, (True,)), (4, (False,))]
+)
 def test_replicas_stay_the_same_bits_for_200_steps(ranks: Any, num_ranks: int, feedbacks: tuple[bool, ...]) -> None:
     first, *others = ranks.run(num_ranks, _replicas, 200, WAYS, feedbacks, timeout=550)
     assert all(_equal(a, b) for other in others for a, b in zip(first, other, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -85,6 +86,34 @@ def test_every_rank_has_the_same_bits_and_rests_make_up_for_the_error(ranks: Any
         for rank, result in enumerate(results):  # to each other its chunk, and one's own, padded, to each other
             sent = [sum(chunks) - chunks[rank] + (num_ranks - 1) * max(chunks) for chunks in slices]
             assert result[-1] == sum(sent)
+
+
+def test_summands_are_added_in_the_order_of_ranks() -> None:
+    """Whoever owns them: float32 sums of four values in another order are others."""
+    summands = _summands(4, 1000)
+    in_order = functools.reduce(torch.add, summands)
+    assert not torch.equal(in_order, functools.reduce(torch.add, summands.flip(0)))
+    for num_slices in (1, 3):
+
+        def run(ranks: Ranks, num_slices: int = num_slices) -> Tensor:
+            return _sum(ranks, summands, [1000], "fp32", _NEAREST, num_slices)[0]
+
+        assert all(torch.equal(out, in_order) for out in run_local_ranks(4, run))
+
+
+def test_what_is_drawn_depends_on_seed_and_step_alone() -> None:
+    summands = _summands(3, 1000)
+    roundings = [Rounding(7, 3), Rounding(7, 3), Rounding(7, 4), Rounding(8, 3), Rounding()]
+
+    def run(ranks: Ranks) -> list[Tensor]:
+        return [_sum(ranks, summands, [1000], "4bit", rounding)[0] for rounding in roundings]
+
+    before = torch.get_rng_state()
+    results = run_local_ranks(3, run)
+    assert torch.equal(torch.get_rng_state(), before)
+    for first, again, *others in results:
+        assert torch.equal(first, again)
+        assert not any(torch.equal(a, b) for a, b in itertools.combinations([first, *others], 2))
 
 
 def test_threads_and_processes_make_the_same_bits(ranks: Any) -> None:
