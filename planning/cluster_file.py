@@ -313,8 +313,8 @@ def check_names(fields: ClusterFields) -> None:
             if end not in known:
                 raise ClusterError(f"links.pairs.{number}.ends: there is no host {end!r}")
         if (first := paired.setdefault(frozenset(pair.ends), number)) != number:
-            between = " and ".join(pair.ends)
-            raise ClusterError(f"links.pairs.{number}.ends: the link of {between} is already that of links.pairs.{first}")
+            ends = " and ".join(pair.ends)
+            raise ClusterError(f"links.pairs.{number}.ends: the link of {ends} is already that of links.pairs.{first}")
     count = sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
     if count > MOST_DEVICES:
         raise ClusterError(f"hosts: {count} devices, and a plan may have {MOST_DEVICES}")
