@@ -48,7 +48,7 @@ def simulate(
     rows: list[Growth] = []
     notes: dict[str, None] = {}
     for count in counts:
-        on_stage(f"planning for {count} devices")
+        on_stage("planning for 1 device" if count == 1 else f"planning for {count} devices")
         cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
         if (is_split := count > 1) not in subjects:
             is_nccl = cluster.links.is_nccl

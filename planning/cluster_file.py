@@ -174,7 +174,7 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
     """The fields of a file as written, checked one by one; and the file's nodes, for `line_of`.
 
     Raises:
-        ClusterError: It cannot be read, is no YAML, or a field is missing, unknown or out of range.
+        ClusterError: It cannot be read, is no YAML, or a field is missing, unknown, out of range or given twice.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -192,6 +192,8 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
         raise ClusterError(f"{path}: expected 'schema: {SCHEMA}', 'hosts:' and so on; docs/plan.md has an example")
     if str(loaded.get("schema")).startswith("nugnn.plan/"):
         raise ClusterError(f"{path} is a plan: --plan takes it")
+    if (twice := next(_given_twice(root, set()), None)) is not None:
+        raise ClusterError(f"{path}, {twice}")
     try:
         plain = json.dumps(_plain(loaded, iter(range(_MOST_VALUES))), default=str)
     except (StopIteration, RecursionError) as error:
@@ -211,6 +213,24 @@ def _not_yaml(error: yaml.MarkedYAMLError) -> str:
         return f"{where}indent with spaces, not tabs"
     said = ", ".join(text for text in (error.context, error.problem) if text)
     return f"{where}not valid YAML: {said}"
+
+
+def _given_twice(node: yaml.Node, seen: set[int], place: str = "") -> Iterator[str]:
+    """Fields that stand more than once in the same mapping, by line: YAML would take the last."""
+    if id(node) in seen:  # what has a name (an anchor) can stand in many places, also within itself
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for number, each in enumerate(node.value):
+            yield from _given_twice(each, seen, f"{place}{number}.")
+    elif isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first:
+                yield f"line {line}: {place}{name} is given twice, first on line {first[name]}"
+            first.setdefault(name, line)
+            yield from _given_twice(value, seen, f"{place}{name}.")
 
 
 def _plain(value: Any, budget: Iterator[int]) -> Any:
@@ -275,7 +295,8 @@ def _below(node: yaml.Node, step: int | str) -> tuple[int, yaml.Node] | None:
 
 
 def check_names(fields: ClusterFields) -> None:
-    """Refuse names that stand for two hosts, pairs of hosts that are not there, and more devices than can be planned.
+    """Refuse names that stand for two hosts, pairs of hosts that are not there or stand there twice, and more devices
+    than can be planned.
 
     Raises:
         ClusterError: What was found; the text begins with a field.
@@ -286,10 +307,14 @@ def check_names(fields: ClusterFields) -> None:
         last = max(number for number, host in enumerate(fields.hosts) if twice[0] in host.names)
         raise ClusterError(f"hosts.{last}.name: {twice[0]!r} is the name of two hosts")
     known = {host.name for host in fields.hosts} | set(names)
+    paired: dict[frozenset[str], int] = {}
     for number, pair in enumerate(fields.links.pairs):
         for end in pair.ends:
             if end not in known:
                 raise ClusterError(f"links.pairs.{number}.ends: there is no host {end!r}")
+        if (first := paired.setdefault(frozenset(pair.ends), number)) != number:
+            ends = " and ".join(pair.ends)
+            raise ClusterError(f"links.pairs.{number}.ends: the link of {ends} is already that of links.pairs.{first}")
     count = sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
     if count > MOST_DEVICES:
         raise ClusterError(f"hosts: {count} devices, and a plan may have {MOST_DEVICES}")

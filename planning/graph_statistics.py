@@ -12,6 +12,8 @@ from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts
 
 _EXPONENT = re.compile(r"\d+(\.\d+)?[eE]\+?\d+")
+_TOO_MANY = 2**45
+"""No graph has so many of anything."""
 
 
 class StatisticsError(ValueError):
@@ -47,8 +49,11 @@ class GraphStatistics:
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("edges", 0), ("features", 1), ("classes", 1), ("train", 1)):
-            if not least <= getattr(self, name) < 2**45:
-                raise StatisticsError(f"graph statistics: {name} is {getattr(self, name)}, must be {least} or more")
+            count = getattr(self, name)
+            if count < least:
+                raise StatisticsError(f"graph statistics: {name} is {count}, must be {least} or more")
+            if count >= _TOO_MANY:
+                raise StatisticsError(f"graph statistics: {name} is {count:.3g}, must be below {_TOO_MANY:.3g}")
         if self.train > self.nodes:
             raise StatisticsError(f"graph statistics: {self.train} training nodes of {self.nodes}")
         try:

@@ -84,13 +84,16 @@ def where_it_stops(rows: Sequence[Growth]) -> str:
     half = next((row.devices for row in fitting if _exchanges(row) > 0.5), None)
     most = "" if half is None else f"; exchanges take more than half of it from {half} devices on"
     last = worth[-1]
+    if len(fitting) == 1:
+        which = "only these hold the data" if len(rows) > 1 else "no other number was asked for"
+        return f"{_counted(last)}: {which}, so nothing tells what more would bring{most}"
     between = [f"with {_numbers(run)}" for run in flat if run[-1].devices < last.devices]
     hardly = f", though hardly {' and '.join(between)}" if between else ""
     shorter = f"an epoch gets shorter up to {last.devices} devices"
     if last is fitting[-1]:
         return f"{shorter}, the most that were asked for{hardly}{most}"
     more = flat[-1][0]
-    return f"{f'{shorter}{hardly}; ' if hardly else ''}more than {_devices(last)} little: {_why(more)}{most}"
+    return f"{f'{shorter}{hardly}; ' if hardly else ''}more than {_counted(last)} bring little: {_why(more)}{most}"
 
 
 def _is_shorter(row: Growth, before: Growth) -> bool:
@@ -102,8 +105,8 @@ def _used(row: Growth) -> int:
     return row.devices if row.used is None else row.used
 
 
-def _devices(row: Growth) -> str:
-    return "1 device bring" if row.devices == 1 else f"{row.devices} devices bring"
+def _counted(row: Growth) -> str:
+    return "1 device" if row.devices == 1 else f"{row.devices} devices"
 
 
 def _numbers(run: Sequence[Growth]) -> str:

@@ -59,9 +59,10 @@ class LikelySets:
         if name not in self._found:
             ranks = self._subsets.ranks(units)
             search = self._every if len(ranks) == self._every.count else self._every.among(ranks)
-            if search is not self._every and self._spent + search.price > _SETS:
-                return math.inf
-            self._spent += search.price
+            if search is not self._every:  # which is looked at in any case, and alone costs more where there are many
+                if self._spent + search.price > _SETS:
+                    return math.inf
+                self._spent += search.price
             try:
                 found = search.level()
                 self._found[name] = (search, found) if found.fits else None

@@ -226,6 +226,9 @@ class Plan(_Record):
         total = math.fsum(device.share for device in self.devices)
         if abs(total - 1) > 1e-6:
             raise ValueError(f"shares of devices add up to {total:g}, not 1")
+        other = "samples" if self.family == "graph" else "nodes"
+        if others := getattr(self.data, other):
+            raise ValueError(f"family is {self.family}, and data has {others} {other}")
         for baseline in self.baselines:
             if len(baseline.shares) != len(self.devices):
                 raise ValueError(f"baseline {baseline.name} has {len(baseline.shares)} shares")

@@ -691,7 +691,7 @@ def test_steps_of_samples_are_planned_as_graphs_where_they_are_trained_so(
     ("options", "is_captured"),
     [
         ({}, True),
-        ({"cuda_graphs": "auto"}, False),  # a graph's models are not among those that are known
+        ({"cuda_graphs": "auto"}, False),  # which leaves steps alone in which rows travel
         ({"halo_wire": "int8"}, False),
         ({"halo_mode": "stale"}, False),
         ({"activations": "recompute"}, True),
@@ -706,8 +706,9 @@ def test_steps_of_graphs_are_planned_as_graphs_where_training_does_not_refuse_it
     how: dict[str, Any] = {"features": 8, "multilabel": False, "kinds": ["cuda"]}
     assert graph_subject(model, chosen, facts, **how, workers=2).is_captured == is_captured
     assert not graph_subject(model, chosen, facts, **how, workers=2, is_nccl=False).is_captured
-    of_halo = "halo_wire" in options or "halo_mode" in options
-    assert graph_subject(model, chosen, facts, **how, workers=1, is_nccl=False).is_captured == (is_captured or of_halo)
+    alone = graph_subject(model, chosen, facts, **how, workers=1, is_nccl=False)
+    of_halo = not {"halo_wire", "halo_mode", "cuda_graphs"}.isdisjoint(options)
+    assert alone.is_captured == (is_captured or of_halo)
 
 
 @pytest.mark.parametrize(("has_nccl", "uuids"), [(True, ["a", "b"]), (True, ["a", "a"]), (False, ["a", "b"])])
@@ -721,7 +722,12 @@ def test_plans_and_training_agree_on_whether_steps_are_graphs(has_nccl: bool, uu
     subject = sample_subject(model, SampleOptions(), facts, [torch.zeros(20)], **how)
     ranks = Ranks(0, 2, device=torch.device("cuda", 0), carries_cuda=here.links.is_nccl)
     family = SimpleNamespace(
-        ranks=ranks, model=model, storage=Storage("fp32"), has_own_loss=False, why_not_recorded=None
+        ranks=ranks,
+        model=model,
+        storage=Storage("fp32"),
+        has_own_loss=False,
+        exchanges_rows=False,
+        why_not_recorded=None,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nugnn.step_graphs.has_triton", lambda: True)

@@ -167,6 +167,17 @@ def test_entries_of_a_host_take_one_card_after_the_other(tmp_path: Path) -> None
             ONE_HOST + "    - device: T4\n      count: yes\n",
             "line 6: hosts.0.devices.0.count is true, must be a whole number",
         ),
+        (
+            ONE_HOST + "    - device: T4\n      count: 2\n      count: 4\n",
+            "line 7: hosts.0.devices.0.count is given twice, first on line 6",
+        ),
+        (ONE_HOST + "    - {device: T4}\nhosts: []\n", "line 6: hosts is given twice, first on line 2"),
+        (
+            ONE_HOST.replace("name: a", "name: a\n    count: 2")
+            + "    - {device: T4}\nlinks:\n  between: {gbit_per_second: 9}\n  pairs:\n"
+            + "  - {ends: [a-0, a-1], gbit_per_second: 1}\n  - {ends: [a-1, a-0], gbit_per_second: 2}\n",
+            "line 11: links.pairs.1.ends: the link of a-1 and a-0 is already that of links.pairs.0",
+        ),
         (ONE_HOST + "    - device: T44\n", "line 5: hosts.0.devices.0.device: no data sheet of 'T44'; near it: "),
         (
             ONE_HOST + "    - {device: T4, limits: {sms: 41}}\n",

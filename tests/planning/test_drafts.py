@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +19,7 @@ from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
 from nugnn.planning.expected_halo import ExpectedHalo
+from nugnn.planning.forecast import Forecast
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.links import Links
 from nugnn.planning.part_sizes import PartSizes
@@ -74,6 +79,31 @@ def test_shares_from_counts_add_up_and_beat_baselines(names: list[str], halo: fl
         assert max(s.inner for s in draft.sizes) - min(s.inner for s in draft.sizes) <= 1
     alike = {name: draft.sizes[names.index(name)] for name in names}
     assert all(abs(size.inner - alike[name].inner) <= 1 for name, size in zip(names, draft.sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class BetweenHosts(WorkAlone):
+    """A second more for each further host that has more than next to nothing."""
+
+    hosts: tuple[int, ...]
+
+    def forecast(self, sizes: Sequence[PartSizes], sent_rows: npt.NDArray | None = None) -> Forecast:
+        least = 0.01 * sum(size.inner for size in sizes) / len(sizes)
+        used = {host for host, size in zip(self.hosts, sizes, strict=True) if size.inner > least}
+        alone = super().forecast(sizes)
+        return replace(alone, step_seconds=alone.step_seconds + len(used) - 1)
+
+    def among(self, ranks: Sequence[int]) -> BetweenHosts:
+        return BetweenHosts(super().among(ranks).work, tuple(self.hosts[rank] for rank in ranks))
+
+
+@pytest.mark.parametrize("count", [4, 300])
+def test_however_many_devices_there_are_fewer_of_them_are_looked_at(count: int) -> None:
+    """A forecast of 300 devices costs more than may be spent on all sets of fewer."""
+    hosts = tuple(rank // 2 for rank in range(count))
+    devices = cluster(*["T4"] * count, hosts=hosts)
+    draft = draft_from_counts(BetweenHosts(work_on(devices), hosts), WHOLE, devices, halo=ExpectedHalo(0.5))
+    assert {host for host, size in zip(hosts, draft.sizes, strict=True) if size.inner > 1} == {0}
 
 
 @pytest.mark.parametrize("name", ["even", "flops", "bandwidth"])

@@ -16,6 +16,16 @@ def test_speed_ups_are_over_the_first_that_fits() -> None:
     assert where_it_stops(rows) == "an epoch gets shorter up to 4 devices, the most that were asked for"
 
 
+def test_of_a_single_epoch_nothing_is_said_to_get_shorter() -> None:
+    assert where_it_stops([row(1, 8.0)]) == (
+        "1 device: no other number was asked for, so nothing tells what more would bring"
+    )
+    assert where_it_stops([row(1, None), row(2, None), row(4, 8.0, 0.6)]) == (
+        "4 devices: only these hold the data, so nothing tells what more would bring; exchanges take more than half of "
+        "it from 4 devices on"
+    )
+
+
 def test_where_exchanges_take_over_is_said() -> None:
     rows = [row(1, 8.0), row(2, 5.0, 0.6), row(4, 4.9, 0.9)]
     assert where_it_stops(rows) == (

@@ -78,6 +78,8 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"speed": 1}, "unknown field 'speed'; known: schema, family, .*, made; make it with"),
         ({"step_seconds": -1}, "step_seconds is -1, must be 0 or more"),
         ({"step_seconds": "1"}, "step_seconds is '1', must be a number"),
+        ({"family": "samples"}, "family is samples, and data has 6 nodes"),
+        ({"data": {**FACTS.model_dump(), "samples": 9}}, "family is graph, and data has 9 samples"),
         ({"halo": "guessed"}, "halo is 'guessed', must be 'counted', 'expected' or 'none'"),
         ({"data": {**FACTS.model_dump(), "nodes": 7}}, "devices hold 6 of 7"),
         ({"baselines": [{**PLAN.baselines[0].model_dump(), "shares": [1.0]}]}, "baseline even has 1 shares"),
