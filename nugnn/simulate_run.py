@@ -14,6 +14,7 @@ from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.growth import Growth
 from nugnn.planning.lacking import DoesNotFitError
+from nugnn.planning.shares import check_whole
 
 
 def simulate(
@@ -43,7 +44,10 @@ def simulate(
     Raises:
         ValueError: Settings, counts or names do not fit.
     """
+    if not all(sheets):
+        raise ValueError("--devices: a name is empty; give cards or CPUs of docs/hardware.md with commas between")
     graph = parse_statistics(statistics)
+    check_whole(graph.sizes(config.self_loops), max(counts))
     subjects: dict[bool, PlanSubject] = {}
     rows: list[Growth] = []
     notes: dict[str, None] = {}

@@ -417,6 +417,11 @@ def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
         capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T4", "--gbit-per-second", "0"
     )
     assert code == 2 and "--gbit-per-second 0.0 is not allowed" in err
+    code, _, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", "--devices", "T4,")
+    assert code == 2 and "--devices: a name is empty" in err and len(err.splitlines()) == 1
+    few = "nodes=5,edges=9,features=2,classes=2,train=1"
+    code, _, err = call(capsys, "simulate", "--graph-stats", few, "--devices", "T4", "--most", "8")
+    assert code == 2 and "8 devices for 5 nodes" in err and "planning for" not in err
 
 
 # training
