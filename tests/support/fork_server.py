@@ -218,6 +218,7 @@ def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))  # as an interpreter reads it at its start
     _place([os.open(os.devnull, os.O_RDONLY), *descriptors], [0, *request["targets"]])
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), errors="backslashreplace", write_through=True)
