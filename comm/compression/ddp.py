@@ -106,7 +106,7 @@ class CompressedGradients:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's."""
-        state = {**self._compressor.shared_state(), "world_size": self._link.world_size}
+        state = {**self._compressor.shared_state(), "world_size": self._link.world_size, "rank": self._link.rank}
         chosen = {} if self._choice is None else {"choice": asdict(self._choice)}
         return {**state, "residuals": self._compressor.residuals, **chosen}
 
@@ -114,12 +114,19 @@ class CompressedGradients:
         """Go on where this rank's `state_dict` was taken, in the way that ``auto`` chose there.
 
         Raises:
-            ValueError: It is of other parameters, of other settings or of another number of ranks.
+            ValueError: It is of other parameters, of other settings, of another number of ranks, or has what another
+                rank owes.
         """
         if state["world_size"] != self._link.world_size:
             raise ValueError(
                 f"the state is of {state['world_size']} ranks, and there are {self._link.world_size}: load the sum of "
                 "the residuals of all ranks, divided by their number now, or go on without it"
+            )
+        saved_by = state.get("rank", self._link.rank)
+        if saved_by != self._link.rank and state["residuals"]:
+            raise ValueError(
+                f"the state is of rank {saved_by}, and this is rank {self._link.rank}: what rounding has left out is "
+                "owed by the rank that saved it; save and load a file for each rank"
             )
         if self._settings.wire == AUTO and "choice" in state:
             self._choice = Choice(**state["choice"])

@@ -586,10 +586,12 @@ def _refusals(ranks: Ranks) -> list[str]:
         model(_x(0, 0)).sum().backward()
     except ValueError as error:
         said.append(str(error))
-    try:
-        sync.load_state_dict({"world_size": 3})
-    except ValueError as error:
-        said.append(str(error))
+    owed_by_the_other = {**sync.state_dict(), "rank": 1 - ranks.rank, "residuals": {"first.weight": torch.ones(2)}}
+    for state in ({"world_size": 3}, owed_by_the_other):
+        try:
+            sync.load_state_dict(state)
+        except ValueError as error:
+            said.append(str(error))
     return said
 
 
@@ -608,9 +610,10 @@ def test_what_does_not_fit_is_refused(ranks: Any) -> None:
         "weight is 7, must be this rank's share",
         "the state is of 3 ranks, and there are 2",
     ]
-    for said in ranks.run(2, _refusals):
-        assert len(said) == len(words), said
-        assert all(word in text for word, text in zip(words, said, strict=True)), said
+    for rank, said in enumerate(ranks.run(2, _refusals)):
+        own = [*words, f"the state is of rank {1 - rank}, and this is rank {rank}"]
+        assert len(said) == len(own), said
+        assert all(word in text for word, text in zip(own, said, strict=True)), said
 
 
 _BY_LINK = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.5}
