@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -103,6 +107,10 @@ class CompressedGradients:
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""
         self.weight = 1 / len(members)
+        self._own_groups = [] if is_given else [group]
+        if groups is not None and not isinstance(hosts, HostGroups):
+            self._own_groups += [groups.inside, groups.across]
+        atexit.register(_leave, weakref.ref(self))
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's."""
@@ -249,6 +257,29 @@ class CompressedGradients:
     def _largest(self, x: Tensor) -> Tensor:
         rows = self._link.gather(x.view(torch.uint8).flatten().to(self._device)).cpu()
         return rows.view(torch.int64).view(-1, *x.shape).amax(0)
+
+    def _leave(self) -> None:
+        """Let go of gloo's groups while the interpreter still stands, as `nugnn.comm.groups.leave_ranks` says why.
+
+        The script may have destroyed them and hold this object in a global; their threads end with the last reference.
+        """
+        self._lane.close()
+        if self._link.carries_cuda:
+            return
+        if dist.is_initialized():
+            for group in self._own_groups:
+                with suppress(ValueError):  # of groups that were destroyed, and others made since
+                    dist.destroy_process_group(group)
+        self._own_groups.clear()
+        self._link.group = self._link.by_host = None
+        object.__setattr__(self._ranks, "control", None)
+
+
+def _leave(found: weakref.ref[CompressedGradients]) -> None:
+    """In good order; after an uncaught exception at once instead, so that the peers hear of it."""
+    sync = found()
+    if sync is not None and not hasattr(sys, "last_type"):
+        sync._leave()
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import nugnn
 from compressed_ways import WAYS
 from logged_sums import LoggedStep, clipped, logged, parts_of, sums_of
-from nugnn.comm.compression import choice, compressor
+from nugnn.comm.compression import choice, compressor, ddp
 from nugnn.comm.compression.ddp import CompressedGradients, compress
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
@@ -729,3 +731,25 @@ def test_calls_that_are_not_alike_are_refused_on_all_ranks(ranks: Any) -> None:
 def test_the_line_in_a_script() -> None:
     assert nugnn.comm.Compression is Compression
     assert nugnn.comm.compress is compress
+
+
+def _threads_of_gloo() -> int:
+    return sum("gloo" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+
+
+def _left(ranks: Ranks, bits: int | str) -> tuple[int, int, int]:
+    """Threads of gloo before a script compresses, while it does, and when the interpreter is about to end."""
+    model, before = _ddp(ranks), _threads_of_gloo()
+    sync = compress(model, bits)  # in a group that it makes
+    _train(model, ranks, range(2), sync)
+    meanwhile = _threads_of_gloo()
+    ddp._leave(weakref.ref(sync))
+    return before, meanwhile, _threads_of_gloo()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads cannot be told here")
+@pytest.mark.parametrize("bits", ["fp32", 4, "powersgd"])
+def test_no_thread_of_gloo_is_left_when_a_script_ends(ranks: Any, bits: int | str) -> None:
+    """One that still drops a tensor when the interpreter has gone ends the process with SIGABRT, its work done."""
+    for before, meanwhile, after in ranks.run(2, _left, bits):
+        assert after == before < meanwhile
