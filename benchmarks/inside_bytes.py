@@ -98,7 +98,7 @@ def table_of(
 def _bytes_of_records(at: StepTrace, inside: InsideStep) -> list[float]:
     """Those of a step's operators that the trace has, too; none of other records.
 
-    A trainer that may record its steps as CUDA graphs fills a table of keys first, and one that may not, does not.
+    A step that is watched may make others as well: one of a trainer that may be recorded fills a table of keys first.
     """
     names, taken = inside
     found = [0.0] * len(at.operators)
