@@ -25,6 +25,7 @@ from nugnn.comm.compression import choice, compressor, ddp
 from nugnn.comm.compression.ddp import CompressedGradients, compress
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks
+from rank_server import MAX_RANKS
 
 WIRES: tuple[int | str, ...] = (8, 4, 1, "bf16", "fp16", "adaptive", "powersgd")
 
@@ -750,6 +751,10 @@ def _left(ranks: Ranks, bits: int | str) -> tuple[int, int, int]:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads cannot be told here")
 @pytest.mark.parametrize("bits", ["fp32", 4, "powersgd"])
 def test_no_thread_of_gloo_is_left_when_a_script_ends(ranks: Any, bits: int | str) -> None:
-    """One that still drops a tensor when the interpreter has gone ends the process with SIGABRT, its work done."""
-    for before, meanwhile, after in ranks.run(2, _left, bits):
+    """One that still drops a tensor when the interpreter has gone ends the process with SIGABRT, its work done.
+
+    All ranks of the pool: torch gives a group of some the name of one that is gone, and the next would read its
+    addresses.
+    """
+    for before, meanwhile, after in ranks.run(MAX_RANKS, _left, bits):
         assert after == before < meanwhile
