@@ -40,9 +40,10 @@ def test_a_row_says_how_slow_and_when_it_was_near_again() -> None:
     assert row["slow_ms"] == 3200 and row["after_ms"] == row["optimum_ms"] == 1600
     assert row["loss_difference"] == pytest.approx(0.001, rel=0.01)
     assert speeds(moved, 9, 12) == [2000, pytest.approx(2000 / 3)]
-    line = line_of(row | {"graph": "products-like", "model": "sage"})
+    line = line_of(row | {"graph": "products-like", "model": "sage", "exact_difference": 2e-16})
     assert "3.00x slower" in line and "after 4 epochs; moves after 12 (25%, 0.20 s)" in line
-    assert "losses differ: 1.0e-03" in line_of(row | {"graph": "g", "model": "sage", "error": "losses differ"})
+    assert "losses 1.0e-03 (2e-16 in float64)" in line
+    assert "losses differ" in line_of(row | {"graph": "g", "model": "sage", "error": "losses differ in float64: 1e-3"})
 
 
 def test_the_page_says_what_the_kept_rows_say() -> None:
