@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from nugnn.addresses import advertised_interface
 from nugnn.comm.groups import Ranks, join_ranks, leave_ranks
@@ -30,11 +32,25 @@ def init(timeout_seconds: float = 600.0, *, device: str = "cpu") -> Ranks:
             member.address, is_one_host=member.is_one_host, given=os.environ.get("GLOO_SOCKET_IFNAME")
         )
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+        _meet(timedelta(seconds=timeout_seconds))
     ranks = join_ranks(timeout_seconds, device=own_device(device))
     if dist.is_initialized():
         atexit.register(_leave, ranks)
     return ranks
+
+
+_meetings = itertools.count()
+
+
+def _meet(timeout: timedelta) -> None:
+    """Make the default group, also after another one was destroyed.
+
+    torch gives the groups of the second one the names that those of the first had, and ranks would find the addresses
+    that these have left in the store.
+    """
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+    own = dist.PrefixStore(f"nugnn.init {next(_meetings)}", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _leave(ranks: Ranks) -> None:
