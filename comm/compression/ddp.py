@@ -14,17 +14,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nugnn.comm.buckets import memory_order
 from nugnn.comm.clock import Stopwatch
 from nugnn.comm.compression.choice import Choice, choose
 from nugnn.comm.compression.compressor import Compressor
+from nugnn.comm.compression.earlier_buckets import Bucket, EarlierBuckets
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
 from nugnn.comm.compression.plain import PlainGradients
+from nugnn.comm.compression.residuals import Order
 from nugnn.comm.compression.settings import AUTO, LEAST_SIZE, RANK, TYPES, Compression, check_types, wire_names
 from nugnn.comm.compression.wire import BUCKET
 from nugnn.comm.groups import Ranks, number_of
@@ -72,6 +74,10 @@ class CompressedGradients:
         }
         self._names = {id(p): name for name, p in self._named.items()}
         settings.check_names(self._named)
+        for name, module in model.module.named_modules():
+            weight = f"{name}.weight".removeprefix(".")
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and weight in self._named:
+                raise ValueError(_of_sparse(weight))
         if settings.wire != "fp32":
             check_types(self._named)
         self._settings = settings
@@ -106,6 +112,12 @@ class CompressedGradients:
         self._exposed = Stopwatch(self._device)
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""
+        self._buckets: list[list[str]] = []
+        """Names of the gradients in each one of the last step, or of this one so far."""
+        self._earlier: EarlierBuckets | None = None
+        """In the first step after a state was loaded."""
+        self._held: list[Callable[[], None]] = []
+        """What gives DDP its sums, where they are there only when the last bucket has come."""
         self.weight = 1 / len(members)
         self._own_groups = [] if is_given else [group]
         if groups is not None and not isinstance(hosts, HostGroups):
@@ -113,10 +125,14 @@ class CompressedGradients:
         atexit.register(_leave, weakref.ref(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's."""
+        """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's.
+
+        A script that goes on from it makes the bits that this one would have made, but where it was taken after a
+        single step: DDP has not laid its buckets out for good then.
+        """
         state = {**self._compressor.shared_state(), "world_size": self._link.world_size, "rank": self._link.rank}
         chosen = {} if self._choice is None else {"choice": asdict(self._choice)}
-        return {**state, "residuals": self._compressor.residuals, **chosen}
+        return {**state, "residuals": self._compressor.residuals, "buckets": [*self._buckets], **chosen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where this rank's `state_dict` was taken, in the way that ``auto`` chose there.
@@ -140,6 +156,8 @@ class CompressedGradients:
             self._choice = Choice(**state["choice"])
             self._compressor = self._made()
         self._compressor.load(state, state["residuals"])
+        self._buckets = [[*names] for names in state.get("buckets", ())]
+        self._earlier = EarlierBuckets(self._buckets) if self._buckets else None
 
     def report(self) -> dict[str, Any]:
         """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`.
@@ -203,13 +221,16 @@ class CompressedGradients:
             raise ValueError(f"weight is {self.weight!r}, must be this rank's share of the mean, from 0 to 1")
         buffer, parameters = bucket.buffer(), bucket.parameters()
         names = [self._names[id(p)] for p in parameters]
+        if buffer.is_sparse:
+            raise ValueError(_of_sparse(names[0]))
         orders = [_order_of(p) for p in parameters]
         is_first, is_last, weight = bucket.index() == 0, bucket.is_last(), float(self.weight)
         is_cuda = buffer.device.type == "cuda"
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
 
         if is_first:
-            self._error = None
+            self._error, self._buckets = None, []
+        self._buckets.append(names)
         in_backward = torch._C._current_graph_task_id() != -1
         if is_last and in_backward:
             _around_ddp(self._exposed.start, self._end)
@@ -222,22 +243,46 @@ class CompressedGradients:
                 self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
             is_plain = isinstance(self._compressor, PlainGradients)
             values = (buffer if is_plain else buffer.float()).mul_(weight)  # the buffer itself, where it is float32
-            self._compressor.sum_(values, names, orders, 0, self._link)
-            if values is not buffer:
-                buffer.copy_(values)
+            sizes = [p.numel() for p in parameters]
+            self._sum_(Bucket(values, names, orders, sizes, buffer), is_first=is_first, is_last=is_last)
             if is_last:
                 self._compressor.settle(self._link)
 
         def then(error: BaseException | None) -> None:
             if error is not None:
                 self._error = error
-            if error is not None and not in_backward:  # of `Join`, which asks the future itself
-                future.set_exception(error)  # type: ignore[arg-type]
-            else:  # DDP knows no other: an exception, it says, is no tensor
-                future.set_result(buffer)
+
+            def give() -> None:
+                if self._error is not None and not in_backward:  # of `Join`, which asks the future itself
+                    future.set_exception(self._error)  # type: ignore[arg-type]
+                else:  # DDP knows no other: an exception, it says, is no tensor
+                    future.set_result(buffer)
+
+            self._held = [give] if is_first else [*self._held, give]
+            if is_last or self._earlier is None:
+                held, self._held = self._held, []
+                for each in held:
+                    each()
 
         self._lane.submit(work, then)
         return future
+
+    def _sum_(self, bucket: Bucket, *, is_first: bool, is_last: bool) -> None:
+        """Now; or, in the first step after a state was loaded, when the last bucket has come."""
+
+        def sum_(values: Tensor, names: Sequence[str], orders: Sequence[Order]) -> None:
+            self._compressor.sum_(values, names, orders, 0, self._link)
+
+        if self._earlier is None:
+            sum_(bucket.values, bucket.names, bucket.orders)
+            bucket.put()
+            return
+        if is_first:
+            self._earlier.forget()
+        self._earlier.hold(bucket)
+        if is_last:
+            self._earlier.sum_(sum_)
+            self._earlier = None
 
     def _end(self) -> None:
         """What went wrong is raised as it was said, out of the user's own ``backward``."""
@@ -336,8 +381,8 @@ def compress(
 
     Raises:
         TypeError: ``model`` is no DistributedDataParallel.
-        ValueError: A value is not allowed or not the same on all ranks, a parameter is neither float32 nor of 16 bits,
-            ``exact`` names one that is not there, or ``group`` has other ranks.
+        ValueError: A value is not allowed or not the same on all ranks, a parameter is neither float32 nor of 16 bits
+            or has sparse gradients, ``exact`` names one that is not there, or ``group`` has other ranks.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -369,6 +414,10 @@ def _wire_of(bits: int | str) -> str:
         words = ", ".join(name for name in wire_names() if not name.endswith("bit"))
         raise ValueError(f"bits is {bits!r}, must be 1 to 8, {words} or {AUTO}")
     return wire
+
+
+def _of_sparse(name: str) -> str:
+    return f"the gradients of {name} are sparse, and gradients are summed densely; make its layer with sparse=False"
 
 
 def _kind_of(hosts: str | HostGroups) -> str:

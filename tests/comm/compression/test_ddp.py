@@ -230,6 +230,35 @@ def test_a_resumed_script_goes_on_in_the_same_bits(ranks: Any, rounding: str) ->
     assert ranks.run(2, _resumed, rounding) == [True, True]
 
 
+def _resumed_in_new_buckets(ranks: Ranks, bits: int | str) -> bool:
+    """DDP lays out the buckets of ``_Crossed`` anew after the first step of each process."""
+
+    def train(model: DistributedDataParallel, steps: range) -> list[Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in steps:
+            optimizer.zero_grad()
+            model(_x(ranks.rank, step)).square().mean().backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    whole = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
+    sync = _compress(ranks, whole, bits, least_size=0)
+    train(whole, range(2))
+    model = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
+    model.load_state_dict(whole.state_dict())
+    again = _compress(ranks, model, bits, least_size=0)
+    again.load_state_dict(sync.state_dict())
+    assert again.state_dict()["buckets"] == sync.state_dict()["buckets"] and len(sync.state_dict()["buckets"]) > 1
+    return _equal(train(whole, range(2, 5)), train(model, range(2, 5)))
+
+
+@pytest.mark.parametrize(("num_ranks", "bits"), [(2, 4), (3, 4), (2, "bf16"), (3, "fp32"), (2, "powersgd")])
+def test_a_resumed_script_goes_on_in_the_same_bits_though_ddp_lays_out_its_buckets_anew(
+    ranks: Any, num_ranks: int, bits: int | str
+) -> None:
+    assert all(ranks.run(num_ranks, _resumed_in_new_buckets, bits))
+
+
 def _scaled(ranks: Ranks) -> tuple[list[Tensor], list[float], bool]:
     """A loss scale that changes; infinite gradients on one rank."""
     model = _ddp(ranks, _two_layers)
@@ -746,6 +775,25 @@ def _left(ranks: Ranks, bits: int | str) -> tuple[int, int, int]:
     meanwhile = _threads_of_gloo()
     ddp._leave(weakref.ref(sync))
     return before, meanwhile, _threads_of_gloo()
+
+
+class _Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(9, 8, sparse=True), nn.Linear(8, 4)
+
+
+def _of_words(ranks: Ranks) -> str:
+    try:
+        _compress(ranks, _ddp(ranks, _Words, find_unused_parameters=True))
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+def test_sparse_gradients_are_refused_by_name(ranks: Any) -> None:
+    for said in ranks.run(2, _of_words):
+        assert said.startswith("the gradients of words.weight are sparse") and "sparse=False" in said
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads cannot be told here")
