@@ -109,6 +109,7 @@ class CompressedGradients:
             self._choice = choose(named, self._ranks, groups)
         self._compressor = self._made()
         self._lane = Lane(self._device)
+        weakref.finalize(self, self._lane.close)
         self._exposed = Stopwatch(self._device)
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -775,6 +777,29 @@ def _left(ranks: Ranks, bits: int | str) -> tuple[int, int, int]:
     meanwhile = _threads_of_gloo()
     ddp._leave(weakref.ref(sync))
     return before, meanwhile, _threads_of_gloo()
+
+
+def _lanes() -> int:
+    return sum(thread.name == "nugnn-gradients" for thread in threading.enumerate())
+
+
+def _given_up(ranks: Ranks) -> tuple[int, int]:
+    """Threads that wait for work while a model is trained, and when it has gone: beyond those before."""
+    before = _lanes()
+    model = _ddp(ranks)
+    sync = _compress(ranks, model)
+    _train(model, ranks, range(1), sync)
+    meanwhile = _lanes()
+    del model, sync
+    gc.collect()
+    end = time.monotonic() + 60
+    while _lanes() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    return meanwhile - before, _lanes() - before
+
+
+def test_the_thread_ends_with_the_model(ranks: Any) -> None:
+    assert ranks.run(2, _given_up) == [(1, 0)] * 2
 
 
 class _Words(nn.Module):
