@@ -160,6 +160,10 @@ class CompressedGradients:
         self._buckets = [[*names] for names in state.get("buckets", ())]
         self._earlier = EarlierBuckets(self._buckets) if self._buckets else None
 
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """A whole model can be saved as it could be before; groups of processes do not travel."""
+        return _left_behind, ()
+
     def report(self) -> dict[str, Any]:
         """Bytes, seconds and errors so far, see `nugnn.comm.compression.compressor.Compressor.report`.
 
@@ -419,6 +423,14 @@ def _wire_of(bits: int | str) -> str:
 
 def _of_sparse(name: str) -> str:
     return f"the gradients of {name} are sparse, and gradients are summed densely; make its layer with sparse=False"
+
+
+def _left_behind() -> None:
+    """In the place of what `compress` returned, in a model that was saved whole or copied."""
+    warnings.warn(
+        "this model's gradients were compressed, and are not any more: call nugnn.comm.compress on it again",
+        stacklevel=2,
+    )
 
 
 def _kind_of(hosts: str | HostGroups) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import math
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -800,6 +802,28 @@ def _given_up(ranks: Ranks) -> tuple[int, int]:
 
 def test_the_thread_ends_with_the_model(ranks: Any) -> None:
     assert ranks.run(2, _given_up) == [(1, 0)] * 2
+
+
+def _saved_whole(ranks: Ranks) -> tuple[list[str], bool, int]:
+    """What is said when such a model is loaded, whether its weights are there, and what it sends once more."""
+    model = DistributedDataParallel(_two_layers())  # of all ranks: torch saves no other
+    _compress(ranks, model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loaded = torch.load(file, weights_only=False)
+    sync = _compress(ranks, loaded)
+    loaded(_x(ranks.rank, 0)).square().mean().backward()
+    words = [str(each.message) for each in said if "nugnn" in str(each.message)]
+    return words, _same(loaded, model), sync.report()["steps"]
+
+
+def test_a_model_can_be_saved_whole_and_says_that_it_has_to_be_compressed_again(ranks: Any) -> None:
+    for words, is_same, steps in ranks.run(MAX_RANKS, _saved_whole):
+        (said,) = words
+        assert said.endswith("call nugnn.comm.compress on it again") and is_same and steps == 1
 
 
 class _Words(nn.Module):
