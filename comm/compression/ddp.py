@@ -387,7 +387,8 @@ def compress(
     Raises:
         TypeError: ``model`` is no DistributedDataParallel.
         ValueError: A value is not allowed or not the same on all ranks, a parameter is neither float32 nor of 16 bits
-            or has sparse gradients, ``exact`` names one that is not there, or ``group`` has other ranks.
+            or has sparse gradients, ``exact`` names one that is not there, ``group`` has other ranks, or another hook
+            exchanges the gradients.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -409,7 +410,12 @@ def compress(
     if not isinstance(hosts, HostGroups):
         checked_hosts(hosts)
     gradients = CompressedGradients(model, settings, scaler, check_every, group, hosts)
-    model.register_comm_hook(gradients, _hook)
+    try:
+        model.register_comm_hook(gradients, _hook)
+    except RuntimeError as error:
+        raise ValueError(
+            "model exchanges its gradients by another hook already, of an earlier compress or the script; make it anew"
+        ) from error
     return gradients
 
 

@@ -826,6 +826,18 @@ def test_a_model_can_be_saved_whole_and_says_that_it_has_to_be_compressed_again(
         assert said.endswith("call nugnn.comm.compress on it again") and is_same and steps == 1
 
 
+def _twice(ranks: Ranks) -> str:
+    model = _ddp(ranks)
+    _compress(ranks, model)
+    with pytest.raises(ValueError, match="by another hook already, of an earlier compress or the script"):
+        _compress(ranks, model, 8)
+    return "refused"
+
+
+def test_a_model_is_compressed_once(ranks: Any) -> None:
+    assert ranks.run(2, _twice) == ["refused"] * 2
+
+
 class _Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
