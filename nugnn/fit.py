@@ -27,6 +27,7 @@ from nugnn.launch import launch
 from nugnn.limited import Limits, check_on_devices, checked_limits, cores_on, said_of
 from nugnn.member import member_from
 from nugnn.resume import from_where, raise_if_interrupted
+from nugnn.shares import checked_workers
 from nugnn.task import Task, task_of
 from nugnn.train_rank import train_rank
 
@@ -139,6 +140,7 @@ def fit(
         nugnn.interrupt.Interrupted: A signal asked for the end, and the checkpoint is written.
     """
     _refuse_torchrun()
+    checked_workers(workers)
     stage = on_stage or (lambda _: None)
     note = on_note or _LOG.warning
     request, numbers = request_of(shares, plan, cluster, workers, device, limits, stage, note)

@@ -19,7 +19,7 @@ from nugnn.model_on_shard import ModelOnShard
 from nugnn.partition.shard import Shard
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
-from nugnn.shares import checked_shares, shards_on_disk, whole_shard
+from nugnn.shares import checked_shares, checked_workers, shards_on_disk, whole_shard
 
 
 def infer(
@@ -55,7 +55,7 @@ def infer(
         nugnn.launch.WorkerFailed: A worker died, timed out, or found the user's input wrong.
     """
     install()
-    weights = checked_shares(shares, workers, data)
+    weights = checked_shares(shares, checked_workers(workers), data)
     devices, _ = devices_of(device, workers)
     if workers == 1:
         return infer_shard(whole_shard(data, "none", []), Ranks(device=devices[0]), copy.deepcopy(model), precision)

@@ -185,7 +185,9 @@ def test_options_are_used() -> None:
     ("arguments", "words"),
     [
         ({"workers": 2, "shares": [1.0]}, "shares: 1 numbers for 2 workers"),
-        ({"workers": 0}, "for 0 workers"),
+        ({"workers": 0}, "^workers is 0, must be a whole number from 1 up"),
+        ({"workers": 2.0, "shares": "auto"}, "^workers is 2.0, must be a whole number from 1 up"),
+        ({"workers": True}, "^workers is True, must be"),
         ({"workers": 2, "shares": [1.0, -1.0]}, "share"),
         ({"class_weights": torch.ones(2)}, r"class_weights has shape \(2,\), the data 4 classes"),
         ({"metric": "micro_f1"}, "whose nodes have one label each; use accuracy"),
