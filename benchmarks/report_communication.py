@@ -1,4 +1,4 @@
-"""Writes the tables of docs/communication.md that stand between marks from the JSON rows of benchmarks.
+"""Writes the tables of docs/communication-measured.md that stand between marks from the JSON rows of benchmarks.
 
     python benchmarks/report_communication.py
 
@@ -26,7 +26,7 @@ from link_tables import rows_by_model, said_of, step_table, verdict_table
 
 Row = dict[str, Any]
 KEPT = ROOT / "benchmarks" / "rows"
-PAGE = ROOT / "docs" / "communication.md"
+PAGE = ROOT / "docs" / "communication-measured.md"
 IDENTITY = ("kind", "bits", "work", "bucket", "way", "link", "num_ranks", "num_hosts", "is_flat", "num_values")
 
 
