@@ -28,6 +28,8 @@ SharesBy = Literal["auto", "even", "flops", "bandwidth", "given"]
 SecondsKind = Literal["compute", "halo", "sync", "wait"]
 """Of a step: at operators; at exchanges of rows, and at sums of gradients, as far as nothing runs beside them; and what
 is left until the slowest device is done."""
+_MOST_LINES = 16
+"""Devices that `Plan.__str__` has a line for."""
 
 
 class KnownDevice(Protocol):
@@ -251,6 +253,23 @@ class Plan(_Record):
                     f"{whole} {what} are {held / whole:.4g}; make the plan anew, or give shares by --shares"
                 )
 
+    def __str__(self) -> str:
+        """A line for the whole, and one for each device; `nugnn plan` has tables of more."""
+        told = self.corrected()
+        step = "an epoch" if self.family == "graph" else f"a step, {self.steps_per_epoch} an epoch"
+        head = f"{self.data.name}: {_milliseconds(told.step_seconds)} ms {step}, predicted"
+        lines = [
+            f"{rank:3} {device.name[:28]:28} {100 * device.share:5.1f} %  {_milliseconds(device.busy_seconds):>8} ms  "
+            f"{device.memory_bytes / 2**30:.2f} of {device.memory_limit_bytes / 2**30:.1f} GiB"
+            for rank, device in enumerate(told.devices[:_MOST_LINES])
+        ]
+        if left_out := len(self.devices) - len(lines):
+            lines.append(f"and {left_out} devices more")
+        return "\n".join([head, *lines])
+
+    def __repr__(self) -> str:
+        return f"Plan({self.data.name}, devices={len(self.devices)}, step_seconds={self.step_seconds:.3g})"
+
     @property
     def epoch_seconds(self) -> float:
         return self.step_seconds * self.steps_per_epoch
@@ -341,6 +360,12 @@ class Plan(_Record):
                 f"the plan is for {len(self.devices)} workers, and there are {workers}; give --workers "
                 f"{len(self.devices)}"
             )
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits, and all of those before the point."""
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _model_in_words(facts: Mapping[str, Plain]) -> str:

@@ -63,6 +63,10 @@ class Timeline:
     events: tuple[tuple[Event, ...], ...]
     ends: tuple[float, ...]
 
+    def __str__(self) -> str:
+        """Its `picture`."""
+        return picture(self)
+
     @property
     def makespan(self) -> float:
         """Seconds until the last rank is done."""

@@ -108,6 +108,17 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, change: dict[str, Any
         read_plan(tmp_path / "none.json")
 
 
+def test_a_plan_is_printed_in_a_line_for_each_device() -> None:
+    head, *lines = str(PLAN).split("\n")
+    assert head == "six: 1,000 ms an epoch, predicted"
+    assert [line.split("%")[0].split()[-1] for line in lines] == ["66.7", "33.3"]
+    assert all(len(line) <= 80 for line in (head, *lines)) and len(repr(PLAN)) < 80
+    many = tuple(device(None, PlannedSizes(inner=1, edges=1, train=1), share=1 / 20) for _ in range(20))
+    facts = FACTS.model_copy(update={"nodes": 20, "edges": 20, "train": 20})
+    whole = PLAN.model_copy(update={"devices": many, "data": facts})
+    assert str(whole).count("\n") == 17 and str(whole).endswith("and 4 devices more")
+
+
 def test_a_plan_of_this_run_is_accepted() -> None:
     PLAN.check(FACTS, MODEL, HERE)
     PLAN.check(FACTS.model_copy(update={"name": "renamed", "content": None}), {}, [None, None])
