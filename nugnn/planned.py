@@ -244,10 +244,11 @@ def _basis(cluster: Cluster, times: Times | None) -> tuple[StandsOn, str | None]
         return "operators", None
     rates = [profile.model_dump(mode="json", exclude={"memory_bytes", "note"}) for profile in cluster.profiles]
     links = cluster.links
-    of_links = [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.is_nccl]
-    digest = hashlib.sha256(json.dumps([rates, of_links], sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([rates, links.is_nccl], sort_keys=True).encode())
+    for table in (links.bytes_per_second, links.latency_seconds):
+        digest.update(np.ascontiguousarray(table, np.float64).data)
     is_on_paper = any(profile.source == "sheet" for profile in cluster.profiles)
-    return "sheets" if is_on_paper else "rates", digest
+    return "sheets" if is_on_paper else "rates", digest.hexdigest()[:16]
 
 
 @functools.cache
