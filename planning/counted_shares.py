@@ -12,7 +12,7 @@ from nugnn.planning.draft import all_fit, by_kind, usable_bytes
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import flooded, level
-from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.part_sizes import PartSizes, bounded
 from nugnn.planning.share_curves import Halo, relaxed_curves, relaxed_sizes
 from nugnn.planning.share_search import faster_shares
 
@@ -145,6 +145,7 @@ def _divided(whole: PartSizes, shares: Sequence[float], halo: Halo) -> tuple[Par
     for counts in zip(*columns, strict=True):
         if counts not in known:
             inner, edges, train = counts
-            expected = relaxed_sizes(whole, inner / whole.inner, halo, alone=len(shares) == 1)
-            known[counts] = replace(expected, inner=inner, edges=edges, train=train)
+            expected = relaxed_sizes(whole, inner / whole.inner, halo, len(shares))
+            own = replace(expected, inner=inner, edges=edges, train=train)
+            known[counts] = bounded(own, whole.inner, whole.edges, len(shares))
     return tuple(known[counts] for counts in zip(*columns, strict=True))
