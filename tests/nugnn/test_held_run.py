@@ -126,7 +126,9 @@ def test_a_run_says_how_far_its_prediction_was_off(tmp_path: Path, capsys: pytes
     train = ("train", *run, "--shares", "auto", "--epochs", "3", "--out", str(tmp_path / "out"))
     code, out, _ = call(capsys, *train)
     text = " ".join(out.split())
-    assert code == 0 and "this run: an epoch was predicted as" in text
+    assert code == 0 and re.search(r"this run: an epoch was predicted as \S+ \w+ from data sheets and took", text)
+    assert "(predicted from data sheets)" in text
+    assert re.search(r"epoch, predicted . \d+\.\d ms, from data sheets", text)
     assert "predictions so far: one measured run, of this model on this data, took" in text
     keep_others(40.0)
     code, out, _ = call(capsys, *train)
@@ -141,7 +143,9 @@ def test_a_run_says_how_far_its_prediction_was_off(tmp_path: Path, capsys: pytes
     assert "from operators timed here are off on these devices is not known" in " ".join(out.split())
     train = ("train", *run[:-2], "--plan", str(tmp_path / "plan.json"), "--epochs", "3")
     code, out, _ = call(capsys, *train, "--out", str(tmp_path / "planned"))
-    assert code == 0 and "as long as predicted from operators timed here" in " ".join(out.split())
+    text = " ".join(out.split())
+    assert code == 0 and "as long as predicted from operators timed here" in text
+    assert re.search(r"predicted as \S+ \w+ from operators timed here and took", text)
     code, out, _ = call(capsys, "plan", *run)
     assert "one measured run, of this model on this data, took" in " ".join(out.split())
 
