@@ -51,7 +51,7 @@ def main() -> int:
         began, worked = time.perf_counter(), time.process_time()
         cluster = cluster_on_paper(sheets, chosen.count, per_host=chosen.per_host, between=between)
         subject = subject_by_counts(config, graph, ["cuda"], chosen.count)
-        planned = plan_by_counts(subject, cluster, halo=graph.halo)
+        planned = plan_by_counts(subject, cluster, halo=graph.expected_halo)
         took, worked = time.perf_counter() - began, time.process_time() - worked
         console.rule(f"simulated: {chosen.count} devices, {gbit:g} Gb/s")
         show_plan(planned, console)

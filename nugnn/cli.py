@@ -249,7 +249,7 @@ def result_table(result: dict[str, Any]) -> Table:
         (f"validation {metric}", _percent(result["val"])),
         (f"test {metric}", _percent(result["test"])),
         ("epoch, median", f"{result['epoch_seconds'] * 1000:.1f} ms"),
-        ("epoch, predicted", _milliseconds(result.get("predicted_epoch_seconds"))),
+        ("epoch, predicted", _predicted(result)),
         ("throughput", f"{result['samples_per_second']:.0f} samples/s" if "samples_per_second" in result else ""),
         ("peak memory", ", ".join(f"{size / 2**20:.0f} MiB" for size in result["peak_memory_bytes"])),
     ]
@@ -259,8 +259,15 @@ def result_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1000:.1f} ms"
+def _predicted(result: dict[str, Any]) -> str:
+    """Of an epoch, and what that stands on, where it is known."""
+    if result.get("predicted_epoch_seconds") is None:
+        return ""
+    from nugnn.planning.calibration import SOURCES
+
+    found = (result.get("prediction") or {}).get("calibration")
+    source = "" if found is None else f", from {SOURCES[found['stands_on']]}"
+    return f"{result['predicted_epoch_seconds'] * 1000:.1f} ms{source}"
 
 
 def _batch(result: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from nugnn.options import ConfigError
 from nugnn.sample_config import BY_COUNTS
 
 _WIDTH = 80
-_MOST = 1024
+_MOST = 4096
 OPTIONS = (
     *("self_loops", "model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
     *("dropout", "input_dropout", "attention_dropout"),
@@ -36,7 +36,7 @@ _OWN: dict[str, tuple[Any, Any]] = {
     "per_host": (int, typer.Option(8, metavar="N", min=1, help="Devices of a host; workers on its CPU share it.")),
     "gbit_per_second": (float, typer.Option(100.0, metavar="X", help="Of a host's way to the others.")),
     "latency_us": (float, typer.Option(30.0, metavar="X", help="Of it, microseconds.")),
-    "most": (int, typer.Option(64, metavar="N", min=1, max=_MOST, help="Devices, up to 1024: 1, 2, 4 and so on.")),
+    "most": (int, typer.Option(64, metavar="N", min=1, max=_MOST, help="Devices, up to 4096: 1, 2, 4 and so on.")),
     "as_json": (bool, typer.Option(False, "--json", help="Print the rows alone, as JSON.")),
 }
 

@@ -13,6 +13,7 @@ from nugnn.kept_pairs import keep_pair, kept_pairs
 from nugnn.plan_settings import other_settings
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
+from nugnn.planning.in_use import MUCH_USED
 from nugnn.planning.plan import Plain, Plan
 from nugnn.planning.run_pairs import (
     LEAST_SECONDS,
@@ -24,6 +25,7 @@ from nugnn.planning.run_pairs import (
     kind_of,
     subject_of,
 )
+from nugnn.worker_environment import num_cores
 
 LEAST_EPOCHS = 3
 """The first one compiles and fills caches; a median of two others is the least."""
@@ -104,7 +106,7 @@ def held_run(
     """
     measured = max(report["epoch_seconds"] for report in reports)
     why_not = "it went on from a checkpoint" if is_resumed else None
-    why_not = why_not or _why_not_kept(plan, settings, measured, epochs, has_moved=has_moved)
+    why_not = why_not or _why_not_kept(plan, settings, reports, measured, epochs, has_moved=has_moved)
     if why_not is None:
         pair = _pair(plan, reports, measured, epochs)
         try:
@@ -121,7 +123,13 @@ def held_run(
 
 
 def _why_not_kept(
-    plan: Plan, settings: Mapping[str, Plain], measured: float, epochs: int, *, has_moved: bool
+    plan: Plan,
+    settings: Mapping[str, Plain],
+    reports: Sequence[dict[str, Any]],
+    measured: float,
+    epochs: int,
+    *,
+    has_moved: bool,
 ) -> str | None:
     """None where measured and predicted seconds are of the same thing."""
     if plan.stands_on is None:
@@ -136,6 +144,8 @@ def _why_not_kept(
         return "it was planned with another version of torch"
     if said := other_settings(plan.settings, settings):
         return f"it was planned for {said}"
+    if said := _said_of_others(plan, reports):
+        return said
     if plan.settings.get("activations") == "offload":
         return "it is predicted as if activations were keep"
     approximate = {name: value for name, value in plan.settings.items() if name in _OTHER_THAN_PREDICTED}
@@ -147,6 +157,19 @@ def _why_not_kept(
         if value != _OTHER_THAN_PREDICTED[name]:
             return f"it is predicted as if {name} were {_OTHER_THAN_PREDICTED[name]}"
     return None
+
+
+def _said_of_others(plan: Plan, reports: Sequence[dict[str, Any]]) -> str:
+    """That others computed where workers did, in words; empty where they did not, or nobody can tell."""
+    threads = sum(device.multiprocessors for device in plan.devices if device.kind == "cpu")
+    if threads > num_cores() and len({device.host for device in plan.devices}) == 1:
+        return ""  # workers wait for each other's cores, as they are planned to
+    waits = [report.get("core_wait") or 0.0 for report in reports]
+    most = max(waits)
+    if most <= MUCH_USED:
+        return ""
+    share = f"{most:.0%}".replace("%", " %")
+    return f"others computed beside it: worker {waits.index(most)} was ready and had no core for {share} of the time"
 
 
 def _pair(plan: Plan, reports: Sequence[dict[str, Any]], measured: float, epochs: int) -> RunPair:

@@ -184,11 +184,11 @@ def expected_sizes(subject: PlanSubject, cluster: Cluster, model: ReplayedSteps)
     count = len(cluster.devices)
     if subject.family == "samples":
         return tuple(PartSizes(batch=n) for n in split_by_shares(subject.whole.batch, [1.0] * count))
-    halo = ExpectedHalo()
+    halo = ExpectedHalo(degree=subject.whole.edges / subject.whole.inner)
     try:
         return draft_from_counts(model, subject.whole, cluster, halo=halo).sizes
     except DoesNotFitError:  # with as much halo as is expected
-        return (relaxed_sizes(subject.whole, 1 / count, halo, alone=count == 1),) * count
+        return (relaxed_sizes(subject.whole, 1 / count, halo, count),) * count
 
 
 def main(context: WorkerContext) -> None:

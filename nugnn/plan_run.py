@@ -130,7 +130,7 @@ def _by_counts(config: TrainConfig, counts: GraphStatistics, cluster: Cluster, o
     on_stage("weighing shares")
     shares_by, shares = _how(config)
     cluster, times, _ = _measured(config, subject, cluster, on_stage)
-    return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.halo, times=times)
+    return plan_by_counts(subject, cluster, shares_by=shares_by, shares=shares, halo=counts.expected_halo, times=times)
 
 
 def _of_graph(

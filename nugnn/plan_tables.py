@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nugnn.planned import Planned
-from nugnn.planning.calibration import Calibration, error_text, in_words
+from nugnn.planning.calibration import SOURCES, Calibration, error_text, in_words
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
 
@@ -180,7 +180,9 @@ def compared_table(plan: Plan, reports: Sequence[dict[str, Any]]) -> Table:
         reports: Of the ranks, see `nugnn.fit_result.FitResult`.
     """
     plan = plan.corrected()
-    title = "an epoch, predicted and measured" + (" (predicted by data sheets)" if plan.is_simulated else "")
+    title = "an epoch, predicted and measured"
+    if plan.stands_on is not None:
+        title += f" (predicted from {SOURCES[plan.stands_on]})"
     if said := _corrected(plan):
         title += f"\n({said})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -206,11 +208,13 @@ def held_lines(prediction: Mapping[str, Any]) -> list[str]:
         prediction: Of ``result.json``, see `nugnn.held_run.HeldRun.to_dict`.
     """
     told, measured = seconds_text(prediction["told_seconds"]), seconds_text(prediction["measured_seconds"])
-    lines = [f"this run: an epoch was predicted as {told} and took {measured}, {_off(prediction['error'])}"]
+    found = prediction["calibration"]
+    source = "" if found is None else f" from {SOURCES[found['stands_on']]}"
+    lines = [f"this run: an epoch was predicted as {told}{source} and took {measured}, {_off(prediction['error'])}"]
     if prediction["not_kept"] is not None:
         lines[0] += f"; not kept for later plans, since {prediction['not_kept']}"
-    if prediction["calibration"] is not None:
-        so_far = Calibration.model_validate(prediction["calibration"])
+    if found is not None:
+        so_far = Calibration.model_validate(found)
         lines.append(f"predictions so far: {in_words(so_far, 'times of later plans have the factor')}")
     return lines
 

@@ -27,7 +27,7 @@ from nugnn.planning.draft import Draft, check_each_holds_a_node, usable_bytes
 from nugnn.planning.draft_batch import draft_of_batch
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.draft_cut import draft_with_cut
-from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
+from nugnn.planning.expected_halo import ExpectedHalo
 from nugnn.planning.forecast import Forecast
 from nugnn.planning.loop_method import Partitioner, loop_method
 from nugnn.planning.operator_times import OperatorTimes
@@ -64,6 +64,7 @@ class Planned:
         return replace(self, plan=told, forecast=forecast)
 
 
+_USUAL = ExpectedHalo()
 Times = Mapping[str, OperatorTimes]
 """Measured times of operators by `nugnn.planning.cluster.ClusterDevice.kind`."""
 
@@ -87,7 +88,7 @@ def plan_by_counts(
     *,
     shares_by: SharesBy = "auto",
     shares: Sequence[float] | None = None,
-    halo: float = USUAL_HALO,
+    halo: ExpectedHalo = _USUAL,
     times: Times | None = None,
 ) -> Planned:
     """A plan of samples, or of a graph of which only counts are known.
@@ -97,7 +98,7 @@ def plan_by_counts(
         cluster: For what.
         shares_by: ``auto``, a baseline, or ``given``.
         shares: For ``given``.
-        halo: Halo rows expected for each node of two parts.
+        halo: Halo rows expected of a graph's parts.
         times: Of the model's own operators, where they were measured.
 
     Raises:
@@ -110,8 +111,9 @@ def plan_by_counts(
     if subject.family == "samples":
         draft = draft_of_batch(model, subject.whole.batch, cluster, **how)
     else:
-        draft = draft_from_counts(model, subject.whole, cluster, halo=ExpectedHalo(halo), **how)
-        assumed = f"halo rows are assumed, {halo:g} for each node of two equal parts: say halo=X where you know better"
+        draft = draft_from_counts(model, subject.whole, cluster, halo=halo, **how)
+        assumed = f"halo rows are assumed, {halo.of_two:g} for each node of two equal parts"
+        assumed += ": say halo=X where you know better"
         draft = replace(draft, notes=(*draft.notes, *([assumed] if len(cluster.devices) > 1 else [])))
     return _planned(subject, cluster, draft, None, times)
 
@@ -162,7 +164,7 @@ def plan_with_cut(
         partitioner=method,
         precision=subject.precision,
         seed=seed,
-        halo=ExpectedHalo(),
+        halo=ExpectedHalo(degree=graph.num_edges / graph.num_nodes),
         row_bytes=subject.row_bytes,
         symmetric=symmetric,
         on_stage=on_stage,
@@ -244,10 +246,11 @@ def _basis(cluster: Cluster, times: Times | None) -> tuple[StandsOn, str | None]
         return "operators", None
     rates = [profile.model_dump(mode="json", exclude={"memory_bytes", "note"}) for profile in cluster.profiles]
     links = cluster.links
-    of_links = [links.bytes_per_second.tolist(), links.latency_seconds.tolist(), links.is_nccl]
-    digest = hashlib.sha256(json.dumps([rates, of_links], sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([rates, links.is_nccl], sort_keys=True).encode())
+    for table in (links.bytes_per_second, links.latency_seconds):
+        digest.update(np.ascontiguousarray(table, np.float64).data)
     is_on_paper = any(profile.source == "sheet" for profile in cluster.profiles)
-    return "sheets" if is_on_paper else "rates", digest
+    return "sheets" if is_on_paper else "rates", digest.hexdigest()[:16]
 
 
 @functools.cache

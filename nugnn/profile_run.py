@@ -183,8 +183,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _noted(device: DeviceProfile, used: Mapping[str, float]) -> DeviceProfile:
-    """With what others had of it, by uuid or ``cpu``, and how much its rates varied, in words."""
-    note = said_of_use(used.get("cpu" if device.kind == "cpu" else device.uuid or ""), device.spread)
+    """With what others had of it before, by uuid or ``cpu``, and meanwhile, and how much its rates varied, in words."""
+    note = said_of_use(used.get("cpu" if device.kind == "cpu" else device.uuid or ""), device.spread, device.note)
     return device.model_copy(update={"note": note})
 
 

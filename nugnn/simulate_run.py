@@ -58,7 +58,7 @@ def simulate(
             is_nccl = cluster.links.is_nccl
             subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2), is_nccl=is_nccl)
         try:
-            planned = plan_by_counts(subjects[is_split], cluster, halo=graph.halo)
+            planned = plan_by_counts(subjects[is_split], cluster, halo=graph.expected_halo)
         except DoesNotFitError as error:
             rows.append(Growth(devices=count, hosts=-(-count // per_host), why_not=str(error).splitlines()[0]))
             continue

@@ -16,6 +16,7 @@ from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.family import Family
 from nugnn.history import Epoch, History
+from nugnn.planning.in_use import CoreWait
 from nugnn.train_options import TrainOptions
 from nugnn.trainer import Trainer
 
@@ -69,7 +70,11 @@ def train_rank(
     if (said := trainer.grad_sync.prepare()) is not None and on_note is not None:
         on_note(said)
 
+    core_wait, first = CoreWait(), len(before.epochs) + 1
+
     def after_epoch(epoch: Epoch) -> None:
+        if epoch.number == first:  # it compiles and fills caches
+            core_wait.restart()
         if on_epoch is not None:
             on_epoch(epoch)
         for news in (trainer.grad_sync.news(), family.news()):
@@ -99,6 +104,7 @@ def train_rank(
         between_epochs=between_epochs,
         between_steps=None if checkpointer is None else checkpointer.between_steps,
     )
+    waited = core_wait.share
     if not history.is_finished(options.epochs, options.patience):
         return {"interrupted_after": [len(history.epochs), trainer.steps_into_epoch]}
     if checkpointer is not None:
@@ -119,6 +125,7 @@ def train_rank(
         **family.report(),
         "device": torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu",
         "peak_memory_bytes": torch.cuda.max_memory_allocated(ranks.device) if on_gpu else _peak_resident_bytes(),
+        "core_wait": waited,
         **median,
     }
     if limits is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 
@@ -28,8 +29,10 @@ def one_each(counts: Sequence[int]) -> tuple[int, ...]:
     if sum(counts) < len(counts):
         return tuple(counts)
     found = list(counts)
-    for rank, count in enumerate(counts):
-        if count == 0:
-            found[found.index(max(found))] -= 1
-            found[rank] = 1
+    most = [(-count, rank) for rank, count in enumerate(counts) if count > 1]
+    heapq.heapify(most)
+    for rank in [rank for rank, count in enumerate(counts) if count == 0]:
+        less, giver = most[0]
+        heapq.heapreplace(most, (less + 1, giver))
+        found[giver], found[rank] = -less - 1, 1
     return tuple(found)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 StandsOn = Literal["operators", "rates", "sheets"]
 """What seconds were predicted from: the model's operators, timed on these devices; rates measured of large operators;
 rates of data sheets, if only of one device."""
-_IN_WORDS: dict[StandsOn, str] = {
+SOURCES: dict[StandsOn, str] = {
     "operators": "operators timed here",
     "rates": "rates of a profile",
     "sheets": "data sheets",
@@ -143,13 +143,15 @@ def in_words(found: Calibration, applied: str = "times here have the factor") ->
         found: What they say.
         applied: Said where the factor is applied: to what.
 
-    >>> in_words(calibrated([], "rates"))
-    'how far predictions from rates of a profile are off on these devices is not known: none was held against a run yet'
+    >>> print(in_words(calibrated([], "operators")))
+    how far predictions from operators timed here are off on these devices is not known: none was held against a run yet
     """
-    source = _IN_WORDS[found.stands_on]
+    source = SOURCES[found.stands_on]
     if found.factor is None or found.error_without is None:
+        usual = "" if found.stands_on == "operators" else "; of small graphs and batches they are off by factors"
         return (
             f"how far predictions from {source} are off on these devices is not known: none was held against a run yet"
+            f"{usual}"
         )
     took = f"took {found.factor:.3g} x as long as predicted from {source}"
     whose = "this model on this data" if found.of_this else "one other model"

@@ -96,7 +96,7 @@ class Cluster:
     links: Links
     notes: tuple[str, ...] = field(default=())
 
-    @property
+    @cached_property
     def profiles(self) -> tuple[DeviceProfile, ...]:
         return tuple(device.profile for device in self.devices)
 
@@ -279,7 +279,9 @@ class _Builder:
             return rates_of(fields or self._fields.links.inside, LATENCY_INSIDE)
 
         measured = dict(enumerate(self._links_of.values()))
-        links = linked(devices, link, measured, is_nccl=is_nccl)
+        named = {name for ends in pairs for name in ends}
+        places = [device.host if device.host in named else None for device in devices]
+        links = linked(devices, link, measured, is_nccl=is_nccl, places=places)
         return Cluster(devices=tuple(devices), links=links, notes=tuple(self._notes))
 
     def _own_host(self, devices: Sequence[ClusterDevice], name: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.datasheet import SheetError, sheet_of
-from nugnn.planning.links import Links, Sums
+from nugnn.planning.links import Floats, Links, Sums
 from nugnn.planning.plan import KnownDevice
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 
@@ -113,6 +114,7 @@ def linked(
     measured: Mapping[int, Sequence[LinkProfile]],
     *,
     is_nccl: bool,
+    places: Sequence[Hashable] | None = None,
 ) -> Links:
     """Links of all pairs; hosts are numbered as they come.
 
@@ -121,19 +123,23 @@ def linked(
         link: Between two of them, by number; asked once for each pair of alike devices.
         measured: Links that were measured, by the number of a host.
         is_nccl: Whether GPUs exchange directly.
+        places: Of each device, equal where the ways to and from other hosts are the same, whatever the devices; each
+            host and sort of device is one of its own when None.
     """
-    count = len(devices)
-    rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
     number_of = {name: number for number, name in enumerate(dict.fromkeys(device.host for device in devices))}
     hosts = tuple(number_of[device.host] for device in devices)
-    cards: dict[int, float] = {}
-    known: dict[tuple[Any, ...], Way] = {}
-    sums_inside: dict[int, Sums] = {}
-    bursts: list[float] = []
     keys = [(device.host, device.profile.name, device.profile.uuid) for device in devices]
-    for a in range(count):
-        for b in range(a):
-            key = (keys[a], keys[b])
+    rates, latencies, between = _between_hosts(keys if places is None else places, hosts, link)
+    cards = _fastest_of_host(rates, hosts)
+    bursts = [way.burst_seconds for way in between]
+    sums_inside: dict[int, Sums] = {}
+    ranks_of: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks_of.setdefault(host, []).append(rank)
+    for host, ranks in ranks_of.items():
+        known: dict[tuple[Any, ...], Way] = {}
+        for a, b in ((a, b) for place, a in enumerate(ranks) for b in ranks[:place]):
+            key = keys[a], keys[b]
             if key not in known:
                 known[key] = link(a, b)
             rate, latency, sums, burst = known[key]
@@ -141,10 +147,9 @@ def linked(
             rates[a, b] = rates[b, a] = rate
             latencies[a, b] = latencies[b, a] = latency
             if sums is not None:
-                sums_inside[hosts[a]] = sums
-            if hosts[a] != hosts[b]:  # the fastest of its ways is what a host's card can do
-                for host in (hosts[a], hosts[b]):
-                    cards[host] = max(cards.get(host, 0.0), rate)
+                sums_inside[host] = sums
+    np.fill_diagonal(rates, math.inf)
+    np.fill_diagonal(latencies, 0.0)
     staging = None
     if not is_nccl:
         staging = np.array(
@@ -152,6 +157,45 @@ def linked(
         )
     burst = min(bursts, default=0.0)
     return Links(rates, latencies, hosts, cards, staging, is_nccl, sums_inside, burst, _core_seconds(measured))
+
+
+def _between_hosts(
+    places: Sequence[Hashable], hosts: Sequence[int], link: Callable[[int, int], Way]
+) -> tuple[Floats, Floats, list[Way]]:
+    """``(P, P)`` rates and latencies of pairs on two hosts, infinite and 0 of others; and the ways that there are."""
+    first: dict[Hashable, list[int]] = {}  # a rank of each place, and of those on other hosts the first
+    for rank, place in enumerate(places):
+        found = first.setdefault(place, [rank])
+        if len(found) == 1 and hosts[rank] != hosts[found[0]]:
+            found.append(rank)
+    ways: list[Way] = []
+    rates, latencies = (np.full((len(first), len(first)), value) for value in (math.inf, 0.0))
+    for a, ones in enumerate(first.values()):
+        for b, others in enumerate(list(first.values())[: a + 1]):
+            pair = next(((one, other) for one in ones for other in others if hosts[one] != hosts[other]), None)
+            if pair is not None:
+                ways.append(link(max(pair), min(pair)))
+                rates[a, b] = rates[b, a] = ways[-1].bytes_per_second
+                latencies[a, b] = latencies[b, a] = ways[-1].latency_seconds
+    numbers = {place: number for number, place in enumerate(first)}
+    place_of = np.array([numbers[place] for place in places])
+    pairs = np.ix_(place_of, place_of)
+    return rates[pairs], latencies[pairs], ways
+
+
+def _fastest_of_host(rates: Floats, hosts: Sequence[int]) -> dict[int, float]:
+    """Of each host, by its number, the fastest of its ways to others: what its card can do; of several hosts alone.
+
+    Args:
+        rates: ``(P, P)``; between ranks of one host they do not count.
+        hosts: Of each rank.
+    """
+    own = np.array(hosts)
+    fastest: dict[int, float] = {}
+    for rank, host in enumerate(hosts) if len(set(hosts)) > 1 else ():
+        most = rates[rank].max(where=own != host, initial=0.0)
+        fastest[host] = max(fastest.get(host, 0.0), float(most))
+    return fastest
 
 
 def _core_seconds(inside: Mapping[int, Sequence[LinkProfile]]) -> dict[int, float]:

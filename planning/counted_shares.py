@@ -12,7 +12,7 @@ from nugnn.planning.draft import all_fit, by_kind, usable_bytes
 from nugnn.planning.forecast import Forecast, StepModel
 from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import flooded, level
-from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.part_sizes import PartSizes, bounded
 from nugnn.planning.share_curves import Halo, relaxed_curves, relaxed_sizes
 from nugnn.planning.share_search import faster_shares
 
@@ -22,9 +22,10 @@ _ROOM = (1.0, 0.99, 0.96)
 """Of the memories, tried in turn: between the samples of a curve a part may need more than the curve says."""
 _MOST_FORECASTS = 60
 """Of one set's shares."""
-_SHARES, _AT_LEAST = 60_000, 400
-"""What may be spent on the shares of a set: pairs of ranks in all forecasts, of which each counts as some pairs at
-least; a second or two."""
+_SHARES = 60_000
+"""What may be spent on the shares of a set: ranks in all forecasts, see `CountedShares.price_among`; some seconds."""
+_OF_GROUP = 100
+"""Ranks that are forecast in the time of one of another group: those that stand for each other take no replay each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +71,9 @@ class CountedShares:
         self.limits = [usable[rank] for rank in self.ranks]
         self._known: dict[tuple[PartSizes, ...], Tried] = {}
 
-    @property
-    def price(self) -> int:
-        """Of a forecast, in pairs of ranks."""
-        return max(self.count**2, _AT_LEAST)
+    def price_among(self, ranks: Sequence[int]) -> int:
+        """Of a forecast of some of the cluster's devices, by the time that it takes: in ranks."""
+        return len(ranks) + _OF_GROUP * len({self.group_of[rank] for rank in ranks})
 
     def among(self, ranks: Sequence[int]) -> CountedShares:
         """The same for others of the cluster's devices."""
@@ -129,7 +129,7 @@ class CountedShares:
             tried = start if shares == start.shares else self.of(shares)
             return tried.step_seconds if tried.fits or tried is start else math.inf
 
-        most = min(_MOST_FORECASTS, _SHARES // self.price)
+        most = min(_MOST_FORECASTS, _SHARES // self.price_among(self.ranks))
         best = faster_shares(start.shares, self._groups, seconds, most=most, reach=_REACH, least_reach=_LEAST_REACH)
         return start if best == start.shares else self.of(best)
 
@@ -140,10 +140,12 @@ class CountedShares:
 
 def _divided(whole: PartSizes, shares: Sequence[float], halo: Halo) -> tuple[PartSizes, ...]:
     """Whole numbers that add up to the graph's."""
-    columns = {name: one_each(apportioned(getattr(whole, name), shares)) for name in ("inner", "edges", "train")}
-    found = []
-    for rank in range(len(shares)):
-        inner = columns["inner"][rank]
-        expected = relaxed_sizes(whole, inner / whole.inner, halo, alone=len(shares) == 1)
-        found.append(replace(expected, inner=inner, edges=columns["edges"][rank], train=columns["train"][rank]))
-    return tuple(found)
+    columns = [one_each(apportioned(getattr(whole, name), shares)) for name in ("inner", "edges", "train")]
+    known: dict[tuple[int, ...], PartSizes] = {}
+    for counts in zip(*columns, strict=True):
+        if counts not in known:
+            inner, edges, train = counts
+            expected = relaxed_sizes(whole, inner / whole.inner, halo, len(shares))
+            own = replace(expected, inner=inner, edges=edges, train=train)
+            known[counts] = bounded(own, whole.inner, whole.edges, len(shares))
+    return tuple(known[counts] for counts in zip(*columns, strict=True))

@@ -78,7 +78,7 @@ def best_among_sets(
 def _as_counted(halo: Halo, whole: PartSizes, sizes: Sequence[PartSizes]) -> Halo:
     """``halo`` with another factor, so that it comes to the halo rows of ``sizes``."""
     rows = sum(size.halo for size in sizes)
-    expected = sum(relaxed_sizes(whole, size.inner / whole.inner, halo).halo for size in sizes)
+    expected = sum(relaxed_sizes(whole, size.inner / whole.inner, halo, len(sizes)).halo for size in sizes)
     if not expected:
         return rows / whole.inner
     factor = rows / expected

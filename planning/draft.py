@@ -124,8 +124,8 @@ def check_each_holds_a_node(work: WorkModel, cluster: Cluster) -> None:
         DoesNotFitError: Says which, and the least limit that would do.
     """
     for rank, (device, usable) in enumerate(zip(cluster.devices, usable_bytes(cluster), strict=True)):
-        fraction, need = device.limits.memory_fraction, work.bytes(rank, _A_NODE)
-        if fraction is not None and need > usable:
+        fraction = device.limits.memory_fraction
+        if fraction is not None and (need := work.bytes(rank, _A_NODE)) > usable:
             raise DoesNotFitError(
                 f"worker {rank} may use {in_bytes(usable)} of the memory of {device.profile.name} on {device.host} "
                 f"({USABLE:g} of memory_fraction={fraction:g}), and needs {in_bytes(need)} for its process and the "

@@ -167,7 +167,7 @@ def draft_with_cut(
         elif same_as[name] == same_as.get(shares_by):  # this is the cut
             baselines.append(as_baseline(name, each, cut.step_seconds, fits=cut.fits))
         else:  # with as much halo as the cut over all devices has
-            parts = [relaxed_sizes(whole, share, per_node, alone=count == 1) for share in each]
+            parts = [relaxed_sizes(whole, share, per_node, count) for share in each]
             need = [model.work.bytes(rank, size) for rank, size in enumerate(parts)]
             seconds = model.forecast(parts).step_seconds
             fits = all_fit(need, usable_bytes(cluster))

@@ -70,6 +70,11 @@ class GraphStatistics:
         edges = self.edges * (2 if self.undirected else 1) + (self.nodes if self_loops == "add" else 0)
         return PartSizes(inner=self.nodes, edges=edges, train=self.train)
 
+    @property
+    def expected_halo(self) -> ExpectedHalo:
+        """Of its parts, before there is a cut."""
+        return ExpectedHalo(self.halo, degree=self.edges * (2 if self.undirected else 1) / self.nodes)
+
     def facts(self, self_loops: str) -> DataFacts:
         """The same for a plan."""
         return DataFacts(

@@ -62,11 +62,7 @@ class HostSubsets:
         of_host: dict[str, list[int]] = {}
         for unit in units:
             of_host.setdefault(self._host_of[unit], []).append(unit)
-        patterns = (
-            (self._sort[own[0]], tuple(sorted(self.group_of[self._units[unit][0]] for unit in own)))
-            for own in of_host.values()
-        )
-        return frozenset(Counter(patterns).items())
+        return frozenset(Counter((self._sort[own[0]], self._groups(own)) for own in of_host.values()).items())
 
     def sensible(self, seconds: Callable[[Units], float]) -> Iterator[Units]:
         """Sets in the order in which they are worth a look; none is empty, and some stand for each other.
@@ -96,11 +92,22 @@ class HostSubsets:
             yield from self._of_each_kind(units)
 
     def near(self, units: Units) -> Iterator[Units]:
-        """Sets with one host, or one kind of a host's devices, more or less."""
-        for changed in [*self._hosts.values(), *(frozenset({unit}) for unit in self.all)]:
+        """Sets with one host, or one kind of a host's devices, more or less; one of those that stand for each other."""
+        seen: set[tuple[object, ...]] = set()
+        hosts = self._hosts.values()
+        changes = [(host, host) for host in hosts] + [(host, frozenset({unit})) for host in hosts for unit in host]
+        for host, changed in changes:
+            key = self._sort[min(host)], self._groups(host & units), self._groups(changed)
+            if key in seen:
+                continue
+            seen.add(key)
             for other in (units | changed, units - changed):
                 if other and other != units:
                     yield other
+
+    def _groups(self, units: Iterable[int]) -> tuple[int, ...]:
+        """What stands for each other of some units of a host, ascending."""
+        return tuple(sorted(self.group_of[self._units[unit][0]] for unit in units))
 
     def single_devices(self) -> Iterator[int]:
         """One of each kind that there are several of on a host: `sensible` does not tell them apart."""

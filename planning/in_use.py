@@ -1,4 +1,4 @@
-"""Whether others use a machine that is about to be measured, and what that says of its rates, in words."""
+"""Whether others use a machine that is about to be measured, or is, and what that says of its rates, in words."""
 
 from __future__ import annotations
 
@@ -53,6 +53,43 @@ def _counts(text: str, cores: Collection[int]) -> tuple[int, int]:
     return busy, total
 
 
+class CoreWait:
+    """How much of the time since it was made the thread that made it was ready to run, and had no core.
+
+    Of a thread that has a core to itself that is next to nothing, whatever it waits for; it is what others took from
+    it, other threads of its own program on the same core among them.
+
+    Args:
+        read: Gives what the system counts of the thread, as of ``/proc/thread-self/schedstat``: nanoseconds on a core,
+            and nanoseconds ready without one.
+        now: A clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], str] = lambda: Path("/proc/thread-self/schedstat").read_text(encoding="ascii"),
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._read, self._now = read, now
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._since, self._waited = self._now(), self._seconds()
+
+    @property
+    def share(self) -> float | None:
+        """Of the time so far; None where nobody says it."""
+        waited, took = self._seconds(), self._now() - self._since
+        return None if waited is None or self._waited is None or took <= 0 else (waited - self._waited) / took
+
+    def _seconds(self) -> float | None:
+        try:
+            return int(self._read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return None
+
+
 def used_of_gpus(ask: Callable[[], str] | None = None) -> dict[str, float]:
     """Share of the last moment in which each GPU computed, by uuid; those of which nobody says it are left out.
 
@@ -75,12 +112,30 @@ def _by_driver() -> str:
         return ""
 
 
-def said_of_use(used: float | None, spread: Mapping[str, float]) -> str | None:
+def said_of_waits(waited: Mapping[str, float]) -> str | None:
+    """What was measured beside others' work, in words; None for nothing.
+
+    Args:
+        waited: Of each rate, by name, see `nugnn.planning.timing.Timing`.
+
+    >>> said_of_waits({"gemm_flops.fp32": 0.02, "gemm_flops.bf16": 0.4})
+    'others had its cores for 40 % of the time while gemm_flops.bf16 was measured'
+    """
+    much = {name: share for name, share in waited.items() if share > MUCH_USED}
+    if not much:
+        return None
+    most = f"{max(much.values()):.0%}".replace("%", " %")
+    up_to, were = ("", "was") if len(much) == 1 else ("up to ", "were")
+    return f"others had its cores for {up_to}{most} of the time while {', '.join(much)} {were} measured"
+
+
+def said_of_use(used: float | None, spread: Mapping[str, float], beside: str | None = None) -> str | None:
     """What speaks against rates that were measured so; None for nothing.
 
     Args:
         used: Share of the device that others used just before; None where it is not known.
         spread: Of rates, by name: see `nugnn.planning.timing.Timing`.
+        beside: From `said_of_waits`.
 
     >>> said_of_use(0.48, {"gather_bytes": 0.03})
     'others used 48 % of it when measuring began; its rates may be too low, measure again when it is idle'
@@ -90,6 +145,8 @@ def said_of_use(used: float | None, spread: Mapping[str, float]) -> str | None:
     most, said = max(spread.values(), default=0.0), []
     if used is not None and used > MUCH_USED:
         said.append(f"others used {used:.0%} of it when measuring began".replace("%", " %"))
+    if beside is not None:
+        said.append(beside)
     if most > MUCH_SPREAD:
         said.append(f"rates varied by up to {most:.0%} from call to call".replace("%", " %"))
     return f"{' and '.join(said)}; its rates may be too low, measure again when it is idle" if said else None

@@ -34,7 +34,7 @@ def notes_of_left_out(
     used = [rank for rank, share in enumerate(shares) if share >= HARDLY / count]
     fewest = step_seconds
     if len(used) < count:
-        idle = [rank for rank in range(count) if rank not in set(used)]
+        idle = sorted(set(range(count)).difference(used))
         without = seconds_among(used)
         them = "it" if len(idle) == 1 else "them"
         text = f"of {count} devices, {cluster.described(idle)} would hardly be used: over these links "

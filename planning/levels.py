@@ -91,17 +91,21 @@ def flooded(curves: Sequence[Curve], limits: Sequence[float]) -> SharePlan | Non
     level. The sum over devices grows with T, linearly between the corners of the curves, so the level at which it is 1
     lies between two corners that a search among them finds.
     """
-    caps = [capacity(curve, limit) for curve, limit in zip(curves, limits, strict=True)]
+    alike: dict[tuple[int, float], int] = {}  # devices that share a curve and have as much memory are asked once
+    place = [alike.setdefault((id(curve), limit), len(alike)) for curve, limit in zip(curves, limits, strict=True)]
+    first = [place.index(number) for number in range(len(alike))]
+    of_each = [capacity(curves[device], limits[device]) for device in first]
+    caps = [of_each[number] for number in place]
     if min(caps) <= 0 or math.fsum(caps) < 1 - 1e-12:  # rounding of the sum
         return None
-    cut = [_up_to(curve, cap) for curve, cap in zip(curves, caps, strict=True)]
+    cut = [_up_to(curves[device], caps[device]) for device in first]
     levels = np.unique(np.concatenate([seconds for _, seconds in cut]))
 
     def most(at: float) -> Floats:
-        return np.array([_most(seconds, fractions, at) for fractions, seconds in cut])
+        return np.array([_most(seconds, fractions, at) for fractions, seconds in cut])[place]
 
     def least(at: float) -> Floats:
-        return np.array([_least(seconds, fractions, at) for fractions, seconds in cut])
+        return np.array([_least(seconds, fractions, at) for fractions, seconds in cut])[place]
 
     low, high = 0, len(levels) - 1  # the first level at which the devices hold all
     while low < high:

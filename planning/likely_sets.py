@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.counted_shares import CountedShares, Tried
-from nugnn.planning.host_subsets import HostSubsets, Units
+from nugnn.planning.host_subsets import HostSubsets, Ranks, Units
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.plan import BASELINES
 
 _BEST = 3
 """Sets of devices whose shares are looked at closely."""
 _SETS = 80_000
-"""What may be spent on finding sets: pairs of ranks in all forecasts, see `CountedShares.price`; a second or two."""
+"""What may be spent on finding sets: ranks in all forecasts, see `CountedShares.price_among`; some seconds."""
 
 
 class LikelySets:
@@ -28,7 +28,7 @@ class LikelySets:
 
     def __init__(self, every: CountedShares, subsets: HostSubsets, precision: str) -> None:
         self._every, self._subsets, self._precision = every, subsets, precision
-        self._found: dict[object, tuple[CountedShares, Tried] | None] = {}
+        self._found: dict[object, tuple[Ranks, Tried] | None] = {}
         self._spent = 0
 
     def best(self) -> list[tuple[CountedShares, Tried]]:
@@ -38,7 +38,8 @@ class LikelySets:
         if len(self._subsets.all) > 1:
             self._walk()
         sets = sorted((each for each in self._found.values() if each), key=lambda each: each[1].step_seconds)[:_BEST]
-        return [(search, self.improved(search, start)) for search, start in sets if search is not self._every]
+        searches = [(self._every.among(ranks), start) for ranks, start in sets if len(ranks) < self._every.count]
+        return [(search, self.improved(search, start)) for search, start in searches]
 
     def improved(self, search: CountedShares, start: Tried) -> Tried:
         """Shares of a set from the best of ``start`` and the baselines."""
@@ -58,14 +59,16 @@ class LikelySets:
         name = self._subsets.name(units)
         if name not in self._found:
             ranks = self._subsets.ranks(units)
-            search = self._every if len(ranks) == self._every.count else self._every.among(ranks)
-            if search is not self._every:  # which is looked at in any case, and alone costs more where there are many
-                if self._spent + search.price > _SETS:
+            is_every = len(ranks) == self._every.count
+            if not is_every:  # which is looked at in any case, and alone costs more where there are many
+                price = self._every.price_among(ranks)
+                if self._spent + price > _SETS:
                     return math.inf
-                self._spent += search.price
+                self._spent += price
+            search = self._every if is_every else self._every.among(ranks)
             try:
                 found = search.level()
-                self._found[name] = (search, found) if found.fits else None
+                self._found[name] = (ranks, found) if found.fits else None
             except DoesNotFitError:
                 self._found[name] = None
         known = self._found[name]
@@ -76,8 +79,8 @@ class LikelySets:
         fitting = [each for each in self._found.values() if each is not None]
         if not fitting:
             return
-        at = min(fitting, key=lambda each: each[1].step_seconds)[0].ranks
-        best = frozenset(unit for unit in self._subsets.all if set(self._subsets.ranks(frozenset({unit}))) <= set(at))
+        at = set(min(fitting, key=lambda each: each[1].step_seconds)[0])
+        best = frozenset(unit for unit in self._subsets.all if at.issuperset(self._subsets.ranks(frozenset({unit}))))
         while (next_ := min(self._subsets.near(best), key=self._seconds, default=best)) != best and self._seconds(
             next_
         ) < self._seconds(best):

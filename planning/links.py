@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nugnn.comm.direct_sums import is_small
+from nugnn.planning.peer_classes import WaysToClasses, fitted, num_peers, ways_to_classes
 from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.rank_link import RankLink
 
 Floats = npt.NDArray[np.float64]
-
-_SPREADING = 20
-"""Rounds in which a table is fitted to the totals of its rows and columns."""
+Ints = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,14 @@ class Links:
 
     def __post_init__(self) -> None:
         shape = (len(self.hosts), len(self.hosts))
-        others = ~np.eye(*shape, dtype=bool)
-        for name in ("bytes_per_second", "latency_seconds"):
-            if getattr(self, name).shape != shape:
-                raise ValueError(f"{name} has the shape {getattr(self, name).shape}; {shape[0]} ranks need {shape}")
-        if not (self.bytes_per_second[others] > 0).all() or not (self.latency_seconds[others] >= 0).all():
-            raise ValueError("a rate between ranks is not positive, or a latency is negative")
+        for name, is_allowed in (("bytes_per_second", np.greater), ("latency_seconds", np.greater_equal)):
+            table = getattr(self, name)
+            if table.shape != shape:
+                raise ValueError(f"{name} has the shape {table.shape}; {shape[0]} ranks need {shape}")
+            is_fine = is_allowed(table, 0)
+            np.fill_diagonal(is_fine, val=True)
+            if not is_fine.all():
+                raise ValueError("a rate between ranks is not positive, or a latency is negative")
         if any(not rate > 0 for rate in self.host_bytes_per_second.values()):
             raise ValueError("the rate of a host's network card is not positive")
 
@@ -132,19 +133,19 @@ class Links:
 
     def among(self, ranks: Sequence[int]) -> Links:
         """Between some of the ranks alone, in the order given, over the same transport."""
-        chosen = np.ix_(ranks, ranks)
         hosts, staging = tuple(self.hosts[rank] for rank in ranks), self.staging_seconds_per_byte
-        cards = {host: rate for host, rate in self.host_bytes_per_second.items() if host in hosts}
+        there = set(hosts)
+        cards = {host: rate for host, rate in self.host_bytes_per_second.items() if host in there}
         return Links(
-            self.bytes_per_second[chosen],
-            self.latency_seconds[chosen],
+            self.bytes_per_second.take(ranks, 0).take(ranks, 1),
+            self.latency_seconds.take(ranks, 0).take(ranks, 1),
             hosts,
             cards,
             None if staging is None else staging[list(ranks)],
             self.is_nccl,
-            {host: sums for host, sums in self.sums_inside.items() if host in hosts},
+            {host: sums for host, sums in self.sums_inside.items() if host in there},
             self.burst_seconds,
-            {host: seconds for host, seconds in self.core_seconds_per_byte.items() if host in hosts},
+            {host: seconds for host, seconds in self.core_seconds_per_byte.items() if host in there},
         )
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -156,12 +157,14 @@ class Links:
     @property
     def stages(self) -> tuple[bool, ...]:
         """Of each rank, whether what it sends passes its host's memory first."""
-        staging = self.staging_seconds_per_byte
-        return (False,) * self.num_ranks if staging is None else tuple(bool(each > 0) for each in staging)
+        return tuple(self._is_staged(rank) for rank in range(self.num_ranks))
 
     def blocks_host(self, rank: int) -> bool:
         """Whether the rank's host waits where its device waits for an exchange: all but NCCL's are the host's work."""
-        return not self.is_nccl or self.stages[rank]
+        return not self.is_nccl or self._is_staged(rank)
+
+    def _is_staged(self, rank: int) -> bool:
+        return self.staging_seconds_per_byte is not None and bool(self.staging_seconds_per_byte[rank] > 0)
 
     def exchange_seconds(self, sent_bytes: Floats) -> Floats:
         """``(P,)`` seconds until each rank has sent and received all of its own, from when all have begun.
@@ -182,15 +185,24 @@ class Links:
         going, coming = (each / self.bytes_per_second for each in (sent, sent.T))
         seconds = np.maximum(going.sum(1), coming.sum(1))
         if self.host_bytes_per_second:
-            numbers, own = np.unique(np.array(self.hosts), return_inverse=True)
+            own = self._host_places
             across = np.where(own[:, None] != own[None, :], sent, 0.0)
-            out, back = across.sum(1), across.sum(0)
-            busiest = np.maximum(np.bincount(own, out), np.bincount(own, back))
-            cards = np.array([self.host_bytes_per_second.get(int(host), math.inf) for host in numbers])
-            seconds = np.maximum(seconds, np.where(out + back > 0, (busiest / cards)[own], 0.0))
+            seconds = np.maximum(seconds, self._card_seconds(across.sum(1), across.sum(0)))
         if self.staging_seconds_per_byte is not None:
             seconds = seconds + self.staging_seconds_per_byte * (sent.sum(0) + sent.sum(1))
         return np.asarray(seconds, np.float64)
+
+    def _card_seconds(self, out: Floats, back: Floats) -> Floats:
+        """``(P,)`` until each rank's host has sent ``out (P,)`` of each of its ranks, and received ``back (P,)``."""
+        own = self._host_places
+        busiest = np.maximum(np.bincount(own, out), np.bincount(own, back))
+        cards = np.array([self.host_bytes_per_second.get(host, math.inf) for host in sorted(set(self.hosts))])
+        return np.where(out + back > 0, (busiest / cards)[own], 0.0)
+
+    @cached_property
+    def _host_places(self) -> npt.NDArray[np.intp]:
+        """``(P,)`` of each rank's host among the numbers of hosts, ascending."""
+        return np.unique(np.array(self.hosts), return_inverse=True)[1]
 
     def all_reduce_seconds(self, num_bytes: float, *, is_aside: bool = False) -> float:
         """Until the sum over ranks of ``num_bytes`` is everywhere, from when all have begun.
@@ -267,7 +279,7 @@ class Links:
         if kind == "all_reduce":
             return self.all_reduce_seconds(num_bytes, is_aside=is_aside)
         if kind == "gather":
-            return float(self.exchange_seconds(np.full((self.num_ranks, self.num_ranks), num_bytes)).max())
+            return self._all_to_all_seconds(num_bytes)
         if kind == "broadcast":
             return self.all_reduce_seconds(num_bytes, is_aside=True) / 2  # the process group's, too
         raise ValueError(f"no seconds are known of a collective {kind!r}")
@@ -278,8 +290,13 @@ class Links:
         Args:
             coded_bytes: Of all chunks as they travel.
         """
-        chunks = np.full((self.num_ranks, self.num_ranks), coded_bytes / self.num_ranks)
-        return 2 * float(self.exchange_seconds(chunks).max()) if self.num_ranks > 1 else 0.0
+        return 2 * self._all_to_all_seconds(coded_bytes / self.num_ranks)
+
+    def _all_to_all_seconds(self, num_bytes: float) -> float:
+        """Until every rank has ``num_bytes`` of every other one."""
+        totals = np.full(self.num_ranks, (self.num_ranks - 1) * num_bytes)
+        seconds, latency = self.spread_seconds(totals, totals)
+        return float((seconds + latency).max())
 
     def spread(self, sent: Sequence[float], received: Sequence[float]) -> Floats:
         """``(P, P)`` who sends how much to whom, where only totals are known: as if nobody preferred any peer.
@@ -294,11 +311,59 @@ class Links:
         rows, columns = np.asarray(sent, np.float64), np.asarray(received, np.float64)
         if self.num_ranks == 1:
             return np.zeros((1, 1))
-        table = np.outer(rows, columns) * ~np.eye(self.num_ranks, dtype=bool)
-        for _ in range(_SPREADING):
-            table *= _ratio(columns, table.sum(0))[None, :]
-            table *= _ratio(rows, table.sum(1))[:, None]
-        return np.asarray(table, np.float64)
+        return fitted(rows, columns, num_peers(np.ones(self.num_ranks)))
+
+    def spread_seconds(self, sent: npt.ArrayLike, received: npt.ArrayLike) -> tuple[Floats, Floats]:
+        """`transfer_seconds` and `latency_of` of what `spread` says, of many ranks from those whose totals differ.
+
+        Args:
+            sent: ``(P,)`` of each rank.
+            received: ``(P,)``.
+        """
+        totals = np.array([sent, received], np.float64)
+        classes, first, class_of = np.unique(totals, axis=1, return_index=True, return_inverse=True)
+        if self.num_ranks == 1:
+            return np.zeros(1), np.zeros(1)
+        if 2 * classes.shape[1] >= self.num_ranks:
+            table = self.spread(*totals)
+            return self.transfer_seconds(table), self.latency_of(table)
+        order = np.argsort(first)  # as they come, so that the same classes have the same numbers whatever their totals
+        return self._seconds_of_classes(classes[:, order], np.argsort(order)[class_of.reshape(-1)])
+
+    def _seconds_of_classes(self, totals: Floats, class_of: Ints) -> tuple[Floats, Floats]:
+        """The same of K classes of ranks that send and receive as much.
+
+        Args:
+            totals: ``(2, K)`` that each rank of a class sends, and receives.
+            class_of: ``(P,)`` of each rank.
+        """
+        ways, counts = self._ways_to(class_of), np.bincount(class_of)
+        peers = num_peers(counts)
+        table = fitted(totals[0], totals[1], peers)
+        going, coming = table[class_of], table.T[class_of]
+        seconds = np.maximum((going * ways.seconds_per_byte).sum(1), (coming * ways.seconds_per_byte).sum(1))
+        if self.host_bytes_per_second:
+            own = self._host_places
+            here = np.zeros((own.max() + 1, len(counts)))
+            np.add.at(here, (own, class_of), 1.0)
+            elsewhere = (counts - here)[own]
+            out, back = (going * elsewhere).sum(1), (coming * elsewhere).sum(1)
+            seconds = np.maximum(seconds, self._card_seconds(out, back))
+        if self.staging_seconds_per_byte is not None:
+            seconds = seconds + self.staging_seconds_per_byte * ((going + coming) * peers[class_of]).sum(1)
+        return seconds, np.where((going > 0) | (coming > 0), ways.latency_seconds, 0.0).max(1)
+
+    def _ways_to(self, class_of: Ints) -> WaysToClasses:
+        """From each rank to its peers of each class."""
+        key = class_of.tobytes()
+        if key not in self._known_ways:
+            self._known_ways[key] = ways_to_classes(self.bytes_per_second, self.latency_seconds, class_of)
+        return self._known_ways[key]
+
+    @cached_property
+    def _known_ways(self) -> dict[bytes, WaysToClasses]:
+        """By the class of each rank."""
+        return {}
 
     def of_rank(self, rank: int) -> RankLink:
         """What leads from ``rank`` to its peers, each of which it sends and gets as much, as they all do."""
@@ -311,12 +376,4 @@ class Links:
     @cached_property
     def _to_all(self) -> tuple[Floats, Floats]:
         """Of each rank, seconds of a byte that goes to all peers in equal parts, and the longest latency."""
-        others = ~np.eye(self.num_ranks, dtype=bool)
-        return (
-            self.transfer_seconds(others / (self.num_ranks - 1)),
-            np.where(others, self.latency_seconds, 0.0).max(1),
-        )
-
-
-def _ratio(wanted: Floats, found: Floats) -> Floats:
-    return np.divide(wanted, found, out=np.zeros_like(wanted), where=found > 0)
+        return self._seconds_of_classes(np.ones((2, 1)), np.zeros(self.num_ranks, np.intp))

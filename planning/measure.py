@@ -17,6 +17,7 @@ from nugnn.kernels.structure import Structure
 from nugnn.kernels.take_rows import take_rows
 from nugnn.planning import device_facts
 from nugnn.planning.fitting import WrongResult, largest_that_fits
+from nugnn.planning.in_use import said_of_waits
 from nugnn.planning.measure_products import measure_products
 from nugnn.planning.profiles import DeviceProfile
 from nugnn.planning.timing import Rate, Timing, time_calls, timing_of
@@ -108,6 +109,8 @@ def measure_device(
     rates = {"stream_bytes": stream, "gather_bytes": gather, "cached_gather_bytes": cached, "pack_bytes": pack}
     spread = {f"gemm_flops.{name}": rate.spread for name, rate in gemm.items()}
     spread |= {name: rate.spread for name, rate in rates.items()} | {"launch_seconds": launch.spread}
+    waited = {f"gemm_flops.{name}": rate.waited for name, rate in gemm.items()}
+    waited |= {name: rate.waited for name, rate in rates.items()} | {"launch_seconds": launch.waited}
     return DeviceProfile(
         name=device_facts.device_name(device),
         kind="cuda" if device.type == "cuda" else "cpu",
@@ -120,6 +123,7 @@ def measure_device(
         launch_seconds=launch.seconds,
         multiprocessors=device_facts.num_multiprocessors(device),
         spread={name: round(value, 4) for name, value in spread.items()},
+        note=said_of_waits(waited),
     )
 
 

@@ -33,7 +33,9 @@ _WARM_CYCLES = 50_000_000
 _IN_A_ROW, _ROW_PAUSE, _ROUNDS = 64, 4e-3, 9
 """Small kernels in a row, and seconds in which the host has put them into the queue."""
 _SHORTEST_KERNEL = 0.5e-6
-"""Seconds; what takes less has put none into the queue."""
+"""Seconds of a lap; a shorter one is taken to have no kernel in it. About so fine is the clock of events by CUDA's
+manual (`cudaEventElapsedTime`): laps that differ from none by less are none for all that it tells. How short a lap with
+a kernel may be on a card was never counted."""
 
 
 class OperatorClock(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nugnn.planning.expected_halo import ExpectedHalo
 from nugnn.planning.imbalance import Levelling, RankLoad
-from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.part_sizes import PartSizes, bounded
 from nugnn.planning.work_model import WorkModel
 
 _FRACTIONS = (1.0, 0.5, 0.25, 0.125)
@@ -55,23 +55,22 @@ def sizes_after(loads: Sequence[RankLoad], level: Levelling) -> tuple[PartSizes,
     Halo rows, and rows sent, become more or less as `ExpectedHalo` says of the part and of all others as one, from
     those that there are.
     """
-    num_nodes = sum(load.sizes.inner for load in loads)
-    degree = sum(load.sizes.edges for load in loads) / max(num_nodes, 1)
+    num_nodes, num_edges = (sum(getattr(load.sizes, name) for load in loads) for name in ("inner", "edges"))
+    degree = num_edges / max(num_nodes, 1)
     found = []
     for load, given, node_work in zip(loads, level.given, level.node_work, strict=True):
         sizes, coming = load.sizes, -given / max(node_work + degree, 1e-300)
         inner = min(max(round(sizes.inner + coming), 1), num_nodes)
         now, then = sizes.inner / num_nodes, inner / num_nodes
-        found.append(
-            replace(
-                sizes,
-                inner=inner,
-                edges=max(round(sizes.edges + coming * degree), 0),
-                halo=min(round(sizes.halo * _growth(now, then)), num_nodes - inner),
-                sent=round(sizes.sent * _growth(1 - now, 1 - then)),
-                train=round(sizes.train * inner / max(sizes.inner, 1)),
-            )
+        moved = replace(
+            sizes,
+            inner=inner,
+            edges=max(round(sizes.edges + coming * degree), 0),
+            halo=round(sizes.halo * _growth(now, then)),
+            sent=round(sizes.sent * _growth(1 - now, 1 - then)),
+            train=round(sizes.train * inner / max(sizes.inner, 1)),
         )
+        found.append(bounded(moved, num_nodes, num_edges, len(loads)))
     return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 GRAPH_COUNTS = ("inner", "edges", "halo", "sent", "train")
 _SYMBOLS = {"N": "inner", "H": "halo", "L": "local", "E": "edges", "T": "train", "S": "sent", "B": "batch"}
@@ -49,3 +49,27 @@ class PartSizes:
     def symbols(self) -> dict[str, int]:
         """``N``, ``H``, ``L``, ... and what they are here."""
         return {symbol: getattr(self, name) for symbol, name in _SYMBOLS.items()}
+
+
+def bounded(sizes: PartSizes, num_nodes: int, num_edges: int, num_parts: int) -> PartSizes:
+    """Estimated counts, cut down to what a part of any cut can have; those that were counted stay as they are.
+
+    A halo row is another part's node, and the source of an edge of this one; a row sent is a node that another part
+    reads, and the source of an edge of that one.
+
+    Args:
+        sizes: Of a part of a graph.
+        num_nodes: N, of the graph.
+        num_edges: E, likewise.
+        num_parts: P.
+
+    >>> bounded(PartSizes(inner=6, edges=3, halo=9, sent=9), num_nodes=10, num_edges=7, num_parts=2)
+    PartSizes(inner=6, edges=3, halo=3, sent=4, train=0, batch=0)
+    """
+    inner = min(sizes.inner, num_nodes)
+    edges, rest = min(sizes.edges, num_edges), num_nodes - inner
+    halo = min(sizes.halo, rest if num_parts > 1 else 0, edges)
+    sent = min(sizes.sent, inner * min(num_parts - 1, rest), num_edges - edges)
+    if (inner, edges, halo, sent) == (sizes.inner, sizes.edges, sizes.halo, sizes.sent):
+        return sizes
+    return replace(sizes, inner=inner, edges=edges, halo=halo, sent=sent)

@@ -113,16 +113,17 @@ class PredictedWork:
     def num_devices(self) -> int:
         return len(self.devices)
 
-    def among(self, ranks: Sequence[int], overlap: Passes | None = None) -> PredictedWork:
+    def among(self, ranks: Sequence[int], overlap: Passes | None = None, links: Links | None = None) -> PredictedWork:
         """Of a run of some of the devices alone, numbered in the order given; it shares this one's tables.
 
         Args:
             ranks: Which devices.
             overlap: As for `PredictedWork`; this one's when None.
+            links: Between these ranks, where a caller has them.
         """
         return PredictedWork(
             [self.devices[rank] for rank in ranks],
-            self.links.among(ranks),
+            self.links.among(ranks) if links is None else links,
             overlap=self._overlap if overlap is None else overlap,
             sums_in_backward=self._sums_in_backward,
             gradient_wire=self.gradient_wire.name,
@@ -236,7 +237,7 @@ class _Part:
     def __init__(self, device: DeviceWork, tables: _Tables, work: PredictedWork, rank: int) -> None:
         trace, program, link = device.trace, tables.program, work.links.of_rank(rank)
         self.tables, self._trace, self._peaks = tables, trace, device.peaks
-        self._wires = [_OwnExchange(exchange, work, link) for exchange in program.exchanges]
+        self._wires = [_OwnExchange(exchange, work.links, work.gradient_wire, link) for exchange in program.exchanges]
         self._aside = [(i, exchange) for i, exchange in enumerate(program.exchanges) if exchange.is_aside]
         self._fetches_beside = [program.exchanges[exchange] for exchange in program.early.values()]
         self._times = device.times
@@ -271,17 +272,17 @@ class _Part:
 class _OwnExchange:
     """An exchange of one device whose peers are ready."""
 
-    def __init__(self, exchange: Exchange, work: PredictedWork, link: RankLink) -> None:
-        self._exchange, self._work, self._link = exchange, work, link
+    def __init__(self, exchange: Exchange, links: Links, gradient_wire: Wire, link: RankLink) -> None:
+        self._exchange, self._link, self._how = exchange, link, (links, gradient_wire)
         is_fixed = not exchange.is_halo and isinstance(exchange.sent, int)
-        self._fixed = collective_seconds(exchange, work.links, work.gradient_wire) if is_fixed else None
+        self._fixed = collective_seconds(exchange, *self._how) if is_fixed else None
 
     def seconds(self, symbols: Mapping[str, int]) -> float:
         if self._fixed is not None:
             return self._fixed
         exchange = self._exchange.at(symbols)
         if not exchange.is_halo:
-            return collective_seconds(exchange, self._work.links, self._work.gradient_wire)
+            return collective_seconds(exchange, *self._how)
         row_bytes = number(exchange.row_bytes)
         return self._link.seconds(row_bytes * number(exchange.sent), row_bytes * number(exchange.received))
 
@@ -291,4 +292,4 @@ class _OwnExchange:
         if exchange.is_halo:
             seconds = self.seconds(symbols)
             return seconds - self._link.latency_seconds if seconds else 0.0
-        return collective_passing_seconds(exchange, self._work.links, self._work.gradient_wire)
+        return collective_passing_seconds(exchange, *self._how)

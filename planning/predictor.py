@@ -60,20 +60,22 @@ class ReplayedSteps:
             names=self.names,
         )
         makespan = timeline.makespan
-        seconds = []
-        for rank in range(len(sizes)):
-            found = timeline.seconds(rank)
-            kinds: dict[SecondsKind, float] = {"compute": found["compute"], "halo": found["halo"]}
-            kinds["sync"] = found["sync"]
-            kinds["wait"] = makespan - found["epoch"]
-            seconds.append(_waiting_apart(kinds, found["wait"]))
-        return Forecast(step_seconds=makespan, seconds=tuple(seconds), timeline=timeline)
+        seconds: dict[int, dict[SecondsKind, float]] = {}  # by the events, which ranks that do the same share
+        for rank, events in enumerate(timeline.events):
+            if id(events) not in seconds:
+                found = timeline.seconds(rank)
+                kinds: dict[SecondsKind, float] = {"compute": found["compute"], "halo": found["halo"]}
+                kinds["sync"] = found["sync"]
+                kinds["wait"] = makespan - found["epoch"]
+                seconds[id(events)] = _waiting_apart(kinds, found["wait"])
+        of_ranks = tuple(seconds[id(events)] for events in timeline.events)
+        return Forecast(step_seconds=makespan, seconds=of_ranks, timeline=timeline)
 
     def among(self, ranks: Sequence[int]) -> ReplayedSteps:
         """See `nugnn.planning.forecast.StepModel.among`; sums overlap with exchanges as on these ranks alone."""
         links = self.links.among(ranks)
         return ReplayedSteps(
-            work=self.work.among(ranks, overlap_of(self.overlap, links)),
+            work=self.work.among(ranks, overlap_of(self.overlap, links), links),
             devices=tuple(self.devices[rank] for rank in ranks),
             links=links,
             names=tuple(self.names[rank] for rank in ranks),

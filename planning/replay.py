@@ -7,9 +7,8 @@ come to it, takes on each rank what the links say, and what needs it waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,9 +82,9 @@ def replay(
     for what, given in (("steps", steps), ("times", times), ("captured", is_captured), ("halo_shares", halo_shares)):
         if given is not None and len(given) != num_ranks:
             raise ValueError(f"{what} has {len(given)} entries; the links connect {num_ranks} ranks")
-    wire, programs = Wire(gradient_wire), dict[int, Program]()
+    programs: dict[int, Program] = {}
     seconds: dict[tuple[int, int], list[float]] = {}
-    ranks: list[_Rank] = []
+    ranks: list[_Given] = []
     for rank, (step, own) in enumerate(zip(steps, times, strict=True)):
         if id(step) not in programs:
             loss = loss_of(step, is_nccl=links.is_nccl) if reads_loss else "no"
@@ -94,10 +93,9 @@ def replay(
         if key not in seconds:
             seconds[key] = [own.seconds(record, step.storages) for record in step.operators]
         share = None if halo_shares is None else halo_shares[rank]
-        how: dict[str, Any] = {"is_captured": is_captured[rank], "halo_share": share}
-        ranks.append(_rank_on(links, wire, rank, step, program, seconds[key], own, **how))
+        ranks.append(_Given(step, program, seconds[key], own, is_captured[rank], share))
     names = [step.device for step in steps] if names is None else names
-    return _replayed(ranks, _Exchanges(links, ranks, rows_between, wire), num_steps, names)
+    return _replayed(ranks, _Exchanges(links, ranks, rows_between, Wire(gradient_wire)), num_steps, names)
 
 
 def replay_parts(
@@ -126,60 +124,77 @@ def replay_parts(
     for what, given in (("parts", parts), ("halo_shares", halo_shares)):
         if given is not None and len(given) != work.num_devices:
             raise ValueError(f"{what} has {len(given)} entries; the work model has {work.num_devices} devices")
-    links, wire, ranks = work.links, work.gradient_wire, list[_Rank]()
+    ranks: list[_Given] = []
+    known: dict[tuple[int, int, PartSizes], tuple[Program, list[float]]] = {}
     for rank, (device, sizes) in enumerate(zip(work.devices, parts, strict=True)):
-        program, seconds = work.program(rank).at(sizes), work.record_seconds(rank, sizes).tolist()
+        key = id(device.trace), id(device.times), sizes
+        if key not in known:
+            known[key] = work.program(rank).at(sizes), work.record_seconds(rank, sizes).tolist()
         share = halo_share_of(sizes) if halo_shares is None else halo_shares[rank]
-        how: dict[str, Any] = {"is_captured": device.is_captured, "halo_share": share, "num_edges": sizes.edges}
-        ranks.append(_rank_on(links, wire, rank, device.trace, program, seconds, device.times, **how))
+        ranks.append(_Given(device.trace, *known[key], device.times, device.is_captured, share, sizes.edges))
     names = [device.device for device in work.devices] if names is None else names
-    return _replayed(ranks, _Exchanges(links, ranks, rows_between, wire), num_steps, names)
+    return _replayed(ranks, _Exchanges(work.links, ranks, rows_between, work.gradient_wire), num_steps, names)
 
 
-def _rank_on(
-    links: Links,
-    wire: Wire,
-    rank: int,
-    step: StepTrace,
-    program: Program,
-    seconds: Sequence[float],
-    times: OperatorTimes,
-    *,
-    is_captured: bool,
-    halo_share: float | None,
-    num_edges: int | None = None,
-) -> _Rank:
-    """A rank before its first step, with what these links and times say of it."""
-    return _Rank(
-        step,
-        program,
-        seconds,
-        launched=program.launched(step, is_captured=is_captured),
-        launch_seconds=host_seconds_of_launch(times, is_captured=is_captured),
-        halo_share=halo_share,
-        num_edges=num_edges,
-        taken=[taken_seconds(each, links, rank, times, wire) for each in program.exchanges],
-        blocks_host=links.blocks_host(rank),
-        time=RankTime(Rests.of_step(times.after_rest, sum(seconds))),
-    )
+@dataclass(frozen=True, eq=False, slots=True)
+class _Given:
+    """What a rank has to do, and how long it takes its device; the same objects for ranks that do the same.
+
+    Args:
+        step: Its trace; dimensions may be formulas if ``halo_share`` and ``num_edges`` are given.
+        program: Of the step, with numbers.
+        seconds: Of each record.
+        times: Of its operators.
+        is_captured: Whether steps run as CUDA graphs.
+        halo_share: Of the edges, those from halo rows; None to tell from each sum.
+        num_edges: Likewise.
+    """
+
+    step: StepTrace
+    program: Program
+    seconds: Sequence[float]
+    times: OperatorTimes
+    is_captured: bool
+    halo_share: float | None
+    num_edges: int | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for ranks that do the same, in the same time."""
+        return id(self.program), id(self.seconds), id(self.times), self.is_captured, self.halo_share, self.num_edges
 
 
-def _replayed(ranks: Sequence[_Rank], exchanges: _Exchanges, num_steps: int, names: Sequence[str]) -> Timeline:
+def _replayed(ranks: Sequence[_Given], exchanges: _Exchanges, num_steps: int, names: Sequence[str]) -> Timeline:
+    """Ranks that do the same, whose exchanges take as long, do so at the same time: one of each is followed."""
     if len(ranks) > 1 and (alone := [number for number, rank in enumerate(ranks) if rank.step.ranks == 1]):
         raise TraceError(f"the step of rank {alone[0]} was recorded on one device, so it has no exchanges")
     _check_same_exchanges([rank.program for rank in ranks])
-    rested = Rested(exchanges.burst_seconds, len(ranks))
+    latencies, passings = exchanges.seconds()
+    number_of: dict[Hashable, int] = {}
+    place = []
+    of_wires = np.concatenate([latencies, passings]).T
+    for rank, (given, own) in enumerate(zip(ranks, np.ascontiguousarray(of_wires), strict=True)):
+        key = given.key, exchanges.key_of(rank), own.tobytes()
+        place.append(number_of.setdefault(key, len(number_of)))
+    first = [place.index(number) for number in range(len(number_of))]
+    followed = [exchanges.rank_on(rank, ranks[rank]) for rank in first]
+    _follow(followed, latencies[:, first], passings[:, first], exchanges.burst_seconds, num_steps)
+    events, ends = [tuple(each.events) for each in followed], [each.end for each in followed]
+    return Timeline(tuple(names), tuple(events[number] for number in place), tuple(ends[number] for number in place))
+
+
+def _follow(ranks: Sequence[_Rank], latencies: Floats, passings: Floats, burst_seconds: float, num_steps: int) -> None:
+    """Some steps of ranks, whose exchanges have these ``(X, P)`` seconds."""
+    rested = Rested(burst_seconds, len(ranks))
     for _ in range(num_steps):
-        for exchange in range(len(ranks[0].program.exchanges)):
+        for exchange, (latency, passing) in enumerate(zip(latencies, passings, strict=True)):
             ready = [rank.run_to(exchange) for rank in ranks]
             begin = max(ready)
-            latency, passing = exchanges.seconds(exchange)
             seconds = latency + rested.left(begin, passing)
             for rank, come, took in zip(ranks, ready, seconds.tolist(), strict=True):
                 rank.exchanged(exchange, come, begin, took)
         for rank in ranks:
             rank.finish()
-    return Timeline(tuple(names), tuple(tuple(rank.events) for rank in ranks), tuple(rank.end for rank in ranks))
 
 
 @dataclass
@@ -301,46 +316,81 @@ def _halo_share(record: OperatorRecord) -> float:
 
 
 class _Exchanges:
-    """Seconds that each exchange takes on each rank."""
+    """Seconds of the exchanges of a step, of which ranks share programs."""
 
-    def __init__(self, links: Links, ranks: Sequence[_Rank], rows_between: Floats | None, gradient_wire: Wire) -> None:
-        self._links, self._programs = links, [rank.program for rank in ranks]
-        self._rows_between, self._gradient_wire = rows_between, gradient_wire
-        self._known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
+    def __init__(self, links: Links, ranks: Sequence[_Given], rows_between: Floats | None, gradient_wire: Wire) -> None:
+        self._links, self._rows_between, self._gradient_wire = links, rows_between, gradient_wire
+        programs = {id(rank.program): rank.program for rank in ranks}
+        self._programs, numbers = list(programs.values()), {known: number for number, known in enumerate(programs)}
+        self._program_of = np.array([numbers[id(rank.program)] for rank in ranks])
+        self._known: dict[bytes, tuple[Floats, Floats]] = {}
 
     @property
     def burst_seconds(self) -> float:
         return self._links.burst_seconds
 
-    def seconds(self, exchange: int) -> tuple[Floats, Floats]:
-        """``(P,)`` of its latency, and while bytes are on their way over links that had no rest."""
+    def key_of(self, rank: int) -> Hashable:
+        """Equal for ranks from which exchanges take the same, and for whose hosts they are as much work."""
+        links = self._links
+        return links.core_seconds_per_byte.get(links.hosts[rank]), links.blocks_host(rank)
+
+    def rank_on(self, rank: int, given: _Given) -> _Rank:
+        """A rank before its first step."""
+        times, wire, program = given.times, self._gradient_wire, given.program
+        return _Rank(
+            given.step,
+            program,
+            given.seconds,
+            launched=program.launched(given.step, is_captured=given.is_captured),
+            launch_seconds=host_seconds_of_launch(times, is_captured=given.is_captured),
+            halo_share=given.halo_share,
+            num_edges=given.num_edges,
+            taken=[taken_seconds(each, self._links, rank, times, wire) for each in program.exchanges],
+            blocks_host=self._links.blocks_host(rank),
+            time=RankTime(Rests.of_step(times.after_rest, sum(given.seconds))),
+        )
+
+    def seconds(self) -> tuple[Floats, Floats]:
+        """``(X, P)`` of each exchange and rank its latency, and while bytes travel over links that had no rest."""
+        found = [self._of(exchange) for exchange in range(len(self._programs[0].exchanges))]
+        shape = (len(found), len(self._program_of))
+        latencies, passings = (np.array([each[i] for each in found], np.float64).reshape(shape) for i in (0, 1))
+        return latencies, passings
+
+    def _of(self, exchange: int) -> tuple[Floats, Floats]:
         each = [program.exchanges[exchange] for program in self._programs]
         if not each[0].is_halo:
             most = max(each, key=lambda one: number(one.row_bytes) * number(one.sent))
             whole = collective_seconds(most, self._links, self._gradient_wire)
             passing = collective_passing_seconds(most, self._links, self._gradient_wire)
-            return np.full(len(each), whole - passing), np.full(len(each), passing)
+            count = len(self._program_of)
+            return np.full(count, whole - passing), np.full(count, passing)
         per_byte, latency = self._of_rows(each)
         return latency, per_byte * max(number(one.row_bytes) for one in each)
 
     def _of_rows(self, each: Sequence[Exchange]) -> tuple[Floats, Floats]:
+        """Of rows of one byte, and the latency: those that go home take as long as those that came."""
         is_fetch = each[0].kind == "fetch"
-        readers = [number(one.received if is_fetch else one.sent) for one in each]
-        owners = [number(one.sent if is_fetch else one.received) for one in each]
-        key = (is_fetch, *readers, *owners)
+        sent, received = np.array([(number(one.sent), number(one.received)) for one in each]).T[:, self._program_of]
+        owners, readers = (sent, received) if is_fetch else (received, sent)
+        key = owners.tobytes() + readers.tobytes()
         if key not in self._known:
-            table = self._links.spread(owners, readers) if self._rows_between is None else self._rows_between
-            table = table if is_fetch else table.T
-            self._known[key] = self._links.transfer_seconds(table), self._links.latency_of(table)
+            links, table = self._links, self._rows_between
+            self._known[key] = (
+                links.spread_seconds(owners, readers)
+                if table is None
+                else (links.transfer_seconds(table), links.latency_of(table))
+            )
         return self._known[key]
 
 
 def _check_same_exchanges(programs: Sequence[Program]) -> None:
     """Raises TraceError."""
-    first = programs[0].exchanges
+    first, checked = programs[0].exchanges, {id(programs[0])}
     for rank, program in enumerate(programs):
-        if program is programs[0]:
+        if id(program) in checked:
             continue
+        checked.add(id(program))
         for place, (one, other) in enumerate(zip(first, program.exchanges, strict=False)):
             if _what(one) != _what(other):
                 raise TraceError(f"exchange {place} is {_said(one)} on rank 0 and {_said(other)} on rank {rank}")

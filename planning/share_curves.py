@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nugnn.partition.balance import Floats
-from nugnn.planning.part_sizes import PartSizes
+from nugnn.planning.part_sizes import PartSizes, bounded
 from nugnn.planning.work_model import WorkModel
 
 _SAMPLES = 33
@@ -48,27 +48,25 @@ class Curve:
         return np.maximum.accumulate(self.bytes)
 
 
-def relaxed_sizes(whole: PartSizes, fraction: float, halo: Halo, *, alone: bool = False) -> PartSizes:
+def relaxed_sizes(whole: PartSizes, fraction: float, halo: Halo, num_parts: int) -> PartSizes:
     """What a part holds that is a fraction of the graph, under the assumptions of `plan_shares`.
 
     Args:
         whole: Of the graph.
         fraction: Of its nodes; rounded to whole ones.
         halo: As ``halo_fraction`` there.
-        alone: Whether there is no other part.
+        num_parts: P.
     """
     num_nodes = whole.inner
     inner = round(fraction * num_nodes)
     share = inner / num_nodes
     rest = num_nodes - inner
-    per_node = 0.0 if alone else halo(share) if callable(halo) else halo
-    return PartSizes(
-        inner,
-        round(share * whole.edges),
-        round(min(per_node * inner, rest)),
-        round(per_node * min(inner, rest)),
-        round(share * whole.train),
+    less = min(inner, rest)  # of two parts, the larger one sends what the smaller one reads
+    of_part, of_less = (halo(x) if callable(halo) else halo for x in (share, less / num_nodes)) if less else (0.0, 0.0)
+    sizes = PartSizes(
+        inner, round(share * whole.edges), round(of_part * inner), round(of_less * less), round(share * whole.train)
     )
+    return bounded(sizes, num_nodes, whole.edges, num_parts)
 
 
 def relaxed_curves(
@@ -76,10 +74,9 @@ def relaxed_curves(
 ) -> tuple[Curve, ...]:
     """The curve of each device under the assumptions of `plan_shares`; devices of one kind share theirs."""
     num_nodes = whole.inner
-    alone = num_parts == 1
 
     def sizes_at(fraction: float) -> PartSizes:
-        return relaxed_sizes(whole, fraction, halo, alone=alone)
+        return relaxed_sizes(whole, fraction, halo, num_parts)
 
     corners = {num_nodes // 2, num_nodes - num_nodes // 2}
     if not callable(halo):
@@ -105,11 +102,12 @@ def curve_through(work: WorkModel, part: int, sizes: PartSizes, share: float, nu
 def scaled_sizes(sizes: PartSizes, ratio: float, num_nodes: int) -> PartSizes:
     """Of a part that holds ``ratio`` times as much of everything, of a graph of ``num_nodes``."""
     inner = min(max(round(ratio * sizes.inner), 1), num_nodes)
+    rest = num_nodes - inner  # and no more parts than that read the nodes of this one
     return PartSizes(
         inner,
         round(ratio * sizes.edges),
-        round(min(ratio * sizes.halo, num_nodes - inner)),
-        round(ratio * sizes.sent),
+        round(min(ratio * sizes.halo, rest)),
+        round(min(ratio * sizes.sent, inner * rest)),
         round(ratio * sizes.train),
     )
 

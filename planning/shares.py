@@ -25,8 +25,9 @@ def plan_shares(
 ) -> SharePlan:
     """The shares with the least slowest device, where parts are fractions of the graph in every respect.
 
-    A part with fraction f of N nodes has that fraction of edges and training nodes, ``min(halo_fraction * f, 1 - f) *
-    N`` halo rows, and sends ``halo_fraction * min(f, 1 - f) * N``.
+    A part with fraction f of N nodes has that fraction of edges and training nodes, ``halo_fraction * f * N`` halo
+    rows, and sends ``halo_fraction * min(f, 1 - f) * N``; of both no more than a part of any cut can have: see
+    `nugnn.planning.part_sizes.bounded`.
 
     Args:
         work: The model.

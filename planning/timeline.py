@@ -55,7 +55,8 @@ class Timeline:
 
     Args:
         names: Of the ranks' devices.
-        events: Of each rank, in the order in which they begin on each lane.
+        events: Of each rank, in the order in which they begin on each lane; ranks that do the same at the same time may
+            share them.
         ends: When each rank is done.
     """
 
@@ -108,10 +109,13 @@ class Timeline:
 
     def stretched(self, factor: float) -> Timeline:
         """Everything begins, and takes, ``factor`` times as late and long."""
-        events = tuple(
-            tuple(replace(event, start=factor * event.start, seconds=factor * event.seconds) for event in each)
-            for each in self.events
-        )
+        longer: dict[int, tuple[Event, ...]] = {}
+        for each in self.events:
+            if id(each) not in longer:
+                longer[id(each)] = tuple(
+                    replace(event, start=factor * event.start, seconds=factor * event.seconds) for event in each
+                )
+        events = tuple(longer[id(each)] for each in self.events)
         return Timeline(self.names, events, tuple(factor * end for end in self.ends))
 
     def to_chrome(self) -> str:

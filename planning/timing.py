@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+from nugnn.planning.in_use import CoreWait
 
 _MOST_REPEATS = 100
 _BETWEEN_BYTES = 256 << 20
@@ -22,23 +24,27 @@ class Timing:
     Args:
         seconds: The median.
         spread: (80th - 20th percentile) / median.
+        waited: Share of the time in which others had the core: see `nugnn.planning.in_use.CoreWait`; 0 where nobody
+            says it.
     """
 
     seconds: float
     spread: float
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """So much a second, and the spread of the timing behind it."""
+    """So much a second, with spread and waiting of the timing behind it."""
 
     per_second: float
     spread: float
+    waited: float = 0.0
 
     @classmethod
     def of(cls, amount: float, timing: Timing) -> Rate:
         """``amount`` in each call."""
-        return cls(amount / timing.seconds, timing.spread)
+        return cls(amount / timing.seconds, timing.spread, timing.waited)
 
 
 def time_calls(
@@ -59,9 +65,9 @@ def time_calls(
             calls go into a GPU's queue.
         least_repeats: Calls that are timed though they take longer than the budget.
     """
-    return timing_of(
-        sample_calls(function, device, budget_seconds=budget_seconds, warmup=warmup, least_repeats=least_repeats)
-    )
+    wait = CoreWait()
+    samples = sample_calls(function, device, budget_seconds=budget_seconds, warmup=warmup, least_repeats=least_repeats)
+    return replace(timing_of(samples), waited=wait.share or 0.0 if device.type == "cpu" else 0.0)
 
 
 def sample_calls(
@@ -105,7 +111,7 @@ def timing_of(samples: Sequence[float]) -> Timing:
     """Of single calls.
 
     >>> timing_of([1.0, 2.0, 2.0, 2.0, 2.5, 9.0])
-    Timing(seconds=2.0, spread=0.25)
+    Timing(seconds=2.0, spread=0.25, waited=0.0)
     """
     ordered = sorted(samples)
     median, last = statistics.median(ordered), len(ordered) - 1

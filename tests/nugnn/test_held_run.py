@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 import nugnn
 from nugnn import cli, machine_profiles, own_times
+from nugnn import held_run as held_run_module
 from nugnn.config import TrainConfig
 from nugnn.datasets.samples.registry import load_samples
 from nugnn.held_run import LEAST_EPOCHS, calibration_of, held_run
@@ -50,6 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine_profiles, "profile_machine", lambda *_, **__: measured)
+    monkeypatch.setattr(held_run_module, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
 
 
 def settings(tmp_path: Path, out: str, **changes: Any) -> TrainConfig:
@@ -88,6 +91,7 @@ def test_kept_runs_change_what_is_told_and_no_bit_of_training(tmp_path: Path) ->
     assert pair.measured_seconds == first["epoch_seconds"] and pair.kind.stands_on == "sheets"
     for rank, report in zip(pair.ranks, first["ranks"], strict=True):
         assert rank.measured_compute_seconds == report["compute_seconds"]
+        assert report["core_wait"] is None or 0 <= report["core_wait"] <= 1
     plan = read_plan(tmp_path / "a" / "plan.json")
     assert plan.calibration is not None and plan.calibration.runs == 0 and plan.calibration.factor is None
     after = first["prediction"]["calibration"]
@@ -122,7 +126,9 @@ def test_a_run_says_how_far_its_prediction_was_off(tmp_path: Path, capsys: pytes
     train = ("train", *run, "--shares", "auto", "--epochs", "3", "--out", str(tmp_path / "out"))
     code, out, _ = call(capsys, *train)
     text = " ".join(out.split())
-    assert code == 0 and "this run: an epoch was predicted as" in text
+    assert code == 0 and re.search(r"this run: an epoch was predicted as \S+ \w+ from data sheets and took", text)
+    assert "(predicted from data sheets)" in text
+    assert re.search(r"epoch, predicted . \d+\.\d ms, from data sheets", text)
     assert "predictions so far: one measured run, of this model on this data, took" in text
     keep_others(40.0)
     code, out, _ = call(capsys, *train)
@@ -137,7 +143,9 @@ def test_a_run_says_how_far_its_prediction_was_off(tmp_path: Path, capsys: pytes
     assert "from operators timed here are off on these devices is not known" in " ".join(out.split())
     train = ("train", *run[:-2], "--plan", str(tmp_path / "plan.json"), "--epochs", "3")
     code, out, _ = call(capsys, *train, "--out", str(tmp_path / "planned"))
-    assert code == 0 and "as long as predicted from operators timed here" in " ".join(out.split())
+    text = " ".join(out.split())
+    assert code == 0 and "as long as predicted from operators timed here" in text
+    assert re.search(r"predicted as \S+ \w+ from operators timed here and took", text)
     code, out, _ = call(capsys, "plan", *run)
     assert "one measured run, of this model on this data, took" in " ".join(out.split())
 
@@ -242,6 +250,26 @@ def test_runs_that_are_not_what_was_predicted_are_not_kept(plan: Plan) -> None:
     assert "as if micro_batches were 1" in why(plan.model_copy(update=batches), batches["settings"])
     before = len(kept_pairs().pairs)
     assert why() == "" and len(kept_pairs().pairs) == before + 1
+
+
+def test_a_run_beside_others_is_not_kept_and_it_is_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where workers have more threads than there are cores, they are what each other waits for."""
+    monkeypatch.setattr(held_run_module, "MUCH_USED", 0.1)
+    pair = plan.model_copy(
+        update={"devices": tuple(device.model_copy(update={"share": 0.5}) for device in plan.devices * 2)}
+    )
+    waits: list[dict[str, Any]] = [{"core_wait": None}, {}, {"core_wait": 0.1}, {"core_wait": 0.234}]
+
+    def why(wait: dict[str, Any], cores: int = 99) -> str | None:
+        monkeypatch.setattr(held_run_module, "num_cores", lambda: cores)
+        return held_run(pair, pair.settings, [REPORT, REPORT | wait], epochs=3, has_moved=False).not_kept
+
+    assert [why(wait) for wait in waits[:3]] == [None] * 3
+    kept = len(kept_pairs().pairs)
+    said = why(waits[3])
+    assert said == "others computed beside it: worker 1 was ready and had no core for 23 % of the time"
+    assert len(kept_pairs().pairs) == kept
+    assert why(waits[3], cores=sum(device.multiprocessors for device in pair.devices) - 1) is None
 
 
 def test_runs_on_another_device_are_not_used(plan: Plan) -> None:

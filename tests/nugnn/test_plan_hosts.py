@@ -46,7 +46,7 @@ def cluster(hosts: Hosts, gbit: float) -> Cluster:
 @functools.cache
 def planned(hosts: Hosts, gbit: float) -> Plan:
     devices = cluster(hosts, gbit)
-    return plan_by_counts(subject(len(devices.devices) > 1), devices, halo=GRAPH.halo).plan
+    return plan_by_counts(subject(len(devices.devices) > 1), devices, halo=GRAPH.expected_halo).plan
 
 
 A100, T4 = "A100-SXM4-80GB", "T4"
@@ -101,4 +101,4 @@ def test_what_does_not_fit_names_hosts_and_groups_alike_devices() -> None:
     papers = parse_statistics("ogbn-papers100M")
     config = TrainConfig(dataset="counts", model="sage")
     with pytest.raises(DoesNotFitError, match="4 x Tesla T4 on node-0: "):
-        plan_by_counts(subject_by_counts(config, papers, ["cuda"], 2), devices, halo=papers.halo)
+        plan_by_counts(subject_by_counts(config, papers, ["cuda"], 2), devices, halo=papers.expected_halo)

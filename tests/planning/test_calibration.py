@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nugnn.planning.calibration import FEW, Calibration, calibrated, in_words
+from nugnn.planning.calibration import FEW, Calibration, StandsOn, calibrated, in_words
 from nugnn.planning.plan import Baseline, DataFacts, Plan, PlannedDevice, PlannedSizes
 from nugnn.planning.run_pairs import kind_of, subject_of
 from nugnn.planning.timeline import Event, Timeline
@@ -36,6 +36,8 @@ def test_without_a_run_nothing_is_claimed_and_after_one_no_error_bar(stands_on: 
     nothing = calibrated([], stands_on, "a")
     assert (nothing.runs, nothing.factor, nothing.error_bar, nothing.told_error) == (0, None, None, None)
     assert nothing.applied_factor == 1 and "is not known: none was held" in in_words(nothing)
+    usual = {source: "they are off by factors" in in_words(calibrated([], source)) for source in get_args(StandsOn)}
+    assert usual == {"operators": False, "rates": True, "sheets": True}
     for subject, whose in (("a", "this model on this data"), ("b", "one other model")):
         one = calibrated([Run("a", 3.0)], stands_on, subject)
         assert (one.factor, one.error_bar, one.told_error, one.is_applied) == (3.0, None, None, False)

@@ -118,3 +118,28 @@ def test_cpus_of_one_link_are_connected_as_its_host() -> None:
         assert links.passing_seconds(num_bytes) == alike.passing_seconds(num_bytes)
         assert links.core_seconds(1, num_bytes) == alike.core_seconds(1, num_bytes)
     assert links.of_rank(1) == alike.of_rank(1) and links.burst_seconds == alike.burst_seconds
+
+
+@pytest.mark.parametrize("has_slow_pair", [False, True])
+def test_places_say_which_ways_between_hosts_are_the_same_and_a_link_is_asked_once_for_them(has_slow_pair):
+    names = [f"host-{number // 2}" for number in range(24)]
+    cards = [sheet_of("T4" if number % 2 else "A100-SXM4-80GB").as_profile() for number in range(24)]
+    devices = [ClusterDevice(host=name, profile=card) for name, card in zip(names, cards, strict=True)]
+    slow = {"host-3", "host-7"} if has_slow_pair else set()
+    asked = []
+
+    def link(one: int, other: int) -> Way:
+        ends = {devices[one].host, devices[other].host}
+        asked.append(ends)
+        if len(ends) == 1:
+            return link_inside(devices[one].profile, devices[other].profile, [], is_nccl=True)
+        return Way(1e8, 1e-3) if ends == slow else Way(1e9, 3e-5)
+
+    each = linked(devices, link, {}, is_nccl=True)
+    asked.clear()
+    places = [name if name in slow else None for name in names]
+    by_place = linked(devices, link, {}, is_nccl=True, places=places)
+    assert (by_place.bytes_per_second == each.bytes_per_second).all()
+    assert (by_place.latency_seconds == each.latency_seconds).all()
+    assert by_place.host_bytes_per_second == each.host_bytes_per_second == dict.fromkeys(range(12), 1e9)
+    assert sum(len(ends) == 2 for ends in asked) == (4 if has_slow_pair else 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nugnn.planning.in_use import said_of_use, used_of_cores, used_of_gpus
+from nugnn.planning.in_use import CoreWait, said_of_use, said_of_waits, used_of_cores, used_of_gpus
 
 
 def stat(*busy_of_100: int, at: int) -> str:
@@ -43,3 +43,29 @@ def test_gpus_are_known_by_uuid_and_those_that_say_nothing_are_left_out() -> Non
     lines = "GPU-5d3a, 37\nGPU-5d3b, 0\nGPU-5d3c, [N/A]\n"
     assert used_of_gpus(lambda: lines) == {"GPU-5d3a": 0.37, "GPU-5d3b": 0.0}
     assert used_of_gpus(lambda: "") == {}
+
+
+def test_a_thread_waits_for_a_core_for_as_long_as_the_system_says_since_it_was_asked() -> None:
+    read, now = (
+        reader("5 1000000000 1", "6 3000000000 2", "6 3000000000 2", "9 3500000000 3"),
+        iter([10.0, 14.0, 14.0, 24.0]),
+    )
+    wait = CoreWait(read, lambda: next(now))
+    assert wait.share == 0.5
+    wait.restart()
+    assert wait.share == 0.05
+
+
+@pytest.mark.parametrize("text", ["", "5", "a b c"])
+def test_a_system_that_counts_no_waits_says_nothing(text: str) -> None:
+    assert CoreWait(lambda: text).share is None
+
+
+def test_a_rate_that_was_measured_beside_others_is_named() -> None:
+    waited = {"gemm_flops.fp32": 0.05, "gemm_flops.bf16": 0.31, "stream_bytes": 0.12}
+    beside = said_of_waits(waited)
+    assert beside == "others had its cores for up to 31 % of the time while gemm_flops.bf16, stream_bytes were measured"
+    assert said_of_use(0.02, {"gemm_flops.bf16": 0.03}, beside) == (
+        f"{beside}; its rates may be too low, measure again when it is idle"
+    )
+    assert said_of_waits({"gemm_flops.fp32": 0.1}) is None

@@ -480,3 +480,20 @@ def test_sums_of_statistics_may_travel_while_gradients_do():
     bucket = next(event for event in sums if event.name.endswith("/gradient"))
     inside = [event for event in sums if bucket.start < event.start < bucket.start + bucket.seconds]
     assert [event.name for event in inside] == ["layers.2/batch_norm"]
+
+
+def test_ranks_that_do_the_same_are_followed_once_and_end_as_if_each_were():
+    """Two sorts of device on each of six hosts, one of which has a slow card."""
+    hosts = tuple(rank // 2 for rank in range(12))
+    same = np.equal.outer(hosts, hosts)
+    cards = dict.fromkeys(hosts, 1e9) | {5: 1e8}
+    links = Links(np.where(same, 1e10, 1e9), np.where(same, 1e-5, 3e-5), hosts, cards)
+    parts = [PartSizes(inner=500, edges=4000, halo=300, sent=290, train=50), PART]
+    known, trace = [CPU, GPU], graph_trace("gcn")
+    steps = [trace.at(part) for part in parts]
+    times = [known[rank % 2] for rank in range(12)]
+    one = replay([steps[rank % 2] for rank in range(12)], times, links, overlap="both", num_steps=2)
+    each = replay([trace.at(parts[rank % 2]) for rank in range(12)], times, links, overlap="both", num_steps=2)
+    assert len({id(events) for events in one.events}) == 4  # two on the host with the slow card, and two on the others
+    assert len({id(events) for events in each.events}) == 12
+    assert one == each
