@@ -32,6 +32,7 @@ from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import check_each_holds_a_node, usable_bytes
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.expected_halo import ExpectedHalo
+from nugnn.planning.in_use import MUCH_USED, CoreWait
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Links
@@ -43,6 +44,7 @@ from nugnn.planning.predictor import ReplayedSteps
 from nugnn.planning.share_curves import relaxed_sizes
 from nugnn.planning.work_model import WorkModel
 from nugnn.timed_parts import Timed, places_of, random_parts, real_parts
+from nugnn.worker_environment import num_cores
 from nugnn.worker_process import WorkerContext
 
 _SECONDS = {"cpu": 6.0, "cuda": 4.0}
@@ -137,13 +139,32 @@ def own_times(
         on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
+        waited = [json.loads((folder / f"wait-{rank}.json").read_text(encoding="ascii")) for rank in range(len(found))]
         ways = None if travel is None else read_ways(folder / _WAYS)
-    if ways is not None and way_path is not None:
+    if ways is not None:
         ways = ways.model_copy(update={"ways": levelled_ways(ways.ways, kinds)})
-        _keep(way_path, ways)
-    for path, times in zip(paths, found, strict=True):
-        _keep(path, times)
+    if said := _said_of_others(waited, cluster):
+        on_stage(f"{said}: this plan stands on these times, and they are not kept")
+    else:
+        for path, times in zip(paths, found, strict=True):
+            _keep(path, times)
+        if ways is not None and way_path is not None:
+            _keep(way_path, ways)
     return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways, symmetric=symmetric)
+
+
+def _said_of_others(waited: Sequence[float | None], cluster: Cluster) -> str:
+    """That others computed where operators were timed; empty where they did not, or nobody can tell.
+
+    Args:
+        waited: Of each worker, the share of the time in which it was ready and had no core; None where it is not known.
+        cluster: The workers. Those that have more threads than there are cores wait for each other.
+    """
+    threads = sum(profile.multiprocessors for profile in cluster.profiles if profile.kind == "cpu")
+    most = max((share for share in waited if share is not None), default=0.0)
+    if threads > num_cores() or most <= MUCH_USED:
+        return ""
+    return f"others had the cores for {most:.0%} of that time".replace("%", " %")
 
 
 def _seconds_if_it_fits(work: WorkModel, rank: int, usable: float) -> Callable[[PartSizes], float]:
@@ -202,7 +223,18 @@ def main(context: WorkerContext) -> None:
     context.init_process_group()
     ranks = join_ranks(context.timeout, context.pulse, device)
     measure, part = work["measures"][context.rank], read_job(_own_folder(context.job_folder, context.rank))["part"]
-    times, ways = measured_here(ranks, lambda: measure(places_of(part)), work["travel"])
+    places, wait = places_of(part), CoreWait()
+    waited = None
+
+    def timed() -> MeasuredTimes:
+        nonlocal waited
+        wait.restart()
+        found: MeasuredTimes = measure(places)
+        waited = wait.share
+        return found
+
+    times, ways = measured_here(ranks, timed, work["travel"])
+    (context.job_folder / f"wait-{context.rank}.json").write_text(json.dumps(waited), encoding="ascii")
     (context.job_folder / f"times-{context.rank}.json").write_text(times.to_json(), encoding="utf-8")
     if ways is not None and context.rank == 0:
         (context.job_folder / _WAYS).write_text(ways.to_json(), encoding="utf-8")
