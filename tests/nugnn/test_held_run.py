@@ -50,6 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that need not be measured, and operators that are timed for a moment."""
     measured = Measured(MachineProfile(schema=SCHEMA, devices=(CPU,), links=(LINK,)), ())
     monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
+    monkeypatch.setattr(own_times, "MUCH_USED", math.inf)
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine_profiles, "profile_machine", lambda *_, **__: measured)
     monkeypatch.setattr(held_run_module, "MUCH_USED", math.inf)  # whoever uses this machine while tests run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,7 @@ hosts:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that need not be measured, and operators that are timed for a moment."""
     monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
+    monkeypatch.setattr(own_times, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine_profiles, "profile_machine", lambda *_, **__: Measured(MACHINE, ()))
 
