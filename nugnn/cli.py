@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nugnn import cli_calibration, cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
@@ -30,10 +29,10 @@ from nugnn.member import member_from
 from nugnn.options import ConfigError, flag_of, option_default, option_spec
 from nugnn.progress import RunProgress
 from nugnn.sample_config import RunConfig, SampleConfig, config_kind, refuse_others
+from nugnn.screen import MOST_COLUMNS, complain, say, screen, show_table
 from nugnn.settings_file import read_recipe, read_settings
 from nugnn.torchrun_cores import take_cores
 
-_WIDTH = 80
 _OPTIONS = {entry.name: entry for kind in (SampleConfig, TrainConfig) for entry in fields(kind)}
 """Of both families; where they share a name, as graphs have it."""
 _BOOLEAN_FLAGS = {flag_of(name) for name, entry in _OPTIONS.items() if option_spec(entry).kind is bool}
@@ -130,8 +129,8 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     """Train, and show how it goes and what came out."""
     from nugnn.run import run_from_config
 
-    console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
-    console.print(settings_text(config), markup=False, highlight=False)
+    console = screen(quiet=as_json)
+    say(console, settings_text(config))
     told: set[str] = set()
     with RunProgress(console, config.epochs) as progress:
 
@@ -144,19 +143,19 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        console.print(result_table(result))
+        show_table(console, result_table(result))
         if result.get("predicted_epoch_seconds") is not None:
             from nugnn.fit_plan import PLAN_FILE
             from nugnn.plan_tables import compared_table, held_lines
             from nugnn.planning.plan import read_plan
 
-            console.print(compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
+            show_table(console, compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
             for line in held_lines(result["prediction"]):
-                console.print(line, markup=False, highlight=False)
-        console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
+                say(console, line)
+        say(console, f"written to {config.out_dir}")
         for note in result.get("notes", ()):
             if note not in told:
-                print(f"note: {note}", file=sys.stderr)
+                complain(f"note: {note}")
 
 
 def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
@@ -236,7 +235,7 @@ def result_table(result: dict[str, Any]) -> Table:
     """What a person wants to see of ``result.json``, at most 80 columns wide."""
     table = Table(show_header=False, title="result", title_justify="left")
     table.add_column(style="bold")
-    table.add_column(overflow="fold", max_width=_WIDTH - 30)
+    table.add_column(overflow="fold", max_width=MOST_COLUMNS - 30)
     metric = result.get("metric", "")
     rows = [
         ("dataset", result["dataset"]),
@@ -312,12 +311,14 @@ def _check_on_samples(config: SampleConfig) -> None:
     data = prepare(config)
     torch.manual_seed(0)
     report = check_samples(build_model(config, data), data)  # raises where they differ
-    print(
+    console = screen()
+    say(
+        console,
         f"{config.model}: {report.num_parts} unequal parts equal one part on a batch of {report.num_samples} samples "
-        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
+        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})",
     )
     for note in report.notes:
-        print(f"note: {note}")
+        say(console, f"note: {note}")
 
 
 def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
@@ -345,9 +346,10 @@ def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
             raise
         hint = "it was called as model(graph, x); a model of samples is checked with --dataset, such as digits-images"
         raise ModelFails(f"{error}; {hint}") from error
-    print(
+    say(
+        screen(),
         f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
-        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
+        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})",
     )
 
 

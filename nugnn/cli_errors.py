@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from nugnn._regular_file import shown
 from nugnn.failure import WorkerFailed
 from nugnn.member import member_from
+from nugnn.screen import complain
 from nugnn.worker_process import is_user_error
 
 _RANK_0_SPEAKS_SECONDS = 5.0
@@ -49,14 +49,14 @@ def errors_reported() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        print(f"nugnn: {str(error) or 'interrupted'}", file=sys.stderr)
+        complain(f"nugnn: {str(error) or 'interrupted'}")
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise
     except Exception as error:
         if os.environ.get("NUGNN_TRACEBACK") or not (isinstance(error, WorkerFailed) or is_user_error(error)):
             raise
-        print(f"nugnn: error: {_sentence(error)}", file=sys.stderr)
+        complain(f"nugnn: error: {_sentence(error)}")
         raise SystemExit(error.exit_code if isinstance(error, WorkerFailed) else 2) from None
 
 

@@ -14,6 +14,7 @@ from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, error_text, in_words
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
+from nugnn.screen import say, show_table
 
 _MOST_ROWS = 16
 """Devices that have a row each; of more, those that are alike share one."""
@@ -26,13 +27,13 @@ def show_plan(planned: Planned, console: Console) -> None:
     """Print the tables, the picture, and how far such predictions have been off."""
     planned = planned.corrected()
     plan = planned.plan
-    console.print(devices_table(plan, min(80, console.width)))
-    console.print(baselines_table(plan))
+    show_table(console, devices_table(plan, min(80, console.width)))
+    show_table(console, baselines_table(plan))
     if planned.forecast.timeline is not None:
         shown, ranks = _pictured(plan, planned.forecast.timeline)
         console.print(picture(shown, width=min(80, console.width), numbers=ranks), markup=False, highlight=False)
     if plan.calibration is not None:
-        console.print(f"predictions: {in_words(plan.calibration)}", markup=False, highlight=False)
+        say(console, f"predictions: {in_words(plan.calibration)}")
 
 
 def _pictured(plan: Plan, timeline: Timeline) -> tuple[Timeline, list[int]]:
