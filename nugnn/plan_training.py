@@ -151,6 +151,12 @@ class TrainingPlan:
                 raise PlanError(
                     f"the plan divides batches of {sum(plan.batch_split)} samples, and batch_size is {batch}"
                 )
+            if options.batch_split != "auto" and tuple(part.sizes) != plan.batch_split:
+                own, said = (",".join(map(str, sizes)) for sizes in (plan.batch_split, part.sizes))
+                raise PlanError(
+                    f"the plan divides batches as {own}, and this run was given --batch-split {said}; leave "
+                    "--batch-split out to use the plan's"
+                )
             self.planned = self._from_file
             return plan.batch_split
         assert self.cluster is not None

@@ -22,7 +22,7 @@ from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
-from nugnn.fit_plan import PLAN_FILE
+from nugnn.fit_plan import PLAN_FILE, request_of
 from nugnn.graph_part import GraphPart
 from nugnn.graph_task import GraphTask
 from nugnn.member import host_name
@@ -850,6 +850,10 @@ def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
     assert [epoch.loss for epoch in again.history] == [epoch.loss for epoch in planned.history]
     with pytest.raises(ValueError, match="divides batches of 64 samples, and batch_size is 32"):
         nugnn.fit(model, data, plan=planned.plan, **how | {"batch_size": 32})
+    same = nugnn.fit(model, data, plan=planned.plan, batch_split=planned.batch_split, **how)
+    assert same.batch_split == planned.batch_split
+    with pytest.raises(ValueError, match=r"divides batches as \d+,\d+, and this run was given --batch-split 32,32"):
+        nugnn.fit(model, data, plan=planned.plan, batch_split="even", **how)
 
 
 @pytest.mark.parametrize(
@@ -858,7 +862,10 @@ def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
         ({"shares": "fair"}, "shares 'fair' is not known; give auto, even, flops, bandwidth"),
         ({"plan": "none.json"}, r"none\.json cannot be read"),
         ({"cluster": "none.yaml"}, r"none\.yaml cannot be read"),
-        ({"cluster": "c.yaml", "device": "cpu"}, "says which devices there are, and within what limits; leave device"),
+        (
+            {"cluster": "c.yaml", "device": "cuda"},
+            "the cluster has the devices cpu,cpu, and this run was given --device cuda; leave --device out",
+        ),
         ({"cluster": "c.yaml", "workers": 3}, "has 2 devices, and there are 3 workers; give --workers 2"),
         ({"shares": "auto", "partitioner": "random"}, "unknown partition method 'random'"),
         (
@@ -876,6 +883,47 @@ def test_misuse_in_python_is_one_sentence(
     data = load("digits")
     with pytest.raises(ValueError, match=words):
         nugnn.fit(GNN("gcn", data.num_features, data.num_classes), data, **{"workers": 2, "epochs": 1, **arguments})
+
+
+_BOTH = "and this run was given"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device": "cpu"}, None),
+        ({"device": "cpu,cpu"}, None),
+        ({"limits": "threads=1;none"}, None),
+        ({"shares": "auto"}, None),
+        ({"shares": "even"}, None),
+        ({"shares": "planned"}, None),
+        ({"device": "cuda"}, f"the plan has the devices cpu,cpu, {_BOTH} --device cuda; leave --device out"),
+        ({"limits": "threads=2;none"}, f"the plan has the limits 'threads=1;none', {_BOTH} --limits 'threads=2;none'"),
+        ({"limits": "none;none"}, f"the plan has the limits 'threads=1;none', {_BOTH} --limits 'none;none'"),
+        ({"shares": "flops"}, f"the plan has shares by 'auto', {_BOTH} --shares flops; leave --shares out"),
+        ({"shares": "0.9,0.1"}, r"the plan has the shares 0\.\d+,0\.\d+, and this run was given --shares 0\.9,0\.1"),
+    ],
+)
+def test_what_agrees_with_a_plan_may_be_said_again_and_what_does_not_is_refused_with_both(
+    given: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(UNEVEN)
+    how = {"dataset": "digits", "workers": 2, "cluster": str(tmp_path / "c.yaml"), "shares": "auto"}
+    plan = plan_run.plan_from_config(TrainConfig(**how), None).plan
+    if given.get("shares") == "planned":
+        given = {"shares": ",".join(f"{device.share:.4f}" for device in plan.devices)}
+    config = TrainConfig(dataset="digits", workers=2, plan="p.json", **given)  # nothing is refused before it is read
+
+    def request() -> None:
+        ask = request_of(config.shares, plan, None, 2, config.device, config.limits, print, print)[0]
+        assert ask is not None and ask.limits == (DeviceLimits(threads=1), DeviceLimits())
+        assert [each.type for each in ask.devices(config.device, 2)[0]] == ["cpu", "cpu"]
+
+    if words is None:
+        request()
+    else:
+        with pytest.raises(ValueError, match=words):
+            request()
 
 
 def test_a_model_that_cannot_be_foreseen_is_refused_under_auto_alone(tmp_path: Path) -> None:
