@@ -82,7 +82,9 @@ def use_plan(
     """
     from nugnn.plan_training import TrainingPlan
 
-    stage("plan")
+    kept = None if resumed is None else Path(resumed) / PLAN_FILE
+    is_kept = kept is not None and kept.is_file()
+    stage("plan_read" if request.plan is not None else "plan_resumed" if is_kept else "plan")
     task.use_plan(
         TrainingPlan(
             request=request,
@@ -91,7 +93,7 @@ def use_plan(
             limits=limits,
             times_operators=times_operators and request.cluster is None,
             on_stage=stage,
-            kept=None if resumed is None else Path(resumed) / PLAN_FILE,
+            kept=kept,
             on_note=note,
         )
     )

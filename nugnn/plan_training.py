@@ -216,6 +216,7 @@ class TrainingPlan:
             kept = cache_folder / "plans" / self._key(partitioner) / PLAN_FILE
             if (made := kept_plan(kept)) is not None:
                 self.planned = made
+                on_stage("plan_cached")
                 return Shares(shares=made.plan.shares, part=made.part, notes=("The plan was made before.",))
         self.planned = plan_with_cut(
             self._subject,

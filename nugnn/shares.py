@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,6 +105,7 @@ def shards_on_disk(
     cache_folder: Path | None,
     own_folder: Path,
     given: ArrayLike | None = None,
+    on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[Path, tuple[str, ...]]:
     """A folder of shards, in the cache if there is one, and what was noted when they were made.
 
@@ -116,13 +117,17 @@ def shards_on_disk(
         cache_folder: Where to look and keep.
         own_folder: Where they go without a cache, in a folder that exists.
         given: ``(N,)`` the part of each node, in place of a partitioner.
+        on_stage: Gets ``partition``, ``parts_planned`` where parts are given, or ``parts_cached``.
     """
+    stage = "partition" if given is None else "parts_planned"
     method = method_for_shares(partitioner)
     how: dict[str, Any] = {"method": method} if given is None else {"method": "given", "parts": given}
     if cache_folder is None:
+        on_stage(stage)
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, **how)
         shards = iter_shards(data, assignment, order=cast(OrderChoice, order))
         own_folder.mkdir(exist_ok=True)  # not its parents: the run may have ended meanwhile and taken its folder away
         return own_folder, write_shards(own_folder, shards, key="private", versions={}, notes=assignment.notes).notes
-    made = cached_shards(cache_folder, data, shares, order=cast(OrderChoice, order), **how)
+    how |= {"order": order, "on_found": lambda is_there: on_stage("parts_cached" if is_there else stage)}
+    made = cached_shards(cache_folder, data, shares, **how)
     return made, tuple(load_meta(made).notes)

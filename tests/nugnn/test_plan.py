@@ -22,8 +22,9 @@ from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
-from nugnn.fit_plan import PLAN_FILE, request_of
+from nugnn.fit_plan import PLAN_FILE, request_of, use_plan
 from nugnn.graph_part import GraphPart
+from nugnn.graph_run import STAGES
 from nugnn.graph_task import GraphTask
 from nugnn.member import host_name
 from nugnn.models import GNN
@@ -58,7 +59,7 @@ from nugnn.rebalance import PlannedBalance
 from nugnn.run import PARTS_FILE, pictures, run_from_config
 from nugnn.sample_config import SampleConfig
 from nugnn.sample_options import SampleOptions
-from nugnn.shares import whole_shard
+from nugnn.shares import shards_on_disk, whole_shard
 from nugnn.step_graphs import records_steps
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -924,6 +925,24 @@ def test_what_agrees_with_a_plan_may_be_said_again_and_what_does_not_is_refused_
     else:
         with pytest.raises(ValueError, match=words):
             request()
+
+
+def test_stages_tell_a_plan_or_parts_that_are_taken_from_those_that_are_made(tmp_path: Path) -> None:
+    data, stages = load("digits"), list[str]()
+    part = np.arange(data.num_nodes) % 2
+    for cache, given in ((None, None), (None, part), (tmp_path, None), (tmp_path, None), (tmp_path, part)):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        shards_on_disk(data, [1, 1], "metis", "none", cache, tmp_path / "own" / "s", given, stages.append)
+    assert stages == ["partition", "parts_planned", "partition", "parts_cached", "parts_planned"]
+    stages.clear()
+    (tmp_path / PLAN_FILE).touch()
+    with_file = PlanRequest(shares_by="auto", plan=cast(Any, SimpleNamespace(devices=())))
+    for request, resumed in ((with_file, None), (with_file, tmp_path), (PlanRequest(shares_by="auto"), tmp_path)):
+        with pytest.raises(AttributeError):  # a task that is none: the stage is told before it is asked
+            use_plan(cast(Any, None), request, [torch.device("cpu")], None, stages.append, print, resumed)
+    assert stages == ["plan_read", "plan_read", "plan_resumed"]
+    texts = [text.format(workers="1 worker", parts="1 part") for text in STAGES.values()]
+    assert set(stages) <= STAGES.keys() and not any("{" in text or "1 workers" in text for text in texts)
 
 
 def test_a_model_that_cannot_be_foreseen_is_refused_under_auto_alone(tmp_path: Path) -> None:
