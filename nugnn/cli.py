@@ -21,6 +21,7 @@ import typer
 from rich.table import Table
 
 from nugnn import cli_calibration, cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
+from nugnn._counted import counted
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.cli_options import parameter, setting_parameters
@@ -266,7 +267,7 @@ def _batch(result: dict[str, Any]) -> str:
     if "batch_size" not in result:
         return ""
     split = result["batch_split"]
-    return f"{result['batch_size']} samples" + (f": {', '.join(map(str, split))}" if len(split) > 1 else "")
+    return counted(result["batch_size"], "sample") + (f": {', '.join(map(str, split))}" if len(split) > 1 else "")
 
 
 def _percent(value: float | None) -> str:
@@ -314,8 +315,9 @@ def _check_on_samples(config: SampleConfig) -> None:
     console = screen()
     say(
         console,
-        f"{config.model}: {report.num_parts} unequal parts equal one part on a batch of {report.num_samples} samples "
-        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})",
+        f"{config.model}: {counted(report.num_parts, 'unequal part')} equal one part on a batch of "
+        f"{counted(report.num_samples, 'sample')} "
+        f"({counted(report.num_modules, 'module call')} compared, largest difference {report.largest_difference:.1e})",
     )
     for note in report.notes:
         say(console, f"note: {note}")
@@ -348,8 +350,9 @@ def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
         raise ModelFails(f"{error}; {hint}") from error
     say(
         screen(),
-        f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
-        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})",
+        f"{model}: {counted(report.num_parts, 'unequal part')} equal one part on a graph of "
+        f"{counted(report.num_nodes, 'node')} "
+        f"({counted(report.num_modules, 'module call')} compared, largest difference {report.largest_difference:.1e})",
     )
 
 

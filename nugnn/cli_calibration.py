@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from nugnn._counted import counted
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.options import ConfigError
 from nugnn.screen import say, screen
@@ -36,7 +37,7 @@ def calibration(
                 count = forget_pairs()
             except OSError as error:
                 raise ConfigError(f"{pairs_folder()} cannot be written: {error.strerror or error}") from error
-            say(console, f"{count} files removed from {pairs_folder()}")
+            say(console, f"{counted(count, 'file')} removed from {pairs_folder()}")
             return
         kept = kept_pairs()
         if as_json:
@@ -52,6 +53,7 @@ def _lines(pairs: Sequence[RunPair]) -> list[str]:
     """Of each kind of prediction: on what, how far off, and its runs."""
     from nugnn.plan_tables import seconds_text
     from nugnn.planning.calibration import calibrated, in_words
+    from nugnn.planning.run_pairs import device_in_words
 
     kinds: dict[str, list[RunPair]] = {}
     for pair in pairs:
@@ -59,7 +61,7 @@ def _lines(pairs: Sequence[RunPair]) -> list[str]:
     lines = []
     for found in kinds.values():
         kind = found[0].kind
-        where = "; and ".join(", ".join(host) for host in kind.devices)
+        where = "; and ".join(", ".join(map(device_in_words, host)) for host in kind.devices)
         versions = ", ".join(f"{name} {version}" for name, version in kind.versions.items())
         of = "graphs" if kind.family == "graph" else "samples"
         lines.append(f"{of} in {kind.precision} on {where} ({versions})")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from nugnn._counted import counted
 from nugnn._regular_file import shown
 from nugnn.failure import WorkerFailed
 from nugnn.member import member_from
@@ -35,7 +36,8 @@ def refuse_torchrun(command: str, instead: str) -> None:
         time.sleep(_RANK_0_SPEAKS_SECONDS)
         raise SystemExit(2)
     raise ValueError(
-        f"nugnn {command} is one of {member.world_size} processes that torchrun started, and each would do the same "
+        f"nugnn {command} is one of {counted(member.world_size, 'process', 'processes')} that torchrun started, "
+        f"and each would do the same "
         f"and write the same files. {instead}"
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
+from nugnn._counted import counted
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.screen import say, screen, show_table
 
@@ -59,7 +60,9 @@ def partition(
 
         data = prepare(config)
         if workers > data.num_nodes:
-            raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
+            raise ValueError(
+                f"{counted(workers, 'worker')} for {counted(data.num_nodes, 'node')}; each worker needs at least one"
+            )
         try:
             how = {"method": method_for_shares(config.partitioner), "order": config.order}
             folder = cached_shards(out, data, config.fractions, **how)  # type: ignore[arg-type]
@@ -78,7 +81,10 @@ def partition(
 
 def _table(data: GraphData, asked: tuple[float, ...], meta: StoreMeta) -> Table:
     halo = sum(part.num_halo for part in meta.parts)
-    title = f"{data.name}: {meta.num_nodes} nodes, {meta.num_edges} edges; {halo} halo rows"
+    title = (
+        f"{data.name}: {counted(meta.num_nodes, 'node')}, {counted(meta.num_edges, 'edge')}; "
+        f"{counted(halo, 'halo row')}"
+    )
     table = Table(title=title, title_justify="left")
     for name in ("part", "asked", "nodes", "share", "edges", "halo rows", "train", "MiB"):
         table.add_column(name, justify="right")

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from nugnn._counted import counted
 from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
@@ -136,7 +137,8 @@ def _settings(given: dict[str, Any], graph_stats: str | None, *, measures: bool)
         count = count_devices(Path(given["cluster"]))
         if given["workers"] not in (None, str(count)):
             raise ConfigError(
-                f"--cluster {given['cluster']} has {count} devices, and --workers is {given['workers']}; leave "
+                f"--cluster {given['cluster']} has {counted(count, 'device')}, and --workers is "
+                f"{given['workers']}; leave "
                 "--workers out"
             )
         given["workers"] = count

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nugnn._counted import counted
 from nugnn._regular_file import require_place, shown
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.screen import say, screen, show_table
@@ -134,7 +135,7 @@ def _sheet(device: DeviceProfile) -> DeviceProfile | None:
 def device_table(device: DeviceProfile, sheet: DeviceProfile | None) -> Table:
     """What was measured, what the sheet says, and the first as a part of the second; at most 80 columns wide."""
     unit = "multiprocessor" if device.kind == "cuda" else "thread"
-    cores = f"{device.multiprocessors} {unit}{'s' * (device.multiprocessors > 1)}"
+    cores = counted(device.multiprocessors, unit)
     title = f"{device.name}, {cores}" + (f"\n{device.uuid}" if device.uuid else "")
     table = Table(title=title, title_justify="left")
     for name in ("", "measured", "spread", "sheet", "measured/sheet"):

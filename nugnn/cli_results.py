@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
+from nugnn._counted import counted
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.options import ConfigError
 from nugnn.screen import say, screen, show_table
@@ -92,14 +93,14 @@ def predict(
 
             outputs = samples[1].predict_all(0).cpu()
             write_classes(target, outputs.float() if logits else outputs.argmax(1), samples[0])
-            say(screen(), f"{target}: {what} of {len(outputs)} test samples of {samples[0].name}")
+            say(screen(), f"{target}: {what} of {counted(len(outputs), 'test sample')} of {samples[0].name}")
             return
         data, rows = _logits(run, dataset, data_dir, num_nodes, None, workers, shares, device)
         from nugnn.predictions import predicted_classes, write_predictions
 
         values = rows.float() if logits else predicted_classes(rows, data)
         write_predictions(target, values, data)
-        say(screen(), f"{target}: {what} of {data.num_nodes} nodes of {data.name}")
+        say(screen(), f"{target}: {what} of {counted(data.num_nodes, 'node')} of {data.name}")
 
 
 def _on_samples(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.devices import devices_of
 from nugnn.machine_profiles import Need, are_devices_alike, cluster_here, profile_of_this_machine
 from nugnn.member import host_name
@@ -161,7 +162,8 @@ def plan_request(
         described = cluster if isinstance(cluster, Cluster) else read_cluster(cluster, look, host=own)
         if len(described.devices) != workers:
             raise ValueError(
-                f"the cluster has {len(described.devices)} devices, and there are {workers} workers; give --workers "
+                f"the cluster has {counted(len(described.devices), 'device')}, and there are "
+                f"{counted(workers, 'worker')}; give --workers "
                 f"{len(described.devices)}"
             )
     if shares is not None and not isinstance(shares, str):

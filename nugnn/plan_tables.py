@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from nugnn._counted import counted
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, error_text, in_words
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
@@ -56,7 +57,7 @@ def devices_table(plan: Plan, width: int = 80) -> Table:
     title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} an {step}, predicted"
     if plan.family == "samples":
         title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} a step, predicted; an epoch of "
-        title += f"{plan.steps_per_epoch} steps {seconds_text(plan.epoch_seconds)}"
+        title += f"{counted(plan.steps_per_epoch, 'step')} {seconds_text(plan.epoch_seconds)}"
     if said := _corrected(plan):
         title += f"\n({said})"
     if plan.is_simulated:
@@ -76,7 +77,7 @@ def devices_table(plan: Plan, width: int = 80) -> Table:
     for label, cells in rows:
         table.add_row(label, *(cells[column] for column in kept))
     if len(kept) < len(names):
-        table.caption = f"{len(names) - len(kept)} columns more where the terminal is wider; --json has all"
+        table.caption = f"{counted(len(names) - len(kept), 'column')} more where the terminal is wider; --json has all"
     return table
 
 

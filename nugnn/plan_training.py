@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from nugnn._counted import counted
 from nugnn.datasets.graph_data import GraphData
 from nugnn.earlier_plan import PlannedRun, kept_plan, plan_for
 from nugnn.failure import WorkerFailed
@@ -149,7 +150,7 @@ class TrainingPlan:
             plan = self._from_file.plan
             if sum(plan.batch_split) != batch:
                 raise PlanError(
-                    f"the plan divides batches of {sum(plan.batch_split)} samples, and batch_size is {batch}"
+                    f"the plan divides batches of {counted(sum(plan.batch_split), 'sample')}, and batch_size is {batch}"
                 )
             if options.batch_split != "auto" and tuple(part.sizes) != plan.batch_split:
                 own, said = (",".join(map(str, sizes)) for sizes in (plan.batch_split, part.sizes))

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.partition.assign import ArrayLike, Method, partition_nodes
@@ -27,9 +28,9 @@ def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData
     """
     weights = [1.0] * workers if shares is None else list(shares)
     if workers < 1 or len(weights) != workers:
-        raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
+        raise ValueError(f"shares: {counted(len(weights), 'number')} for {counted(workers, 'worker')}")
     if workers > data.num_nodes:
-        raise ValueError(f"{workers} workers for {data.num_nodes} {what}; each worker needs at least one")
+        raise ValueError(f"{counted(workers, 'worker')} for {data.num_nodes} {what}; each worker needs at least one")
     return weights
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nugnn._counted import counted
 from nugnn.config import TrainConfig
 from nugnn.plan_run import subject_by_counts
 from nugnn.plan_subject import PlanSubject
@@ -52,7 +53,7 @@ def simulate(
     rows: list[Growth] = []
     notes: dict[str, None] = {}
     for count in counts:
-        on_stage("planning for 1 device" if count == 1 else f"planning for {count} devices")
+        on_stage(f"planning for {counted(count, 'device')}")
         cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
         if (is_split := count > 1) not in subjects:
             is_nccl = cluster.links.is_nccl

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nugnn._counted import counted
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import Count, DeviceKind, Format, Positive, Seconds
 from nugnn.planning.validation import in_one_line, problems_of
@@ -317,7 +318,7 @@ def check_names(fields: ClusterFields) -> None:
             raise ClusterError(f"links.pairs.{number}.ends: the link of {ends} is already that of links.pairs.{first}")
     count = sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
     if count > MOST_DEVICES:
-        raise ClusterError(f"hosts: {count} devices, and a plan may have {MOST_DEVICES}")
+        raise ClusterError(f"hosts: {counted(count, 'device')}, and a plan may have {MOST_DEVICES}")
     if len(names) > 1 and fields.links.between is None and not _are_all_paired(fields, names):
         if fields.links == LinksFields():  # named by the hosts that need it
             raise ClusterError(f"hosts.{len(fields.hosts) - 1}: links.between is missing: {_SAY_HOW_FAST}")

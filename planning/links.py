@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.comm.direct_sums import is_small
 from nugnn.planning.profiles import LinkProfile
 from nugnn.planning.rank_link import RankLink
@@ -98,7 +99,9 @@ class Links:
         others = ~np.eye(*shape, dtype=bool)
         for name in ("bytes_per_second", "latency_seconds"):
             if getattr(self, name).shape != shape:
-                raise ValueError(f"{name} has the shape {getattr(self, name).shape}; {shape[0]} ranks need {shape}")
+                raise ValueError(
+                    f"{name} has the shape {getattr(self, name).shape}; {counted(shape[0], 'rank')} need {shape}"
+                )
         if not (self.bytes_per_second[others] > 0).all() or not (self.latency_seconds[others] >= 0).all():
             raise ValueError("a rate between ranks is not positive, or a latency is negative")
         if any(not rate > 0 for rate in self.host_bytes_per_second.values()):

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nugnn._counted import counted
 from nugnn.planning.calibration import Calibration, StandsOn
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
@@ -338,7 +339,7 @@ class Plan(_Record):
         """
         if workers != len(self.devices):
             raise PlanError(
-                f"the plan is for {len(self.devices)} workers, and there are {workers}; give --workers "
+                f"the plan is for {counted(len(self.devices), 'worker')}, and there are {workers}; give --workers "
                 f"{len(self.devices)}"
             )
 

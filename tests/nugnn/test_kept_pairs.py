@@ -178,7 +178,7 @@ def test_the_command_shows_and_forgets(capsys: pytest.CaptureFixture[str]) -> No
     code, out, _ = call(capsys, "calibration")
     text = " ".join(out.split())
     assert code == 0
-    assert "graphs in fp32 on a CPU, 1 threads, a CPU, 1 threads (nugnn 1, torch 2)" in text
+    assert "graphs in fp32 on a CPU, 1 thread, a CPU, 1 thread (nugnn 1, torch 2)" in text
     assert "3 measured runs of 3 models or data sets took 2.1 x as long as predicted from rates of a profile" in text
     assert "graphs in fp32 on another CPU, 1 threads" in text and "one measured run" in text
     assert "model 1 on cora: an epoch 10 ms predicted, 21 ms measured, 2.1 x" in text

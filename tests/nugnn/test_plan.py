@@ -575,7 +575,7 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(monkeypatch: pytest
     config = settings(tmp_path, "a", **how)
     stages: list[str] = []
     result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
-    assert "timing the model's operators on each device of this machine, 0.1 s, once" in stages
+    assert "timing the model's operators on each device of this machine for 0.1 s, once" in stages
     assert len(made) == len(clusters) == 1  # for the parts to time on; the plan cuts the same lists by METIS
     ways = list((tmp_path / "cache" / "operator-times").glob("ways-*.json"))
     assert len(ways) == 1 and read_ways(ways[0]).num_ranks == 2
