@@ -330,7 +330,7 @@ def _wording(sizes: tuple[int, ...]) -> Wording:
     return Wording(
         rows="samples",
         whole="the whole",
-        parts=f"a batch in parts of {', '.join(map(str, sizes[:-1]))} and {counted(sizes[-1], 'sample')}",
+        parts=f"a batch in parts of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} samples",
         instead="Let each sample's row depend on that sample alone; means over the batch are left to batch norm, which "
         "counts the samples of all workers.",
         draw="Use torch.nn.Dropout, whose masks belong to samples, or let the numbers come with the data.",

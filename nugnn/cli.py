@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -311,7 +311,10 @@ def _check_on_samples(config: SampleConfig) -> None:
 
     data = prepare(config)
     torch.manual_seed(0)
-    report = check_samples(build_model(config, data), data)  # raises where they differ
+    with _calls_explained(
+        "it was called as model(x) on samples; a model of graphs is checked without --dataset, or with one of a graph"
+    ):
+        report = check_samples(build_model(config, data), data)  # raises where they differ
     console = screen()
     say(
         console,
@@ -321,6 +324,19 @@ def _check_on_samples(config: SampleConfig) -> None:
     )
     for note in report.notes:
         say(console, f"note: {note}")
+
+
+@contextlib.contextmanager
+def _calls_explained(how: str) -> Iterator[None]:
+    """Adds to the error of a model that takes other arguments how it was called, and what else can be checked."""
+    from nugnn.module_traces import ModelFails
+
+    try:
+        yield
+    except ModelFails as error:
+        if "positional argument" not in str(error):
+            raise
+        raise ModelFails(f"{error}; {how}") from error
 
 
 def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
@@ -334,20 +350,16 @@ def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
         raise ConfigError(f"--num-nodes {num_nodes} has no effect without --dataset")
     _check_model_file(config.model_file)
     from nugnn.check import run_check
-    from nugnn.module_traces import ModelFails
 
     data = None
     if dataset is not None:
         from nugnn.graph_run import prepare
 
         data = prepare(config)
-    try:
+    with _calls_explained(
+        "it was called as model(graph, x); a model of samples is checked with --dataset, such as digits-images"
+    ):
         report = run_check(model, data)  # raises where they differ
-    except ModelFails as error:
-        if dataset is not None or "positional argument" not in str(error):
-            raise
-        hint = "it was called as model(graph, x); a model of samples is checked with --dataset, such as digits-images"
-        raise ModelFails(f"{error}; {hint}") from error
     say(
         screen(),
         f"{model}: {counted(report.num_parts, 'unequal part')} equal one part on a graph of "

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from nugnn._counted import counted
+from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.options import ConfigError
 from nugnn.screen import say, screen, show_table
@@ -85,6 +86,8 @@ def predict(
         target = Path(run) / "predictions.npy" if out is None else out
         if target.suffix not in (".npy", ".csv"):
             raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")
+        if out is not None:
+            require_place(out, "--out")
         what = "outputs" if logits else "classes"
         graph_only = {"dataset": dataset, "num_nodes": num_nodes}
         samples = _on_samples(run, data_dir, graph_only, workers, shares, device)

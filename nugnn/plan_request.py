@@ -175,7 +175,7 @@ def plan_request(
 
 def _refuse_other_shares(plan: Plan, shares: Sequence[float] | str | None) -> None:
     """Refuse shares other than the plan's; ``even`` is the default, and nobody may have said it."""
-    if shares is None or shares in ("even", plan.shares_by):
+    if shares is None or (isinstance(shares, str) and shares in ("even", plan.shares_by)):
         return
     own = [device.share for device in plan.devices]
     if isinstance(shares, str):

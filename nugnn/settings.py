@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import yaml
 
+from nugnn._counted import counted
 from nugnn.options import ConfigError, check, flag_of, option_spec, refusal
 from nugnn.planning.limits import format_limits, parse_limits
 from nugnn.schedules import check_schedule
@@ -220,7 +221,7 @@ def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:
         raise ConfigError(refusal("--shares", shares, allowed)) from None
     if len(fractions) != workers:
         raise ConfigError(
-            f"--shares {shares}: {len(fractions)} shares for --workers {workers}; give one for each worker"
+            f"--shares {shares}: {counted(len(fractions), 'share')} for --workers {workers}; give one for each worker"
         )
     total = math.fsum(fractions)
     # Fractions written with two decimals are each off by at most 0.005: 0.33,0.33,0.33 is a fair way to write thirds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from nugnn.plan_run import subject_by_counts
 from nugnn.plan_subject import PlanSubject
 from nugnn.planned import plan_by_counts
 from nugnn.planning.cluster import cluster_on_paper
-from nugnn.planning.cluster_file import LinkFields
+from nugnn.planning.cluster_file import ClusterError, LinkFields
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.growth import Growth
 from nugnn.planning.lacking import DoesNotFitError
@@ -54,7 +55,10 @@ def simulate(
     notes: dict[str, None] = {}
     for count in counts:
         on_stage(f"planning for {counted(count, 'device')}")
-        cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
+        try:
+            cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
+        except ClusterError as error:  # which names a field of a file that nobody has written
+            raise ValueError(re.sub(r"^hosts\.\d+\.devices\.\d+\.device:", "--devices:", str(error))) from error
         if (is_split := count > 1) not in subjects:
             is_nccl = cluster.links.is_nccl
             subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2), is_nccl=is_nccl)

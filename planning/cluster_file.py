@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nugnn._counted import counted
+from nugnn._regular_file import no_file
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import Count, DeviceKind, Format, Positive, Seconds
 from nugnn.planning.validation import in_one_line, problems_of
@@ -182,7 +183,8 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         loaded = yaml.safe_load(text)
     except OSError as error:
-        raise ClusterError(f"{path} cannot be read: {error.strerror}") from error
+        problem = no_file(path) or f"cannot be read: {error.strerror}"
+        raise ClusterError(f"{path}: {problem}; --cluster takes a description of hardware, see docs/plan.md") from error
     except UnicodeDecodeError as error:
         raise ClusterError(f"{path} is no text in UTF-8") from error
     except yaml.MarkedYAMLError as error:

@@ -135,7 +135,7 @@ def partition_to_fit(
             search.partition("METIS nodes", first_shares, even_N, seed, "metis")
         for name, shares in (also or {}).items():
             if len(shares) != num_parts:
-                raise ValueError(f"{name!r} has {len(shares)} shares for {counted(num_parts, 'device')}")
+                raise ValueError(f"{name!r} has {counted(len(shares), 'share')} for {counted(num_parts, 'device')}")
             search.partition(name, shares, even_N, seed)
     if num_parts > 1:
         search.refine(rounds, weights_N, moves)

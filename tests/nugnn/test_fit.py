@@ -184,7 +184,7 @@ def test_options_are_used() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"workers": 2, "shares": [1.0]}, "shares: 1 numbers for 2 workers"),
+        ({"workers": 2, "shares": [1.0]}, "shares: 1 number for 2 workers"),
         ({"workers": 0}, "for 0 workers"),
         ({"workers": 2, "shares": [1.0, -1.0]}, "share"),
         ({"class_weights": torch.ones(2)}, r"class_weights has shape \(2,\), the data 4 classes"),

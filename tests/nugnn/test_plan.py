@@ -272,7 +272,7 @@ def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (["--graph-stats", "ogbn-product"], "did you mean ogbn-products"),
         (["--graph-stats", "ogbn-arxiv", "--dataset", "digits"], "both say which graph"),
         (["--graph-stats", "ogbn-arxiv", "--undirected"], "write undirected=true into --graph-stats"),
-        (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml cannot be read: No such file"),
+        (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml: no such file; --cluster takes"),
         (["--dataset", "digits", "--plan-out", "no/such/plan.json"], "there is no folder no/such"),
         (["--dataset", "digits", "--epochs", "3"], "--epochs"),
         (["--dataset", "digits", "--grad-sync-rank", "3"], "--grad-sync-rank 3 has no effect on --grad-sync fp32"),
@@ -433,7 +433,7 @@ def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
     ("option", "text", "words"),
     [
         ("plan", MIXED, "f is a cluster description: --cluster takes it"),
-        ("plan", None, "f cannot be read: No such file"),
+        ("plan", None, "f: no such file; make it with"),
         ("cluster", '{"schema": "nugnn.plan/1"}', "f is a plan: --plan takes it"),
         ("cluster", MIXED.replace("limits", "limit"), "line 5: .*unknown field 'limit'; did you mean 'limits'"),
     ],
@@ -861,8 +861,8 @@ def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ({"shares": "fair"}, "shares 'fair' is not known; give auto, even, flops, bandwidth"),
-        ({"plan": "none.json"}, r"none\.json cannot be read"),
-        ({"cluster": "none.yaml"}, r"none\.yaml cannot be read"),
+        ({"plan": "none.json"}, r"none\.json: no such file; make it with"),
+        ({"cluster": "none.yaml"}, r"none\.yaml: no such file; --cluster takes"),
         (
             {"cluster": "c.yaml", "device": "cuda"},
             "the cluster has the devices cpu,cpu, and this run was given --device cuda; leave --device out",

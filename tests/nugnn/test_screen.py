@@ -112,6 +112,51 @@ def test_refusals_of_every_command_fit_a_narrow_terminal_and_are_one_line_elsewh
     assert all(len(line) <= 44 or len(line.split()) == 1 for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["train", "--dataset", "digits", "--plan", "no.json"],
+            "no.json: no such file; make it with: nugnn plan --plan-",
+        ),
+        (
+            ["plan", "--dataset", "digits", "--cluster", "no.yaml"],
+            "no.yaml: no such file; --cluster takes a description",
+        ),
+        (
+            ["simulate", "--graph-stats", "ogbn-products", "--devices", "FOO"],
+            "error: --devices: no data sheet of 'FOO'",
+        ),
+        (["predict", "run", "--out", "no/classes.csv"], "--out no/classes.csv: there is no folder no; make it first"),
+        (
+            ["train", "--dataset", "./g.csv"],
+            "g: the graph has no labels, so there is nothing to train for; give labels",
+        ),
+        (
+            ["check", "net.py:Net", "--dataset", "digits-images"],
+            "it was called as model(x) on samples; a model of graphs",
+        ),
+    ],
+)
+def test_refusals_say_what_to_do(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NUGNN_DATA", raising=False)
+    (tmp_path / "g.csv").write_text("src,dst\n0,1\n")
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, in_features, num_classes):\n"
+        "        super().__init__()\n    def forward(self, graph, x):\n        return x\n"
+    )
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2 and words in capsys.readouterr().err
+
+
 def test_text_in_brackets_is_no_markup_in_tables_and_progress() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True, markup=False, emoji=False)
     with RunProgress(console, 3) as progress:
