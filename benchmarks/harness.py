@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.planning.timing import sample_calls, synchronize
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,7 +142,8 @@ def machine(device: torch.device) -> dict[str, Any]:
     except ImportError:
         versions["triton"] = None
     if device.type != "cuda":
-        return {"card": f"CPU ({torch.get_num_threads()} threads)", "driver": None, **versions, "code": code_version()}
+        card = f"CPU ({counted(torch.get_num_threads(), 'thread')})"
+        return {"card": card, "driver": None, **versions, "code": code_version()}
     properties = torch.cuda.get_device_properties(device)
     return {
         "card": properties.name,
@@ -275,6 +277,9 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     for path in [folder] if folder.is_file() else sorted(folder.glob("*.jsonl")):
         with open(path, encoding="utf-8") as file:
             rows += [json.loads(line) | {"file": path.name} for line in file if line.strip()]
+    for row in rows:
+        if row.get("machine", {}).get("card") == "CPU (1 threads)":  # as it was written once; pages group rows by it
+            row["machine"]["card"] = "CPU (1 thread)"
     return rows
 
 

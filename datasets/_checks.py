@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.datasets.mapped import known_checked, row_windows
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -30,7 +31,9 @@ def check_edges(where: str, num_nodes: int, src: Tensor, dst: Tensor) -> None:
                 f"{where}: {name} is {_brief(ids)}; it has to be a 1-D int64 or int32 tensor with one node id per edge"
             )
     if len(src) != len(dst):
-        raise ValueError(f"{where}: src lists {len(src)} edges and dst {len(dst)}; give both ends of each edge")
+        raise ValueError(
+            f"{where}: src lists {counted(len(src), 'edge')} and dst {len(dst)}; give both ends of each edge"
+        )
     if src.dtype != dst.dtype:
         raise ValueError(f"{where}: src is {src.dtype} and dst {dst.dtype}; use one integer type for both")
     bad = _out_of_range(src, 0, num_nodes) | _out_of_range(dst, 0, num_nodes)
@@ -39,7 +42,7 @@ def check_edges(where: str, num_nodes: int, src: Tensor, dst: Tensor) -> None:
         u, v = int(src[edge]), int(dst[edge])
         wrong = u if not 0 <= u < num_nodes else v
         raise ValueError(
-            f"{where}: edge row {edge} is {u} -> {v}: id {wrong} is out of range for {num_nodes} nodes; "
+            f"{where}: edge row {edge} is {u} -> {v}: id {wrong} is out of range for {counted(num_nodes, 'node')}; "
             f"ids start at 0, the largest allowed is {num_nodes - 1}"
         )
 
@@ -53,7 +56,8 @@ def check_features(where: str, num_nodes: int, features: Tensor) -> None:
         raise ValueError(f"{where}: features have shape {tuple(features.shape)}; expected (num_nodes, num_features)")
     if len(features) != num_nodes:
         raise ValueError(
-            f"{where}: features have {len(features)} rows for {num_nodes} nodes; give one row per node, "
+            f"{where}: features have {counted(len(features), 'row')} for {counted(num_nodes, 'node')}; give one "
+            f"row per node, "
             "isolated nodes included, in the order of the node ids"
         )
     values = features
@@ -85,7 +89,7 @@ def check_csr(where: str, name: str, indptr: Tensor, indices: Tensor, num_rows: 
     if indptr.dim() != 1 or indices.dim() != 1 or len(indptr) != num_rows + 1:
         raise ValueError(
             f"{where}: {name}: indptr has shape {tuple(indptr.shape)} and indices {tuple(indices.shape)}; "
-            f"expected ({num_rows + 1},), one more than the {num_rows} rows, and one dimension"
+            f"expected ({num_rows + 1},), one more than the {counted(num_rows, 'row')}, and one dimension"
         )
     if int(indptr[0]) != 0 or int(indptr[-1]) != len(indices):
         raise ValueError(
@@ -96,7 +100,7 @@ def check_csr(where: str, name: str, indptr: Tensor, indices: Tensor, num_rows: 
     if falls.any():
         row = first_true(falls)
         raise ValueError(
-            f"{where}: {name}: row {row} would have {int(indptr[row + 1] - indptr[row])} entries; "
+            f"{where}: {name}: row {row} would have {counted(int(indptr[row + 1] - indptr[row]), 'entry', 'entries')}; "
             "indptr must not fall from one row to the next"
         )
     bad = _out_of_range(indices, 0, num_columns)
@@ -123,11 +127,14 @@ def check_labels(where: str, num_nodes: int, num_classes: int, labels: Tensor) -
             "(nugnn.datasets.class_ids converts floats with NaN), or a uint8 (num_nodes, num_classes) 0/1 matrix"
         )
     if len(labels) != num_nodes:
-        raise ValueError(f"{where}: labels have {len(labels)} rows for {num_nodes} nodes; give one per node, or -1")
+        raise ValueError(
+            f"{where}: labels have {counted(len(labels), 'row')} for {counted(num_nodes, 'node')}; give one per "
+            f"node, or -1"
+        )
     if multilabel:
         if labels.shape[1] != num_classes:
             raise ValueError(
-                f"{where}: the label matrix has {labels.shape[1]} columns, num_classes is {num_classes}; "
+                f"{where}: the label matrix has {counted(labels.shape[1], 'column')}, num_classes is {num_classes}; "
                 "leave num_classes out to take the number of columns"
             )
         bad = (labels > 1).any(dim=1)
@@ -140,15 +147,16 @@ def check_labels(where: str, num_nodes: int, num_classes: int, labels: Tensor) -
     if num_classes > max(num_nodes, _MOST_CLASSES):
         row = int(labels.argmax())
         raise ValueError(
-            f"{where}: the label of node {row} is {int(labels[row])}, which makes {num_classes} classes for "
-            f"{num_nodes} nodes; number the classes from 0 (numpy.unique(labels, return_inverse=True) does)"
+            f"{where}: the label of node {row} is {int(labels[row])}, which makes "
+            f"{counted(num_classes, 'class', 'classes')} for "
+            f"{counted(num_nodes, 'node')}; number the classes from 0 (numpy.unique(labels, return_inverse=True) does)"
         )
     bad = _out_of_range(labels, -1, num_classes)
     if bad.any():
         row = first_true(bad)
         raise ValueError(
             f"{where}: the label of node {row} is {int(labels[row])}; allowed are 0 to {num_classes - 1} "
-            f"({num_classes} classes), and -1 for an unlabelled node"
+            f"({counted(num_classes, 'class', 'classes')}), and -1 for an unlabelled node"
         )
 
 
@@ -168,7 +176,7 @@ def check_split(where: str, num_nodes: int, labels: Tensor | None, split: Mappin
         if bad.any():
             row = first_true(bad)
             raise ValueError(
-                f"{where}: {name} node {row} is {int(ids[row])}, out of range for {num_nodes} nodes; "
+                f"{where}: {name} node {row} is {int(ids[row])}, out of range for {counted(num_nodes, 'node')}; "
                 f"allowed are 0 to {num_nodes - 1}"
             )
         repeated = ids[1:] == ids[:-1]
@@ -202,7 +210,10 @@ def check_original_ids(where: str, num_nodes: int, ids: np.ndarray) -> None:
         given = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
         raise ValueError(f"{where}: original_ids is {given}; expected a 1-D NumPy array of int64 or of text")
     if len(ids) != num_nodes:
-        raise ValueError(f"{where}: original_ids has {len(ids)} entries for {num_nodes} nodes; give one per node")
+        raise ValueError(
+            f"{where}: original_ids has {counted(len(ids), 'entry', 'entries')} for "
+            f"{counted(num_nodes, 'node')}; give one per node"
+        )
 
 
 def _check_labelled(where: str, labels: Tensor | None, name: str, ids: Tensor) -> None:

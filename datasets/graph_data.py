@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.datasets import _checks
 from nugnn.datasets.mapped import row_windows
 
@@ -80,7 +81,9 @@ class GraphData:
     def __post_init__(self) -> None:
         where = f"graph {self.name!r}"
         if self.num_nodes < 1:
-            raise ValueError(f"{where}: {self.num_nodes} nodes; an empty graph cannot be trained or partitioned")
+            raise ValueError(
+                f"{where}: {counted(self.num_nodes, 'node')}; an empty graph cannot be trained or partitioned"
+            )
         _checks.check_edges(where, self.num_nodes, self.src, self.dst)
         if self.features is not None:
             _checks.check_features(where, self.num_nodes, self.features)
@@ -187,7 +190,7 @@ class GraphData:
         counts = "/".join(str(len(ids)) for ids in self.split)
         return (
             f"GraphData({self.name!r}, {self.num_nodes} nodes, {self.num_edges} edges, features {features}, "
-            f"{self.num_classes} classes, split {counts}, {self.metric})"
+            f"{counted(self.num_classes, 'class', 'classes')}, split {counts}, {self.metric})"
         )
 
     def _set(self, name: str, value: object) -> None:
@@ -206,7 +209,8 @@ class GraphData:
             raise ValueError(f"{where}: accuracy needs one class per node; use micro_f1 or roc_auc for a label matrix")
         if self.metric == "roc_auc" and not self.is_multilabel and self.num_classes != 2:
             raise ValueError(
-                f"{where}: roc_auc needs 2 classes or a label matrix; there are {self.num_classes} classes"
+                f"{where}: roc_auc needs 2 classes or a label matrix; there are "
+                f"{counted(self.num_classes, 'class', 'classes')}"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nugnn._counted import counted
 from nugnn.planning.apportioned import apportioned
 
 USUAL_BATCH_SIZE = 64
@@ -30,7 +31,9 @@ def batch_sizes(
     ((18, 6), 'batches of 24 samples are divided by the shares: 18, 6')
     """
     if shares is not None and (len(shares) != workers or not all(share > 0 for share in shares)):
-        raise ValueError(f"shares: {', '.join(map(str, shares))} for {workers} workers; give a positive one for each")
+        raise ValueError(
+            f"shares: {', '.join(map(str, shares))} for {counted(workers, 'worker')}; give a positive one for each"
+        )
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise ValueError(f"batch_size is {batch_size!r}, must be a whole number of samples from 1 up")
     if split not in ("auto", "even"):
@@ -38,7 +41,9 @@ def batch_sizes(
         if shares is not None:
             raise ValueError("batch_split in samples and shares both say how batches are divided; give one of them")
         if len(numbers) != workers:
-            raise ValueError(f"batch_split: {len(numbers)} numbers for {workers} workers; give one for each")
+            raise ValueError(
+                f"batch_split: {counted(len(numbers), 'number')} for {counted(workers, 'worker')}; give one for each"
+            )
         if batch_size is not None and sum(numbers) != batch_size:
             raise ValueError(
                 f"batch_split {','.join(map(str, numbers))} adds up to {sum(numbers)}, but batch_size is {batch_size}; "
@@ -47,14 +52,16 @@ def batch_sizes(
         return numbers, ""
     total = usual if batch_size is None else batch_size
     if total < workers:
-        raise ValueError(f"a batch of {total} samples for {workers} workers; each needs at least one")
+        raise ValueError(
+            f"a batch of {counted(total, 'sample')} for {counted(workers, 'worker')}; each needs at least one"
+        )
     if split == "even" and shares is not None:
         raise ValueError("batch_split is even, but shares are given; leave one of them out")
     sizes = apportioned(total, [1] * workers if shares is None else shares)
     if workers == 1:
         return sizes, ""
     how = "evenly" if split == "even" else "evenly, as no shares are given" if shares is None else "by the shares"
-    return sizes, f"batches of {total} samples are divided {how}: {', '.join(map(str, sizes))}"
+    return sizes, f"batches of {counted(total, 'sample')} are divided {how}: {', '.join(map(str, sizes))}"
 
 
 def _numbers(split: str | Sequence[int]) -> tuple[int, ...]:

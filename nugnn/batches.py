@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate, get_worker_info
 
+from nugnn._counted import counted
 from nugnn.planning.apportioned import apportioned
 from nugnn.user_code import UserCodeError, described, is_of_users_code
 from nugnn.worker_process import is_user_error
@@ -60,7 +61,9 @@ class SplitBatchSampler(Sampler[list[int]]):
         self.batch_size = sum(self.sizes)
         self.num_batches = num_samples // self.batch_size if drop_last else -(-num_samples // self.batch_size)
         if self.num_batches == 0:
-            raise ValueError(f"{num_samples} samples make no batch of {self.batch_size}, and drop_last is on")
+            raise ValueError(
+                f"{counted(num_samples, 'sample')} make no batch of {self.batch_size}, and drop_last is on"
+            )
         self._epoch, self._start = 0, 0
 
     def begin(self, epoch: int, start: int = 0) -> None:
@@ -282,7 +285,8 @@ def _cut(data: Any, rows: slice, num_samples: int | None) -> Any:
             return x
         if num_samples is not None and len(x) != num_samples:
             raise ValueError(
-                f"a batch of {num_samples} samples cannot be divided: it has a list of {len(x)} values ({x[0]!r}, "
+                f"a batch of {counted(num_samples, 'sample')} cannot be divided: it has a list of "
+                f"{counted(len(x), 'value')} ({x[0]!r}, "
                 "...); let the collate function put samples on axis 0 of tensors, or of lists"
             )
         return x[rows]

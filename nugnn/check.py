@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.call_inputs import checked_inputs
 from nugnn.check_graphs import random_graph, small_piece
 from nugnn.comm.groups import Ranks
@@ -91,7 +92,8 @@ def check(
         raise ValueError(f"nugnn.check: num_parts is {num_parts}; one part is compared with at least 2")
     if min(max_nodes, data.num_nodes) < num_parts:
         raise ValueError(
-            f"nugnn.check: max_nodes is {max_nodes} and the graph has {data.num_nodes} nodes; {num_parts} parts need "
+            f"nugnn.check: max_nodes is {max_nodes} and the graph has {counted(data.num_nodes, 'node')}; "
+            f"{counted(num_parts, 'part')} need "
             "at least one each"
         )
     return check_model(model, data, loss=loss, regularizer=regularizer, num_parts=num_parts, max_nodes=max_nodes)
@@ -148,7 +150,7 @@ def _wording(num_parts: int) -> Wording:
     return Wording(
         rows="nodes",
         whole="one",
-        parts=f"{num_parts} parts",
+        parts=counted(num_parts, "part"),
         instead="Use nugnn.global_mean(x, graph) or nugnn.global_sum(x, graph) for values over all nodes, "
         "torch.nn.Dropout for random masks.",
         draw=DRAW_BEFORE,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
+from nugnn._counted import counted
 from nugnn.augmentation import Augmentation, AugmentationKey, augmented
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.groups import Ranks
@@ -93,8 +94,8 @@ def check_samples(
     num_samples, least = min(max_samples, len(samples)), max(LEAST_SAMPLES, num_parts + 1)  # type: ignore[arg-type]
     if num_samples < least:
         raise ValueError(
-            f"nugnn.check: max_samples is {max_samples} and there are {len(samples)} samples; "  # type: ignore[arg-type]
-            f"{num_parts} parts need {least} at least"
+            f"nugnn.check: max_samples is {max_samples} and there are {counted(len(samples), 'sample')}; "  # type: ignore[arg-type]
+            f"{counted(num_parts, 'part')} need {least} at least"
         )
     if collate_fn is not None:
         compare_collation(samples, collate_fn)
@@ -167,14 +168,15 @@ def compare_collation(
         for x, mine in zip(_leaves(whole.rows(first, first + size).data), _leaves(part.data), strict=True):
             if x.shape != mine.shape:
                 raise ModelDiffers(
-                    f"collate_fn makes a tensor of shape {tuple(mine.shape)} of {size} samples, which is "
+                    f"collate_fn makes a tensor of shape {tuple(mine.shape)} of {counted(size, 'sample')}, which is "
                     f"{tuple(x.shape)} where they are in a batch of {num_samples}: padded to the longest of its part, "
                     "dropout masks and batch norm would depend on who shares a worker. Pad to one length, such as that "
                     "of the data set's longest sample."
                 )
             if not _same_rows(mine, x):
                 raise ModelDiffers(
-                    f"collate_fn makes other values of {size} samples than where they are in a batch of {num_samples}: "
+                    f"collate_fn makes other values of {counted(size, 'sample')} than where they are in a batch "
+                    f"of {num_samples}: "
                     "it mixes samples of a batch, or draws. Leave means over the batch to batch norm, and draws to "
                     "augment, which has a key for each sample."
                 )

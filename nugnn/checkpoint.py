@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from nugnn._counted import counted
 from nugnn.checkpoint_tree import Tree, read_tree, write_tree
 from nugnn.comm.groups import Ranks
 
@@ -295,7 +296,9 @@ def _check_file(path: Path, num_bytes: object, sha256: object | None) -> None:
     try:
         size = path.stat().st_size
         if size != num_bytes:
-            raise CheckpointError(f"{path} is incomplete: it has {size} bytes, checkpoint.json lists {num_bytes}")
+            raise CheckpointError(
+                f"{path} is incomplete: it has {counted(size, 'byte')}, checkpoint.json lists {num_bytes}"
+            )
         if sha256 is not None and _sha256(path).hex() != sha256:
             raise CheckpointError(f"{path} is damaged: its content is not what checkpoint.json lists")
     except OSError as error:

@@ -12,16 +12,16 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nugnn import cli_calibration, cli_datasets, cli_partition, cli_plan, cli_profile, cli_results, cli_simulate
+from nugnn._counted import counted
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.cli_options import parameter, setting_parameters
@@ -30,10 +30,10 @@ from nugnn.member import member_from
 from nugnn.options import ConfigError, flag_of, option_default, option_spec
 from nugnn.progress import RunProgress
 from nugnn.sample_config import RunConfig, SampleConfig, config_kind, refuse_others
+from nugnn.screen import MOST_COLUMNS, complain, say, screen, show_table
 from nugnn.settings_file import read_recipe, read_settings
 from nugnn.torchrun_cores import take_cores
 
-_WIDTH = 80
 _OPTIONS = {entry.name: entry for kind in (SampleConfig, TrainConfig) for entry in fields(kind)}
 """Of both families; where they share a name, as graphs have it."""
 _BOOLEAN_FLAGS = {flag_of(name) for name, entry in _OPTIONS.items() if option_spec(entry).kind is bool}
@@ -130,8 +130,8 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     """Train, and show how it goes and what came out."""
     from nugnn.run import run_from_config
 
-    console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
-    console.print(settings_text(config), markup=False, highlight=False)
+    console = screen(quiet=as_json)
+    say(console, settings_text(config))
     told: set[str] = set()
     with RunProgress(console, config.epochs) as progress:
 
@@ -144,19 +144,19 @@ def _run(config: RunConfig, as_json: bool, **options: Any) -> None:
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        console.print(result_table(result))
+        show_table(console, result_table(result))
         if result.get("predicted_epoch_seconds") is not None:
             from nugnn.fit_plan import PLAN_FILE
             from nugnn.plan_tables import compared_table, held_lines
             from nugnn.planning.plan import read_plan
 
-            console.print(compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
+            show_table(console, compared_table(read_plan(config.out_dir / PLAN_FILE), result["ranks"]))
             for line in held_lines(result["prediction"]):
-                console.print(line, markup=False, highlight=False)
-        console.print(f"written to {config.out_dir}", markup=False, highlight=False, soft_wrap=True)
+                say(console, line)
+        say(console, f"written to {config.out_dir}")
         for note in result.get("notes", ()):
             if note not in told:
-                print(f"note: {note}", file=sys.stderr)
+                complain(f"note: {note}")
 
 
 def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
@@ -236,7 +236,7 @@ def result_table(result: dict[str, Any]) -> Table:
     """What a person wants to see of ``result.json``, at most 80 columns wide."""
     table = Table(show_header=False, title="result", title_justify="left")
     table.add_column(style="bold")
-    table.add_column(overflow="fold", max_width=_WIDTH - 30)
+    table.add_column(overflow="fold", max_width=MOST_COLUMNS - 30)
     metric = result.get("metric", "")
     rows = [
         ("dataset", result["dataset"]),
@@ -274,7 +274,7 @@ def _batch(result: dict[str, Any]) -> str:
     if "batch_size" not in result:
         return ""
     split = result["batch_split"]
-    return f"{result['batch_size']} samples" + (f": {', '.join(map(str, split))}" if len(split) > 1 else "")
+    return counted(result["batch_size"], "sample") + (f": {', '.join(map(str, split))}" if len(split) > 1 else "")
 
 
 def _percent(value: float | None) -> str:
@@ -318,13 +318,32 @@ def _check_on_samples(config: SampleConfig) -> None:
 
     data = prepare(config)
     torch.manual_seed(0)
-    report = check_samples(build_model(config, data), data)  # raises where they differ
-    print(
-        f"{config.model}: {report.num_parts} unequal parts equal one part on a batch of {report.num_samples} samples "
-        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
+    with _calls_explained(
+        "it was called as model(x) on samples; a model of graphs is checked without --dataset, or with one of a graph"
+    ):
+        report = check_samples(build_model(config, data), data)  # raises where they differ
+    console = screen()
+    say(
+        console,
+        f"{config.model}: {counted(report.num_parts, 'unequal part')} equal one part on a batch of "
+        f"{counted(report.num_samples, 'sample')} "
+        f"({counted(report.num_modules, 'module call')} compared, largest difference {report.largest_difference:.1e})",
     )
     for note in report.notes:
-        print(f"note: {note}")
+        say(console, f"note: {note}")
+
+
+@contextlib.contextmanager
+def _calls_explained(how: str) -> Iterator[None]:
+    """Adds to the error of a model that takes other arguments how it was called, and what else can be checked."""
+    from nugnn.module_traces import ModelFails
+
+    try:
+        yield
+    except ModelFails as error:
+        if "positional argument" not in str(error):
+            raise
+        raise ModelFails(f"{error}; {how}") from error
 
 
 def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
@@ -338,23 +357,21 @@ def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
         raise ConfigError(f"--num-nodes {num_nodes} has no effect without --dataset")
     _check_model_file(config.model_file)
     from nugnn.check import run_check
-    from nugnn.module_traces import ModelFails
 
     data = None
     if dataset is not None:
         from nugnn.graph_run import prepare
 
         data = prepare(config)
-    try:
+    with _calls_explained(
+        "it was called as model(graph, x); a model of samples is checked with --dataset, such as digits-images"
+    ):
         report = run_check(model, data)  # raises where they differ
-    except ModelFails as error:
-        if dataset is not None or "positional argument" not in str(error):
-            raise
-        hint = "it was called as model(graph, x); a model of samples is checked with --dataset, such as digits-images"
-        raise ModelFails(f"{error}; {hint}") from error
-    print(
-        f"{model}: {report.num_parts} unequal parts equal one part on a graph of {report.num_nodes} nodes "
-        f"({report.num_modules} module calls compared, largest difference {report.largest_difference:.1e})"
+    say(
+        screen(),
+        f"{model}: {counted(report.num_parts, 'unequal part')} equal one part on a graph of "
+        f"{counted(report.num_nodes, 'node')} "
+        f"({counted(report.num_modules, 'module call')} compared, largest difference {report.largest_difference:.1e})",
     )
 
 

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
+from nugnn._counted import counted
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.options import ConfigError
+from nugnn.screen import say, screen
 
 if TYPE_CHECKING:
     from nugnn.planning.run_pairs import RunPair
-
-_WIDTH = 80
 
 
 def calibration(
@@ -30,7 +29,7 @@ def calibration(
         refuse_torchrun("calibration", "Run it once, without torchrun")
         from nugnn.kept_pairs import forget_pairs, kept_pairs, pairs_folder
 
-        console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
+        console = screen(quiet=as_json)
         if forget:
             if as_json:
                 raise ConfigError("--forget and --json: give one of them")
@@ -38,22 +37,23 @@ def calibration(
                 count = forget_pairs()
             except OSError as error:
                 raise ConfigError(f"{pairs_folder()} cannot be written: {error.strerror or error}") from error
-            console.print(f"{count} files removed from {pairs_folder()}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"{counted(count, 'file')} removed from {pairs_folder()}")
             return
         kept = kept_pairs()
         if as_json:
             print(json.dumps([pair.model_dump(mode="json", by_alias=True) for pair in kept.pairs], indent=1))
             return
         for line in _lines(kept.pairs) or ["no run with a plan was measured here yet"]:
-            console.print(line, markup=False, highlight=False)
+            say(console, line)
         for note in filter(None, [kept.note]):
-            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"note: {note}")
 
 
 def _lines(pairs: Sequence[RunPair]) -> list[str]:
     """Of each kind of prediction: on what, how far off, and its runs."""
     from nugnn.plan_tables import seconds_text
     from nugnn.planning.calibration import calibrated, in_words
+    from nugnn.planning.run_pairs import device_in_words
 
     kinds: dict[str, list[RunPair]] = {}
     for pair in pairs:
@@ -61,7 +61,7 @@ def _lines(pairs: Sequence[RunPair]) -> list[str]:
     lines = []
     for found in kinds.values():
         kind = found[0].kind
-        where = "; and ".join(", ".join(host) for host in kind.devices)
+        where = "; and ".join(", ".join(map(device_in_words, host)) for host in kind.devices)
         versions = ", ".join(f"{name} {version}" for name, version in kind.versions.items())
         of = "graphs" if kind.family == "graph" else "samples"
         lines.append(f"{of} in {kind.precision} on {where} ({versions})")

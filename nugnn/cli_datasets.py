@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from nugnn.cli_errors import errors_reported
 from nugnn.planning.in_words import download_bytes
+from nugnn.screen import say, screen, show_table
 
 if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
@@ -40,20 +40,20 @@ def list_all(data_dir: str | None = _DATA_DIR, as_json: bool = _JSON) -> None:
         if as_json:
             print(json.dumps([_plain(entry) for entry in entries], indent=2))
             return
-        look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
-        table = Table("name", "from", "nodes", "edges", "features", "size", **look)
-        for column in table.columns:
-            column.no_wrap = True
-            column.justify = "left" if column.header in ("name", "from") else "right"
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        table.add_column("name", no_wrap=True)
+        table.add_column("from")
+        for name in ("nodes", "edges", "features", "size"):
+            table.add_column(name, justify="right")
         for entry in entries:
             counts = entry.published
             cells = ("num_nodes", "num_edges", "num_features")
             numbers = [_number(getattr(counts, cell)) if counts else "" for cell in cells]
             size = entry.download_bytes if entry.where == "download" else None
             table.add_row(entry.name, entry.where, *numbers, download_bytes(size))
-        console = Console(width=min(80, Console().width))
-        console.print(table)
-        console.print("by hand: put the graph into the folder that --data-dir names", highlight=False)
+        console = screen()
+        show_table(console, table, least_first=("from", "size", "features", "edges"))
+        say(console, "by hand: put the graph into the folder that --data-dir names")
 
 
 @datasets.command(short_help="What is known of a data set, without loading it.")
@@ -72,7 +72,7 @@ def info(
         for label, value in _plain(entry).items():
             if label != "name" and value is not None:
                 table.add_row(label.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-        Console(width=min(80, Console().width)).print(table)
+        show_table(screen(), table)
 
 
 @datasets.command(short_help="Download a data set if need be, read it, describe it.")
@@ -89,7 +89,7 @@ def prepare(
         TrainConfig(num_nodes=num_nodes)  # refuses what is no number of nodes
         from nugnn.datasets import load
 
-        console = Console(width=min(80, Console().width), stderr=as_json)
+        console = screen(stderr=as_json)
         with DownloadBar(console) as bar:
             data = load(name, _folder(data_dir), progress=bar.show, num_nodes=num_nodes)
         figures = _figures(data)
@@ -100,7 +100,7 @@ def prepare(
         for label, value in figures.items():
             if label != "name" and value is not None:
                 table.add_row(label.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-        console.print(table)
+        show_table(console, table)
 
 
 class DownloadBar:
@@ -124,7 +124,7 @@ class DownloadBar:
         if self._bar is None:
             if self._task is None:
                 self._task = TaskID(0)
-                self._console.print(f"downloading {download_bytes(total) or 'a file of unknown size'}", highlight=False)
+                say(self._console, f"downloading {download_bytes(total) or 'a file of unknown size'}")
             return
         if self._task is None:
             self._bar.start()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from nugnn._counted import counted
 from nugnn._regular_file import shown
 from nugnn.failure import WorkerFailed
 from nugnn.member import member_from
+from nugnn.screen import complain
 from nugnn.worker_process import is_user_error
 
 _RANK_0_SPEAKS_SECONDS = 5.0
@@ -35,7 +36,8 @@ def refuse_torchrun(command: str, instead: str) -> None:
         time.sleep(_RANK_0_SPEAKS_SECONDS)
         raise SystemExit(2)
     raise ValueError(
-        f"nugnn {command} is one of {member.world_size} processes that torchrun started, and each would do the same "
+        f"nugnn {command} is one of {counted(member.world_size, 'process', 'processes')} that torchrun started, "
+        f"and each would do the same "
         f"and write the same files. {instead}"
     )
 
@@ -49,14 +51,14 @@ def errors_reported() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        print(f"nugnn: {str(error) or 'interrupted'}", file=sys.stderr)
+        complain(f"nugnn: {str(error) or 'interrupted'}")
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise
     except Exception as error:
         if os.environ.get("NUGNN_TRACEBACK") or not (isinstance(error, WorkerFailed) or is_user_error(error)):
             raise
-        print(f"nugnn: error: {_sentence(error)}", file=sys.stderr)
+        complain(f"nugnn: error: {_sentence(error)}")
         raise SystemExit(error.exit_code if isinstance(error, WorkerFailed) else 2) from None
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from nugnn._counted import counted
 from nugnn.cli_errors import errors_reported, refuse_torchrun
+from nugnn.screen import say, screen, show_table
 
 if TYPE_CHECKING:
     from nugnn.datasets.graph_data import GraphData
@@ -59,7 +60,9 @@ def partition(
 
         data = prepare(config)
         if workers > data.num_nodes:
-            raise ValueError(f"{workers} workers for {data.num_nodes} nodes; each worker needs at least one")
+            raise ValueError(
+                f"{counted(workers, 'worker')} for {counted(data.num_nodes, 'node')}; each worker needs at least one"
+            )
         try:
             how = {"method": method_for_shares(config.partitioner), "order": config.order}
             folder = cached_shards(out, data, config.fractions, **how)  # type: ignore[arg-type]
@@ -69,18 +72,22 @@ def partition(
         if as_json:
             print(json.dumps({"folder": str(folder), **_figures(meta)}, indent=2))
             return
-        console = Console(width=min(80, Console().width))
-        console.print(_table(data, config.fractions, meta))
+        console = screen()
+        show_table(console, _table(data, config.fractions, meta), least_first=("MiB", "train", "share", "asked"))
         for note in meta.notes:
-            console.print(f"note: {note}", markup=False, highlight=False)
-        console.print(f"written to {folder}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"note: {note}")
+        say(console, f"written to {folder}")
 
 
 def _table(data: GraphData, asked: tuple[float, ...], meta: StoreMeta) -> Table:
     halo = sum(part.num_halo for part in meta.parts)
-    title = f"{data.name}: {meta.num_nodes} nodes, {meta.num_edges} edges; {halo} halo rows"
-    table = Table("part", "asked", "nodes", "share", "edges", "halo rows", "train", "MiB", title=title)
-    table.title_justify = "left"
+    title = (
+        f"{data.name}: {counted(meta.num_nodes, 'node')}, {counted(meta.num_edges, 'edge')}; "
+        f"{counted(halo, 'halo row')}"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("part", "asked", "nodes", "share", "edges", "halo rows", "train", "MiB"):
+        table.add_column(name, justify="right")
     for rank, (share, part) in enumerate(zip(asked, meta.parts, strict=True)):
         table.add_row(
             str(rank),

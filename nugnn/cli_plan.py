@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from nugnn._counted import counted
 from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
 from nugnn.options import ConfigError
 from nugnn.sample_config import BY_COUNTS
+from nugnn.screen import say, screen
 
 if TYPE_CHECKING:
     from nugnn.planned import Planned
 
-_WIDTH = 80
 OPTIONS = (
     *("dataset", "data_dir", "num_nodes", "undirected", "self_loops", "feature_norm", "split", "inductive"),
     *("val_fraction", "test_fraction", "image_size", "tokens", "vocabulary_size", "max_length"),
@@ -76,7 +78,7 @@ def plan(**given: Any) -> None:
             if own[name] is not None:
                 require_place(own[name], f"--{name.replace('_', '-')}")
         config = _settings(given, own["graph_stats"], measures=own["measure"])
-        console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
+        console = screen(quiet=own["as_json"])
         notes: list[str] = []
         with progress_of(console) as on_stage:
             from nugnn.plan_run import plan_from_config
@@ -96,7 +98,7 @@ def plan(**given: Any) -> None:
 
             show_plan(planned, console)
             for note in [*notes, *planned.plan.notes]:
-                console.print(f"note: {note}", markup=False, highlight=False)
+                say(console, f"note: {note}")
         _write(own["plan_out"], own["chrome"], planned, console)
 
 
@@ -135,7 +137,8 @@ def _settings(given: dict[str, Any], graph_stats: str | None, *, measures: bool)
         count = count_devices(Path(given["cluster"]))
         if given["workers"] not in (None, str(count)):
             raise ConfigError(
-                f"--cluster {given['cluster']} has {count} devices, and --workers is {given['workers']}; leave "
+                f"--cluster {given['cluster']} has {counted(count, 'device')}, and --workers is "
+                f"{given['workers']}; leave "
                 "--workers out"
             )
         given["workers"] = count
@@ -151,9 +154,9 @@ def progress_of(console: Console) -> Iterator[Callable[[str], None]]:
     """What is being done: on a terminal a line that goes, elsewhere lines that stay."""
     if console.is_terminal and not console.quiet:
         with console.status("planning") as status:
-            yield status.update
+            yield lambda text: status.update(Text(text))
         return
-    yield functools.partial(console.print, markup=False, highlight=False)
+    yield functools.partial(say, console)
 
 
 def _write(plan_out: Path | None, chrome: Path | None, planned: Planned, console: Console) -> None:
@@ -163,12 +166,12 @@ def _write(plan_out: Path | None, chrome: Path | None, planned: Planned, console
     try:
         if plan_out is not None:
             write_plan(plan_out, planned)
-            console.print(f"written to {plan_out}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"written to {plan_out}")
         if chrome is not None:
             timeline = planned.corrected().forecast.timeline
             assert timeline is not None
             content = timeline.to_chrome().encode()
             write_whole(chrome, lambda file: file.write(content))
-            console.print(f"timeline in {chrome}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"timeline in {chrome}")
     except OSError as error:
         raise ConfigError(f"{error.filename or plan_out} cannot be written: {error.strerror or error}") from error

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from nugnn._counted import counted
 from nugnn._regular_file import require_place, shown
 from nugnn.cli_errors import errors_reported, refuse_torchrun
+from nugnn.screen import say, screen, show_table
 
 if TYPE_CHECKING:
     from nugnn.planning.profiles import DeviceProfile, LinkProfile, MachineProfile
 
-_WIDTH = 80
 _DEVICES = ("auto", "cpu", "cuda")
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 600.0
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
@@ -45,7 +47,7 @@ def profile(
     with errors_reported():
         refuse_torchrun("profile", "Run it once on each host, without torchrun")
         _check(out, device, seconds, limits)
-        console = Console(width=min(_WIDTH, Console().width), quiet=as_json)
+        console = screen(quiet=as_json)
         with _progress(console, seconds) as on_stage:
             from nugnn.profile_run import profile_machine
 
@@ -54,10 +56,10 @@ def profile(
             print(measured.machine.to_json(), end="")
         else:
             for note in [*show(measured.machine, console), *measured.notes]:
-                console.print(f"note: {note}", markup=False, highlight=False)
+                say(console, f"note: {note}")
         if out is not None:  # last, so that what was measured has been shown if the file cannot be written
             _write(out, measured.machine)
-            console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"written to {out}")
 
 
 def _check(out: Path | None, device: str, seconds: float, limits: str | None) -> None:
@@ -88,11 +90,11 @@ def _check_limits(text: str, device: str) -> None:
 def _progress(console: Console, seconds: float) -> Iterator[Callable[[str], None]]:
     """What is being measured, on a terminal; elsewhere one line."""
     if not console.is_terminal or console.quiet:
-        console.print(f"measuring for about {seconds:.3g} s, after some seconds to start", highlight=False)
+        say(console, f"measuring for about {seconds:.3g} s, after some seconds to start")
         yield lambda text: None
         return
     with console.status("starting") as status:
-        yield lambda text: status.update(f"measuring {text}")
+        yield lambda text: status.update(Text(f"measuring {text}"))
 
 
 def _write(out: Path, machine: MachineProfile) -> None:
@@ -111,11 +113,11 @@ def show(machine: MachineProfile, console: Console) -> list[str]:
         sheet = _sheet(device)
         if sheet is None:
             notes.append(f"no data sheet of {device.name} is known, so that nothing stands beside its measurements")
-        console.print(device_table(device, sheet))
+        show_table(console, device_table(device, sheet), least_first=("spread", "sheet"))
         if device.note is not None:
             notes.append(f"{device.name}: {device.note}")
     if machine.links:
-        console.print(links_table(machine.links))
+        show_table(console, links_table(machine.links))
     return notes
 
 
@@ -133,11 +135,11 @@ def _sheet(device: DeviceProfile) -> DeviceProfile | None:
 def device_table(device: DeviceProfile, sheet: DeviceProfile | None) -> Table:
     """What was measured, what the sheet says, and the first as a part of the second; at most 80 columns wide."""
     unit = "multiprocessor" if device.kind == "cuda" else "thread"
-    cores = f"{device.multiprocessors} {unit}{'s' * (device.multiprocessors > 1)}"
+    cores = counted(device.multiprocessors, unit)
     title = f"{device.name}, {cores}" + (f"\n{device.uuid}" if device.uuid else "")
     table = Table(title=title, title_justify="left")
     for name in ("", "measured", "spread", "sheet", "measured/sheet"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name else "left")
 
     def add(label: str, measured: float, paper: float | None, unit: str, spread: float | None = None) -> None:
         table.add_row(

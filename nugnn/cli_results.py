@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from nugnn._counted import counted
+from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.options import ConfigError
+from nugnn.screen import say, screen, show_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,10 +61,10 @@ def evaluate(
             plain = {name: None if math.isnan(value) else value for name, value in found.items()}
             print(json.dumps({"run": run, "dataset": data.name, "metric": data.metric, **plain}, indent=2))
             return
-        table = Table("split", "nodes", data.metric, title=f"{run} on {data.name}", title_justify="left")
+        table = _scores_table(f"{run} on {data.name}", "nodes", data.metric)
         for (name, value), nodes in zip(found.items(), data.split, strict=True):
             table.add_row(name, str(len(nodes)), "none" if math.isnan(value) else f"{value:.2%}")
-        Console(width=min(80, Console().width)).print(table)
+        show_table(screen(), table)
 
 
 def predict(
@@ -84,6 +86,9 @@ def predict(
         target = Path(run) / "predictions.npy" if out is None else out
         if target.suffix not in (".npy", ".csv"):
             raise ConfigError(f"--out {target} is not allowed; allowed: a file that ends in .npy or .csv")
+        if out is not None:
+            require_place(out, "--out")
+        what = "outputs" if logits else "classes"
         graph_only = {"dataset": dataset, "num_nodes": num_nodes}
         samples = _on_samples(run, data_dir, graph_only, workers, shares, device)
         if samples is not None:
@@ -91,14 +96,14 @@ def predict(
 
             outputs = samples[1].predict_all(0).cpu()
             write_classes(target, outputs.float() if logits else outputs.argmax(1), samples[0])
-            print(f"{target}: {'outputs' if logits else 'classes'} of {len(outputs)} test samples of {samples[0].name}")
+            say(screen(), f"{target}: {what} of {counted(len(outputs), 'test sample')} of {samples[0].name}")
             return
         data, rows = _logits(run, dataset, data_dir, num_nodes, None, workers, shares, device)
         from nugnn.predictions import predicted_classes, write_predictions
 
         values = rows.float() if logits else predicted_classes(rows, data)
         write_predictions(target, values, data)
-        print(f"{target}: {'outputs' if logits else 'classes'} of {data.num_nodes} nodes of {data.name}")
+        say(screen(), f"{target}: {what} of {counted(data.num_nodes, 'node')} of {data.name}")
 
 
 def _on_samples(
@@ -134,10 +139,17 @@ def _show_samples(run: str, data: SampleData, family: SampleFamily, as_json: boo
         plain = {name: None if math.isnan(value) else value for name, value in found.items()}
         print(json.dumps({"run": run, "dataset": data.name, "metric": data.metric, **plain}, indent=2))
         return
-    table = Table("split", "samples", data.metric, title=f"{run} on {data.name}", title_justify="left")
+    table = _scores_table(f"{run} on {data.name}", "samples", data.metric)
     for name, part in data.parts:
         table.add_row(name, str(num_samples(part)), "none" if math.isnan(found[name]) else f"{found[name]:.2%}")
-    Console(width=min(80, Console().width)).print(table)
+    show_table(screen(), table)
+
+
+def _scores_table(title: str, counted: str, metric: str) -> Table:
+    table = Table("split", title=title, title_justify="left")
+    for name in (counted, metric):
+        table.add_column(name, justify="right")
+    return table
 
 
 def _logits(

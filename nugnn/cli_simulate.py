@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from nugnn.cli_errors import errors_reported, refuse_torchrun
@@ -16,8 +15,8 @@ from nugnn.cli_options import parameter, setting_parameters
 from nugnn.cli_plan import progress_of
 from nugnn.options import ConfigError
 from nugnn.sample_config import BY_COUNTS
+from nugnn.screen import say, screen, show_table
 
-_WIDTH = 80
 _MOST = 4096
 OPTIONS = (
     *("self_loops", "model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
@@ -60,7 +59,7 @@ def simulate(**given: Any) -> None:
         assert isinstance(config, TrainConfig)
         counts = [2**power for power in range(own["most"].bit_length()) if 2**power <= own["most"]]
         counts += [own["most"]] * (counts[-1] != own["most"])
-        console = Console(width=min(_WIDTH, Console().width), quiet=own["as_json"])
+        console = screen(quiet=own["as_json"])
         with progress_of(console) as on_stage:
             from nugnn.planning.cluster_file import LinkFields
             from nugnn.planning.growth import where_it_stops
@@ -80,9 +79,13 @@ def simulate(**given: Any) -> None:
             shown = [dataclasses.asdict(row) for row in rows]
             print(json.dumps({"simulated": True, "rows": shown, "stops": stops, "notes": notes}, indent=2))
             return
-        console.print(growth_table(rows, f"{own['graph_stats']} on {own['devices']}"))
+        show_table(
+            console,
+            growth_table(rows, f"{own['graph_stats']} on {own['devices']}"),
+            least_first=("hosts", "halo/node", "memory", "wait", "sync", "halo", "work"),
+        )
         for note in (f"simulated: {stops}", *(f"note: {note}" for note in notes)):
-            console.print(note, markup=False, highlight=False)
+            say(console, note)
 
 
 def growth_table(rows: Any, title: str) -> Table:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.kernels.rows import REPLICATED, Rows, identity_of, tag
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def as_node_rows(x: Tensor, graph: ShardGraph) -> Tensor:
     Raises:
         ValueError: ``x`` has another number of rows.
     """
-    return _tagged(x, graph.index.node_rows, "as_node_rows", f"{graph.num_nodes()} inner nodes")
+    return _tagged(x, graph.index.node_rows, "as_node_rows", counted(graph.num_nodes(), "inner node"))
 
 
 def as_edge_rows(x: Tensor, graph: ShardGraph) -> Tensor:
@@ -27,12 +28,12 @@ def as_edge_rows(x: Tensor, graph: ShardGraph) -> Tensor:
     Raises:
         ValueError: ``x`` has another number of rows.
     """
-    return _tagged(x, graph.index.edge_rows, "as_edge_rows", f"{graph.num_edges()} local edges")
+    return _tagged(x, graph.index.edge_rows, "as_edge_rows", counted(graph.num_edges(), "local edge"))
 
 
 def _tagged(x: Tensor, rows: Rows, name: str, whose: str) -> Tensor:
     if len(x) != rows.num_rows:
-        raise ValueError(f"{name}: {len(x)} rows for {whose}")
+        raise ValueError(f"{name}: {counted(len(x), 'row')} for {whose}")
     return tag(x, rows)
 
 

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.planning.device_facts import device_uuid
 
 
@@ -24,18 +25,28 @@ def devices_of(device: str, workers: int) -> tuple[list[torch.device], str]:
     entries = device.split(",")
     if len(entries) > 1:
         if len(entries) != workers:
-            raise ValueError(f"device {device}: {len(entries)} devices for {workers} workers; give one for each")
+            raise ValueError(
+                f"device {device}: {counted(len(entries), 'device')} for {counted(workers, 'worker')}; give one "
+                f"for each"
+            )
         return [_checked(entry) for entry in entries], ""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return [torch.device("cpu")] * workers, ""
     num_gpus = torch.cuda.device_count()
     if device == "auto" and workers > num_gpus:
-        text = f"{workers} workers for {_counted(num_gpus)}: computing on the CPU; --device cuda would share the GPUs"
+        text = (
+            f"{counted(workers, 'worker')} for {counted(num_gpus, 'GPU')}: computing on the CPU; --device cuda "
+            f"would share the GPUs"
+        )
         return [torch.device("cpu")] * workers, text
     if device in ("auto", "cuda"):
         _checked("cuda:0")
         is_shared = workers > num_gpus
-        note = f"{workers} workers share {_counted(num_gpus)}: rows travel through the host" if is_shared else ""
+        note = (
+            f"{counted(workers, 'worker')} share {counted(num_gpus, 'GPU')}: rows travel through the host"
+            if is_shared
+            else ""
+        )
         return [torch.device("cuda", worker % num_gpus) for worker in range(workers)], note
     return [_checked(device)] * workers, ""
 
@@ -79,9 +90,5 @@ def _checked(entry: str) -> torch.device:
         raise ValueError(f"device {entry}: there is no GPU to use: {why} (torch {torch.__version__}); use --device cpu")
     index = device.index or 0
     if index >= torch.cuda.device_count():
-        raise ValueError(f"device {entry}: this host has {_counted(torch.cuda.device_count())}")
+        raise ValueError(f"device {entry}: this host has {counted(torch.cuda.device_count(), 'GPU')}")
     return torch.device("cuda", index)
-
-
-def _counted(num_gpus: int) -> str:
-    return f"{num_gpus} GPU{'s' * (num_gpus != 1)}"

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.kernels.philox import RandomKey, random_words
 from nugnn.kernels.rows import tag
 from nugnn.shard_graph import ShardGraph
@@ -51,7 +52,8 @@ class NodeEmbedding(nn.Module):
             return
         if graph.num_nodes_global() != self.num_nodes:
             raise ValueError(
-                f"NodeEmbedding was made for {self.num_nodes} nodes, the graph has {graph.num_nodes_global()}"
+                f"NodeEmbedding was made for {counted(self.num_nodes, 'node')}, the graph has "
+                f"{graph.num_nodes_global()}"
             )
         with torch.no_grad():
             self.weight = nn.Parameter(self.weight[graph.global_node_ids].clone())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nugnn._counted import counted
 from nugnn.comm.pulse import Stamp
 from nugnn.job import WorkerError
 from nugnn.process_state import HostMemory, ProcessState, in_gib
@@ -148,7 +149,8 @@ def stall_of(workers: Sequence[WorkerView], place: Place, timeout: float) -> tup
         lines.append(place.of(worker))
     if not guilty:
         lines.append(
-            f"the {len(workers)} workers wait for each other and make no progress for {timeout:g} s (--timeout): they "
+            f"the {counted(len(workers), 'worker')} wait for each other and make no progress for {timeout:g} s "
+            f"(--timeout): they "
             "took different ways through the model"
         )
         lines.append(f"on {place.host}{place.log(0)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.checkpoint import Checkpoint, CheckpointError
 from nugnn.weights import mismatches
 
@@ -98,7 +99,7 @@ def _changed_lines(before: list[str], now: list[str]) -> list[str]:
         if old != new:
             return [f"model was {old.strip()}, is {new.strip()}"]
     if len(before) != len(now):
-        return [f"model had {len(before)} lines of description, has {len(now)}"]
+        return [f"model had {counted(len(before), 'line')} of description, has {len(now)}"]
     return []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.checkpoint import CheckpointError
 from nugnn.comm.groups import Ranks
 from nugnn.config import TrainConfig
@@ -91,8 +92,9 @@ class FinishedRun:
             load_weights(model, self.folder / "model.safetensors")
         except CheckpointError as error:
             raise ValueError(
-                f"{error}. Graph {data.name!r} has {data.num_nodes} nodes, {data.num_features} features and "
-                f"{data.num_classes} classes"
+                f"{error}. Graph {data.name!r} has {counted(data.num_nodes, 'node')}, "
+                f"{counted(data.num_features, 'feature')} and "
+                f"{counted(data.num_classes, 'class', 'classes')}"
             ) from error
         return model.eval()
 

@@ -110,7 +110,8 @@ def fit(
             part with three and two before a model of the user's own trains over several workers.
         timeout: Seconds after which a silent worker counts as lost.
         on_epoch: Gets each `Epoch`.
-        on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition``, ``train``, and
+        on_stage: Gets the name of each stage: ``start`` (of the workers), ``check``, ``partition`` (``parts_cached``
+            where parts are found in ``cache_folder``, ``parts_planned`` where a plan has them), ``train``, and
             ``stop`` (from a thread of its own) when a signal asked for the end.
         log_folder: Where the workers' logs go; they are dropped when None.
         cache_folder: Keep and reuse partitions here.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.comm.groups import Ranks, gather_texts, join_ranks
 from nugnn.devices import devices_of, own_device
@@ -133,7 +134,8 @@ def _devices_here(request: PlanRequest | None, chosen: str, here: Sequence[int],
     if request is None or request.known_devices is None:
         if request is not None and num_hosts > 1:
             raise ValueError(
-                f"shares {request.shares_by} over {num_hosts} hosts: what the others have is not known here; describe "
+                f"shares {request.shares_by} over {counted(num_hosts, 'host')}: what the others have is not "
+                f"known here; describe "
                 "them in a file and give it with --cluster, or a plan of nugnn plan with --plan"
             )
         return devices_of(chosen, len(here))[0]

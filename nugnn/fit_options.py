@@ -113,7 +113,11 @@ def checked_options(options: Mapping[str, Any], data: GraphData, others: Iterabl
     """
     chosen = named_options(FitOptions, options, dict.fromkeys(SAMPLES_ONLY, "samples"), others)
     if data.labels is None:
-        raise ValueError(f"{data.name}: the graph has no labels, so there is nothing to train for")
+        raise ValueError(
+            f"{data.name}: the graph has no labels, so there is nothing to train for; give labels "
+            f"(docs/datasets.md), or "
+            "partition it, or predict on it with a finished run"
+        )
     if len(data.train_nodes) == 0:
         raise ValueError(
             f"{data.name}: there are no training nodes, so there is nothing to learn from; name some, in DGL's graphs "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from nugnn.limited import Limits
+from nugnn.limited import Limits, checked_limits
 from nugnn.planning.limits import DeviceLimits
 from nugnn.task import Task
 
@@ -47,11 +47,10 @@ def request_of(
         return None, None if isinstance(shares, str) else shares
     from nugnn.plan_request import plan_request
 
-    for name, given in (("plan", plan), ("cluster", cluster)):
-        if given is not None and (device != "auto" or limits is not None):
-            what = f"device {device}" if device != "auto" else "limits"
-            raise ValueError(f"{name} says which devices there are, and within what limits; leave {what} out")
     request = plan_request(shares, plan, cluster, workers, is_one_host=is_one_host, on_stage=stage, on_note=note)
+    if limits is not None:  # of no worker is something else than not said
+        request.refuse_other_limits(checked_limits(limits, workers) or (DeviceLimits(),) * workers)
+    request.refuse_other_kinds(device)
     return request, None
 
 
@@ -83,7 +82,9 @@ def use_plan(
     """
     from nugnn.plan_training import TrainingPlan
 
-    stage("plan")
+    kept = None if resumed is None else Path(resumed) / PLAN_FILE
+    is_kept = kept is not None and kept.is_file()
+    stage("plan_read" if request.plan is not None else "plan_resumed" if is_kept else "plan")
     task.use_plan(
         TrainingPlan(
             request=request,
@@ -92,7 +93,7 @@ def use_plan(
             limits=limits,
             times_operators=times_operators and request.cluster is None,
             on_stage=stage,
-            kept=None if resumed is None else Path(resumed) / PLAN_FILE,
+            kept=kept,
             on_note=note,
         )
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.history import Epoch
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class FitResult:
 
     def __repr__(self) -> str:
         best = f"epoch {self.best.number} of {len(self.history)}, val {self.best.val:.4f}, test {self.best.test:.4f}"
-        return f"FitResult({type(self.model).__name__}, best {best}, {len(self.rank_reports)} workers)"
+        return f"FitResult({type(self.model).__name__}, best {best}, {counted(len(self.rank_reports), 'worker')})"
 
     @property
     def epoch_seconds(self) -> float:

@@ -21,10 +21,15 @@ from nugnn.predictions import predicted_classes
 from nugnn.predictions import write_predictions as write_rows
 
 STAGES = {
-    "plan": "planning for {workers} workers",
+    "plan": "planning for {workers}",
+    "plan_read": "reading the plan for {workers}",
+    "plan_resumed": "reading the plan of the run that goes on",
+    "plan_cached": "taking the plan that was made before",
     "check": "comparing one part with three on a piece of the graph",
-    "partition": "splitting the graph into {workers} parts",
-    "start": "starting {workers} workers",
+    "partition": "splitting the graph into {parts}",
+    "parts_planned": "writing the {parts} of the plan",
+    "parts_cached": "taking the {parts} from the folder of partitions",
+    "start": "starting {workers}",
     "train": "training",
     "stop": "finishing this epoch and writing a checkpoint; Ctrl-C again ends at once",
 }

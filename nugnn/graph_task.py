@@ -72,10 +72,9 @@ class GraphTask:
 
     def stored(self, folder: Path, stage: Stage) -> tuple[GraphPart, list[str]]:
         self._compare_parts(stage)
-        stage("partition")
         given, said = self._divide(stage)
         how = (self._shares, self._partitioner, self._order, self._cache_folder)
-        shards, notes = shards_on_disk(self._seen, *how, folder / "shards", given)
+        shards, notes = shards_on_disk(self._seen, *how, folder / "shards", given, stage)
         whole = None
         if self._inductive:
             whole = StoredShards(shards_on_disk(self.data, *how, folder / "whole")[0])
@@ -112,10 +111,11 @@ class GraphTask:
         first_notes = list(self.said)
         if ranks.rank == 0:
             self._compare_parts(stage)
-            stage("partition")
         if self.plan is not None:
             given, notes_of_plan = self._divide_together(ranks, stage)
             first_notes += notes_of_plan
+        if ranks.rank == 0:
+            stage("partition" if given is None else "parts_planned")
         how: dict[str, Any] = {"method": self._partitioner, "order": self._order}
         shards, notes = [], []  # lists, so that nobody keeps a shard that training has turned into a graph
         for graph in [self._seen, self.data] if self._inductive else [self.data]:

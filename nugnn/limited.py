@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.kernels.green_context import limit_multiprocessors, usable_multiprocessors
 from nugnn.planning import device_facts
 from nugnn.planning.in_words import in_bytes
@@ -44,7 +45,9 @@ def checked_limits(limits: Limits | None, workers: int) -> tuple[DeviceLimits, .
         return None
     given = parse_limits(limits) if isinstance(limits, str) else tuple(map(_one, limits))
     if len(given) != workers:
-        raise ValueError(f"limits {format_limits(given)!r}: {len(given)} for {workers} workers; give one for each")
+        raise ValueError(
+            f"limits {format_limits(given)!r}: {len(given)} for {counted(workers, 'worker')}; give one for each"
+        )
     return None if all(each.is_none for each in given) else given
 
 
@@ -169,7 +172,8 @@ def said_of(limits: Sequence[DeviceLimits] | None, reports: Sequence[dict[str, A
         granted = holds.get("multiprocessors", each.sms)
         if granted != each.sms:
             said.append(
-                f"worker {worker} has {granted} multiprocessors where {each.sms} were asked for: the GPU sets them "
+                f"worker {worker} has {counted(granted, 'multiprocessor')} where {each.sms} were asked for: the "
+                f"GPU sets them "
                 "apart in groups"
             )
     return [*said, *[SHARED_CORES] * shares_cores]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.batches import SplitBatchSampler
 from nugnn.comm.groups import Ranks
 
@@ -71,7 +72,8 @@ def check_local_batches(sampler: SplitBatchSampler, micro_batches: int) -> None:
             cuts = [count * part // micro_batches for part in range(micro_batches + 1)]
             if any(b - a == 1 for a, b in itertools.pairwise(cuts)):
                 raise ValueError(
-                    f"worker {rank} has {count} of the samples of batch {batch}, in {micro_batches} parts, one of them "
+                    f"worker {rank} has {count} of the samples of batch {batch}, in "
+                    f"{counted(micro_batches, 'part')}, one of them "
                     "a single sample, which has no variance: local batch norm needs two or more at a time. Choose "
                     "other batch sizes, drop_last or fewer micro_batches, or batch norm over all workers"
                 )

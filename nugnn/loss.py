@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from nugnn._counted import counted
 from nugnn.comm.groups import Ranks
 from nugnn.kernels.cross_entropy import binary_cross_entropy_rows, cross_entropy_rows
 from nugnn.kernels.epilogue import runs_in_triton
@@ -118,7 +119,7 @@ def share_of_mean(
         values = loss(at_least_float32(logits if rows is None else logits.index_select(0, rows)), labels)
     if values.shape[:1] != labels.shape[:1] or values.dim() not in (1, 2):
         raise ValueError(
-            f"the loss function returned shape {tuple(values.shape)} for {len(labels)} rows; it has to "
+            f"the loss function returned shape {tuple(values.shape)} for {counted(len(labels), 'row')}; it has to "
             "return one value per row, (n,) or (n, C), without a mean or sum (reduction='none')."
         )
     if weights is not None:

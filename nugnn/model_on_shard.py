@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn import recognition
+from nugnn._counted import counted
 from nugnn.comm.halo_auto import AutoBits
 from nugnn.comm.halo_feedback import HaloFeedback
 from nugnn.comm.halo_handler import HaloHandler
@@ -133,7 +134,8 @@ class ModelOnShard:
         if not is_tensor or logits_NC.shape[:1] != (self.graph.num_nodes(),):
             given = f"shape {tuple(logits_NC.shape)}" if is_tensor else type(logits_NC).__name__
             raise ValueError(
-                f"the model returned {given}; it has to return one row for each of the {self.graph.num_nodes()} nodes "
+                f"the model returned {given}; it has to return one row for each of the "
+                f"{counted(self.graph.num_nodes(), 'node')} "
                 "it was given"
             )
         return logits_NC

@@ -16,6 +16,7 @@ from dgl import nn as dgl_nn
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from nugnn._counted import counted
 from nugnn.embedding import NodeEmbedding
 from nugnn.kernels.handlers import epilogue
 from nugnn.kernels.interceptor import current_interceptor
@@ -287,5 +288,6 @@ def make_user_model(make: Callable[..., nn.Module], in_features: int, num_classe
         return make(*widths, **named)
     except Exception as error:
         raise ValueError(
-            f"{class_name} cannot be made for {in_features} features and {num_classes} classes: {describe_error(error)}"
+            f"{class_name} cannot be made for {counted(in_features, 'feature')} and "
+            f"{counted(num_classes, 'class', 'classes')}: {describe_error(error)}"
         ) from error

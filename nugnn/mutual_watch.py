@@ -26,6 +26,7 @@ from nugnn.comm.pulse import Stamp, read
 from nugnn.failure import EXIT_USER, EXIT_WORKER_LOST, Place, WorkerView, named, stall_of
 from nugnn.member import Member, host_name, process_space
 from nugnn.process_state import process_state
+from nugnn.screen import complain
 from nugnn.stall import Sample, StallWatch
 from nugnn.worker_process import classify, describe
 
@@ -324,7 +325,8 @@ def _note(text: bytes) -> Note:
 def _show(note: Note, how_to_go_on: str) -> None:
     after = f"\n{how_to_go_on}" if how_to_go_on and note.exit_code == EXIT_WORKER_LOST else ""
     with contextlib.suppress(OSError):
-        print(f"nugnn: error: {note.text}{after}", file=sys.stderr, flush=True)
+        complain(f"nugnn: error: {note.text}{after}")
+        sys.stderr.flush()
 
 
 def _place_of(frame: FrameType | None) -> str:

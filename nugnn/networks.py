@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from nugnn._counted import counted
+
 
 class MLP(nn.Module):
     """Linear layers with batch norm, ReLU and dropout between them; samples of any shape are flattened.
@@ -174,10 +176,10 @@ class TransformerClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"a width of {width} cannot be divided among {heads} heads; choose a multiple")
+            raise ValueError(f"a width of {width} cannot be divided among {counted(heads, 'head')}; choose a multiple")
         if convolution < 0 or (convolution and convolution % 2 == 0):
             raise ValueError(
-                f"a convolution over {convolution} tokens has no middle; give an odd number, or 0 for none"
+                f"a convolution over {counted(convolution, 'token')} has no middle; give an odd number, or 0 for none"
             )
         if pooling not in ("mean", "max"):
             raise ValueError(f"pooling is {pooling!r}, must be mean or max")

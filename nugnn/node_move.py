@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.comm.halo_stale import arrived
 from nugnn.comm.row_move import RowMove
 from nugnn.held_rows import move_parameters
@@ -91,7 +92,9 @@ class NodeMove:
             ValueError: ``x`` has another number of rows than there were edges.
         """
         if len(x) != int(self._starts[0][-1]):
-            raise ValueError(f"expected {int(self._starts[0][-1])} rows, one for each edge of this rank, got {len(x)}")
+            raise ValueError(
+                f"expected {counted(int(self._starts[0][-1]), 'row')}, one for each edge of this rank, got {len(x)}"
+            )
         return tag(self._rows.runs(x, *self._starts), self.graph.index.edge_rows)
 
     def parameters(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:

@@ -136,7 +136,7 @@ def own_times(
             write_job(folder, job)
         except (NoAssignmentError, NotPickledError) as error:
             raise NotTimedError(str(error)) from error
-        on_stage(f"timing the model's operators on each device of this machine, {longest:g} s, once")
+        on_stage(f"timing the model's operators on each device of this machine for {longest:g} s, once")
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
         waited = [json.loads((folder / f"wait-{rank}.json").read_text(encoding="ascii")) for rank in range(len(found))]

@@ -9,17 +9,22 @@ from typing import Any
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.devices import devices_of
 from nugnn.machine_profiles import Need, are_devices_alike, cluster_here, profile_of_this_machine
 from nugnn.member import host_name
 from nugnn.planning import device_facts
 from nugnn.planning.cluster import Cluster, ThisMachine, read_cluster
-from nugnn.planning.limits import DeviceLimits
+from nugnn.planning.limits import DeviceLimits, format_limits
 from nugnn.planning.plan import BASELINES, KnownDevice, Plan, SharesBy, read_plan
 from nugnn.planning.profiles import DeviceKind, MachineProfile
 
 SHARES_BY = ("auto", *BASELINES)
 """Words for shares; numbers are the other way."""
+_KINDS = ("auto", "cpu", "cuda")
+"""Words for devices that leave open which ones; `PlanRequest.refuse_other_kinds` holds them against those of a plan."""
+_SAME_SHARE = 0.02
+"""Parts of a cut may be off by this much of the shares that it was made for, see `nugnn.partition.balance`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +65,39 @@ class PlanRequest:
         Raises:
             ValueError: One of them is not here.
         """
-        return devices_of(device, workers) if self.known_devices is None else (found_here(self.known_devices), "")
+        if self.known_devices is None:
+            return devices_of(device, workers)
+        if device in _KINDS:
+            return found_here(self.known_devices), ""
+        chosen = devices_of(device, workers)[0]
+        for worker, (known, own) in enumerate(zip(self.known_devices, chosen, strict=True)):
+            if own.type != known.kind or (own.type == "cuda" and not _is(known, own)):
+                raise self._otherwise(f"worker {worker} on {_named(known)}", f"--device {device}", "--device")
+        return chosen, ""
+
+    def refuse_other_kinds(self, device: str) -> None:
+        """Refuse ``cpu`` or ``cuda`` where plan or cluster have others; by number or uuid `devices` refuses them.
+
+        Raises:
+            ValueError: Has both values.
+        """
+        kinds = [each.kind for each in self.known_devices or ()]
+        if kinds and device in ("cpu", "cuda") and set(kinds) != {device}:
+            raise self._otherwise(f"the devices {','.join(kinds)}", f"--device {device}", "--device")
+
+    def refuse_other_limits(self, limits: Sequence[DeviceLimits]) -> None:
+        """Refuse limits other than those of the plan or cluster.
+
+        Raises:
+            ValueError: Has both.
+        """
+        if self.limits is not None and tuple(limits) != self.limits:
+            said = f"--limits '{format_limits(limits)}'"
+            raise self._otherwise(f"the limits '{format_limits(self.limits)}'", said, "--limits")
+
+    def _otherwise(self, own: str, said: str, option: str) -> ValueError:
+        what = "the plan" if self.plan is not None else "the cluster"
+        return ValueError(f"{what} has {own}, and this run was given {said}; leave {option} out to use {what}'s")
 
     def cluster_for(
         self,
@@ -108,12 +145,11 @@ def plan_request(
     if isinstance(shares, str) and shares not in SHARES_BY:
         raise ValueError(f"shares {shares!r} is not known; give {', '.join(SHARES_BY)}, or a number for each worker")
     if plan is not None:
-        if shares is not None and not (isinstance(shares, str) and shares == "even"):
-            raise ValueError("shares and plan both say who gets how much; give one of them")
         if cluster is not None:
             raise ValueError("plan and cluster both say which devices there are; give one of them")
         chosen = plan if isinstance(plan, Plan) else read_plan(plan)
         chosen.check_workers(workers)
+        _refuse_other_shares(chosen, shares)
         path = None if isinstance(plan, Plan) else Path(plan)
         return PlanRequest(shares_by=chosen.shares_by, plan=chosen, plan_path=path)
     described = None
@@ -126,7 +162,8 @@ def plan_request(
         described = cluster if isinstance(cluster, Cluster) else read_cluster(cluster, look, host=own)
         if len(described.devices) != workers:
             raise ValueError(
-                f"the cluster has {len(described.devices)} devices, and there are {workers} workers; give --workers "
+                f"the cluster has {counted(len(described.devices), 'device')}, and there are "
+                f"{counted(workers, 'worker')}; give --workers "
                 f"{len(described.devices)}"
             )
     if shares is not None and not isinstance(shares, str):
@@ -134,6 +171,26 @@ def plan_request(
         return PlanRequest(shares_by="given", shares=numbers, cluster=described)
     word: Any = shares or "even"
     return PlanRequest(shares_by=word, cluster=described)
+
+
+def _refuse_other_shares(plan: Plan, shares: Sequence[float] | str | None) -> None:
+    """Refuse shares other than the plan's; ``even`` is the default, and nobody may have said it."""
+    if shares is None or (isinstance(shares, str) and shares in ("even", plan.shares_by)):
+        return
+    own = [device.share for device in plan.devices]
+    if isinstance(shares, str):
+        planned, said = f"shares by '{plan.shares_by}'", shares
+    else:
+        asked = [share / sum(shares) for share in shares]
+        if len(asked) == len(own) and all(
+            abs(each - part) <= max(_SAME_SHARE * part, 0.001) for each, part in zip(asked, own, strict=True)
+        ):
+            return
+        planned, said = (",".join(f"{share:.3g}" for share in each) for each in (own, shares))
+        planned = f"the shares {planned}"
+    raise ValueError(
+        f"the plan has {planned}, and this run was given --shares {said}; leave --shares out to use the plan's"
+    )
 
 
 def found_here(known: Sequence[KnownDevice]) -> list[torch.device]:
@@ -159,6 +216,10 @@ def found_here(known: Sequence[KnownDevice]) -> list[torch.device]:
         found.append(free[0])
         taken.add(free[0])
     return found
+
+
+def _named(known: KnownDevice) -> str:
+    return "the CPU" if known.kind == "cpu" else known.uuid or known.name
 
 
 def _is(known: KnownDevice, gpu: torch.device) -> bool:

@@ -10,10 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from nugnn._counted import counted
 from nugnn.planned import Planned
 from nugnn.planning.calibration import SOURCES, Calibration, error_text, in_words
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
+from nugnn.screen import say, show_table
 
 _MOST_ROWS = 16
 """Devices that have a row each; of more, those that are alike share one."""
@@ -26,13 +28,13 @@ def show_plan(planned: Planned, console: Console) -> None:
     """Print the tables, the picture, and how far such predictions have been off."""
     planned = planned.corrected()
     plan = planned.plan
-    console.print(devices_table(plan, min(80, console.width)))
-    console.print(baselines_table(plan))
+    show_table(console, devices_table(plan, min(80, console.width)))
+    show_table(console, baselines_table(plan))
     if planned.forecast.timeline is not None:
         shown, ranks = _pictured(plan, planned.forecast.timeline)
         console.print(picture(shown, width=min(80, console.width), numbers=ranks), markup=False, highlight=False)
     if plan.calibration is not None:
-        console.print(f"predictions: {in_words(plan.calibration)}", markup=False, highlight=False)
+        say(console, f"predictions: {in_words(plan.calibration)}")
 
 
 def _pictured(plan: Plan, timeline: Timeline) -> tuple[Timeline, list[int]]:
@@ -55,7 +57,7 @@ def devices_table(plan: Plan, width: int = 80) -> Table:
     title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} an {step}, predicted"
     if plan.family == "samples":
         title = f"{plan.data.name}: {seconds_text(plan.step_seconds)} a step, predicted; an epoch of "
-        title += f"{plan.steps_per_epoch} steps {seconds_text(plan.epoch_seconds)}"
+        title += f"{counted(plan.steps_per_epoch, 'step')} {seconds_text(plan.epoch_seconds)}"
     if said := _corrected(plan):
         title += f"\n({said})"
     if plan.is_simulated:
@@ -75,7 +77,7 @@ def devices_table(plan: Plan, width: int = 80) -> Table:
     for label, cells in rows:
         table.add_row(label, *(cells[column] for column in kept))
     if len(kept) < len(names):
-        table.caption = f"{len(names) - len(kept)} columns more where the terminal is wider; --json has all"
+        table.caption = f"{counted(len(names) - len(kept), 'column')} more where the terminal is wider; --json has all"
     return table
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from nugnn._counted import counted
 from nugnn.datasets.graph_data import GraphData
 from nugnn.earlier_plan import PlannedRun, kept_plan, plan_for
 from nugnn.failure import WorkerFailed
@@ -149,7 +150,13 @@ class TrainingPlan:
             plan = self._from_file.plan
             if sum(plan.batch_split) != batch:
                 raise PlanError(
-                    f"the plan divides batches of {sum(plan.batch_split)} samples, and batch_size is {batch}"
+                    f"the plan divides batches of {counted(sum(plan.batch_split), 'sample')}, and batch_size is {batch}"
+                )
+            if options.batch_split != "auto" and tuple(part.sizes) != plan.batch_split:
+                own, said = (",".join(map(str, sizes)) for sizes in (plan.batch_split, part.sizes))
+                raise PlanError(
+                    f"the plan divides batches as {own}, and this run was given --batch-split {said}; leave "
+                    "--batch-split out to use the plan's"
                 )
             self.planned = self._from_file
             return plan.batch_split
@@ -210,6 +217,7 @@ class TrainingPlan:
             kept = cache_folder / "plans" / self._key(partitioner) / PLAN_FILE
             if (made := kept_plan(kept)) is not None:
                 self.planned = made
+                on_stage("plan_cached")
                 return Shares(shares=made.plan.shares, part=made.part, notes=("The plan was made before.",))
         self.planned = plan_with_cut(
             self._subject,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.devices import devices_of
 from nugnn.failure import WorkerFailed
 from nugnn.job import private_job_folder, write_job
@@ -132,7 +133,7 @@ def limits_of_devices(text: str, device: str, num_gpus: int) -> tuple[DeviceLimi
     limits = parse_limits(text)
     most = num_gpus if device == "cuda" else 1
     if len(limits) not in (1, most):
-        raise ValueError(f"limits {text!r}: {len(limits)} for {most} devices; give one, or one for each GPU")
+        raise ValueError(f"limits {text!r}: {len(limits)} for {counted(most, 'device')}; give one, or one for each GPU")
     for each in limits:
         if device == "cuda" and each.threads is not None:
             raise ValueError(f"limits {text!r}: threads has no effect on what is measured of a GPU; leave it out")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from nugnn.planning.in_words import download_bytes
+from nugnn.screen import say
 
 
 class RunProgress:
@@ -48,7 +49,7 @@ class RunProgress:
 
     def __enter__(self) -> RunProgress:
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn())
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("starting", total=self._num_epochs)
             self._bar.start()
@@ -67,7 +68,7 @@ class RunProgress:
         if event["kind"] == "stage":
             self._line(event["text"]) if self._bar is None else self._update(event["text"], None)
         elif event["kind"] == "note":
-            self._console.print(event["text"], markup=False, highlight=False, soft_wrap=True)
+            say(self._console, event["text"])
         elif event["kind"] == "download":
             total = download_bytes(event["total"])
             self._show(f"downloading {download_bytes(event['bytes'])}{total and f' of {total}'}", None)
@@ -90,7 +91,7 @@ class RunProgress:
 
     def _line(self, text: str) -> None:
         self._unshown = None
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, text)
 
 
 def epoch_text(event: dict[str, Any], num_epochs: int) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from nugnn._counted import counted
 from nugnn.datasets.sparse import csr_matrix
 from nugnn.partition.shard import Shard
 from nugnn.planning.part_sizes import PartSizes
@@ -80,7 +81,7 @@ def random_part(
 def _sparse_rows(rows: int, width: int, stored: int, draw: torch.Generator) -> Tensor:
     """``(rows, width)`` ``torch.sparse_csr``; the columns of a row are as far apart as they can be."""
     if stored > width:
-        raise ValueError(f"rows of {width} columns do not store {stored} values")
+        raise ValueError(f"rows of {counted(width, 'column')} do not store {counted(stored, 'value')}")
     first = torch.randint(max(width, 1), (rows, 1), generator=draw)
     columns = ((first + torch.arange(stored) * (width // max(stored, 1))) % max(width, 1)).sort(dim=1).values
     values = torch.randn(rows * stored, generator=draw)

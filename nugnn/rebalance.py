@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from nugnn._counted import counted
 from nugnn.balancer import Balancer
 from nugnn.held_rows import HeldRows
 from nugnn.node_move import NodeMove
@@ -167,7 +168,8 @@ def return_text(record: dict[str, Any], taken_back: dict[str, Any]) -> str:
 def _what_moved(record: dict[str, Any]) -> str:
     ways = [f"{n:,} from worker {p} to {q}" for p, row in enumerate(record["counts"]) for q, n in enumerate(row) if n]
     shown = "; ".join(ways[:4]) + ("; …" if len(ways) > 4 else "")
-    return f"{record['nodes']:,} nodes ({record['share']:.1%}) in {_shown(record['seconds'])}: {shown}"
+    nodes = counted(f"{record['nodes']:,}", "node")
+    return f"{nodes} ({record['share']:.1%}) in {_shown(record['seconds'])}: {shown}"
 
 
 def _halo_rows(record: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from nugnn._counted import counted
 from nugnn.checkpoint import moment, newest_checkpoint, remove_checkpoints
 from nugnn.checkpointer import CheckpointPlan
 from nugnn.fingerprint import check_same_run
@@ -35,7 +36,7 @@ def from_where(
     least = checkpoint.epoch + (checkpoint.step > 0)
     if least > options.epochs:
         raise ValueError(
-            f"{checkpoint.folder} was written {checkpoint.moment}, but only {options.epochs} epochs are "
+            f"{checkpoint.folder} was written {checkpoint.moment}, but only {counted(options.epochs, 'epoch')} are "
             f"asked for; ask for {least} or more"
         )
     for problem in problems:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from safetensors.torch import save_file
 
+from nugnn._counted import counted
 from nugnn.checkpoint import installed_versions, list_checkpoints, moment
 from nugnn.config import TrainConfig
 from nugnn.datasets.whole_file import write_whole
@@ -36,6 +37,11 @@ PARTS_FILE = "plan.parts.npy"
 """Beside a plan with a cut: `nugnn.planning.plan_parts.parts_path`."""
 TIMELINE = "timeline.json"
 """For Perfetto or ``chrome://tracing``."""
+
+
+def _counts(workers: int) -> dict[str, str]:
+    """What the texts of stages count."""
+    return {"workers": counted(workers, "worker"), "parts": counted(workers, "part")}
 
 
 def run_from_config(
@@ -71,7 +77,7 @@ def run_from_config(
     family = family_of(config)
     data = family.prepare(config, lambda done, total: emit({"kind": "download", "bytes": done, "total": total}))
     torch.manual_seed(config.seed)
-    model, stages, counts = family.build_model(config, data), family.STAGES, {"workers": config.workers}
+    model, stages, counts = family.build_model(config, data), family.STAGES, _counts(config.workers)
     out = config.out_dir
     if not config.resume and list_checkpoints(out / "checkpoint") and not (out / "result.json").exists():
         text = f"{out} holds a checkpoint of an unfinished run, which is replaced; --resume would go on from it"

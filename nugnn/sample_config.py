@@ -202,10 +202,8 @@ class SampleConfig(Settings):
             object.__setattr__(self, "batch_split", sizes)
 
     def _check_split_is_said_once(self) -> None:
-        by = f"--plan {self.plan}" if self.plan is not None else f"--shares {self.shares}"
-        is_planned = self.plan is not None or self.shares in SHARES_BY_DEVICE
-        if is_planned and self.batch_split != "auto":
-            raise ConfigError(f"{by} says how batches are divided; leave --batch-split out")
+        if self.plan is None and self.shares in SHARES_BY_DEVICE and self.batch_split != "auto":
+            raise ConfigError(f"--shares {self.shares} says how batches are divided; leave --batch-split out")
 
     @property
     def network(self) -> str:

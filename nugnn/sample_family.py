@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import Dataset, default_collate
 
+from nugnn._counted import counted
 from nugnn.augmentation import Augmentation, AugmentationKey, augmented
 from nugnn.batches import Batch, SplitBatchSampler, batch_loader, map_tensors
 from nugnn.comm.batch_norm import BatchNormRows
@@ -96,7 +97,9 @@ class SampleFamily:
         num_data_workers: int = 0,
     ) -> None:
         if len(sizes) != ranks.world_size:
-            raise ValueError(f"there are {len(sizes)} batch sizes for {ranks.world_size} workers; give one for each")
+            raise ValueError(
+                f"there are {len(sizes)} batch sizes for {counted(ranks.world_size, 'worker')}; give one for each"
+            )
         if micro_batches < 1:
             raise ValueError(f"micro_batches is {micro_batches}, must be 1 or more")
         self.model, self.ranks, self.metric = model, ranks, metric

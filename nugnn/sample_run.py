@@ -21,9 +21,11 @@ from nugnn.options import ConfigError, flag_of
 from nugnn.sample_config import TORCHVISION_MODELS, SampleConfig
 
 STAGES = {
-    "plan": "planning for {workers} workers",
+    "plan": "planning for {workers}",
+    "plan_read": "reading the plan for {workers}",
+    "plan_resumed": "reading the plan of the run that goes on",
     "check": "comparing a few samples in one part and in two",
-    "start": "starting {workers} workers",
+    "start": "starting {workers}",
     "train": "training",
     "stop": "finishing this step and writing a checkpoint; Ctrl-C again ends at once",
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
+from nugnn._counted import counted
 from nugnn.augmentation import is_own
 from nugnn.batch_split import USUAL_BATCH_SIZE, batch_sizes
 from nugnn.batches import SplitBatchSampler
@@ -116,7 +117,7 @@ class SampleTask:
         _check_batches(self.model, self.options, num_samples(self._part.train), sizes)
         self._part, self.plan = replace(self._part, sizes=sizes), plan
         how = "as the plan says" if plan.planned is not None else f"by {plan.request.shares_by}"
-        divided = f"batches of {sum(sizes)} samples are divided {how}: {', '.join(map(str, sizes))}"
+        divided = f"batches of {counted(sum(sizes), 'sample')} are divided {how}: {', '.join(map(str, sizes))}"
         self.said = [*self._without_effect, divided, *plan.notes]
 
     def stored(self, folder: Path, stage: Stage) -> tuple[SamplePart, list[str]]:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.batches import Batch, map_tensors
 from nugnn.comm.batch_norm import BatchNormHandler, BatchNormRows, LocalBatchNormHandler
 from nugnn.comm.groups import Ranks
@@ -61,7 +62,8 @@ def as_samples(batch: Batch, ranks: Ranks) -> Batch:
     def declare(x: Tensor) -> Tensor:
         if x.shape[:1] != batch.ids.shape:
             raise ValueError(
-                f"a tensor of shape {tuple(x.shape)} in a batch of {len(batch.ids)} samples: the collate function "
+                f"a tensor of shape {tuple(x.shape)} in a batch of {counted(len(batch.ids), 'sample')}: the "
+                f"collate function "
                 "has to put samples on axis 0 of every tensor"
             )
         return tag(x, rows)
@@ -159,6 +161,6 @@ class BatchMean:
             return self._class_weights[labels]
         except IndexError as error:  # on the CPU
             raise ValueError(
-                f"class_weights has {len(self._class_weights)} numbers, but labels of this batch go up to "
+                f"class_weights has {counted(len(self._class_weights), 'number')}, but labels of this batch go up to "
                 f"{labels.max()}; give one for each class, and let labels count from 0"
             ) from error

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from nugnn._counted import counted
+
 SCHEDULES = ("constant", "cosine", "step")
 """By name; see `Constant`, `Cosine` and `Steps`."""
 
@@ -90,7 +92,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise ValueError(f"the rate changes every {self.every} steps; give 1 or more")
+            raise ValueError(f"the rate changes every {counted(self.every, 'step')}; give 1 or more")
         _check_warmup(self.warmup_steps, None)
 
     def __call__(self, step: int) -> float:
@@ -135,5 +137,7 @@ def _warmup(step: int, warmup_steps: int) -> float:
 
 def _check_warmup(warmup_steps: int, num_steps: int | None) -> None:
     if warmup_steps < 0 or (num_steps is not None and warmup_steps >= num_steps):
-        least = "0 or more" if num_steps is None else f"0 to {num_steps - 1}: the schedule has {num_steps} steps"
+        least = (
+            "0 or more" if num_steps is None else f"0 to {num_steps - 1}: the schedule has {counted(num_steps, 'step')}"
+        )
         raise ValueError(f"warmup_steps is {warmup_steps}, must be {least}")

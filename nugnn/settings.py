@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import yaml
 
+from nugnn._counted import counted
 from nugnn.options import ConfigError, check, flag_of, option_spec, refusal
 from nugnn.planning.limits import format_limits, parse_limits
 from nugnn.schedules import check_schedule
@@ -64,10 +65,6 @@ class Settings:
             object.__setattr__(self, entry.name, value)
 
     def _check_device(self) -> None:
-        for flag, value in (("--plan", self.plan), ("--cluster", self.cluster)):
-            for other, given in (("--device", self.device != "auto"), ("--limits", self.limits is not None)):
-                if value is not None and given:
-                    raise ConfigError(f"{flag} {value} says the devices and their limits; leave {other} out")
         if not _DEVICES.fullmatch(self.device) or self.device.count(",") not in (0, self.workers - 1):
             allowed = "auto, cpu, cuda, a GPU's uuid, or one for each of --workers, such as cuda:0,cpu"
             raise ConfigError(refusal("--device", self.device, allowed))
@@ -143,8 +140,6 @@ class Settings:
 
     def _check_shares(self) -> None:
         object.__setattr__(self, "shares", _checked_shares(self.shares, self.workers))
-        if self.plan is not None and self.shares != "even":
-            raise ConfigError(f"--plan {self.plan} says the shares; leave --shares out")
         if self.plan is not None and self.cluster is not None:
             raise ConfigError(f"--plan {self.plan} says the devices; leave --cluster out")
 
@@ -226,7 +221,7 @@ def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:
         raise ConfigError(refusal("--shares", shares, allowed)) from None
     if len(fractions) != workers:
         raise ConfigError(
-            f"--shares {shares}: {len(fractions)} shares for --workers {workers}; give one for each worker"
+            f"--shares {shares}: {counted(len(fractions), 'share')} for --workers {workers}; give one for each worker"
         )
     total = math.fsum(fractions)
     # Fractions written with two decimals are each off by at most 0.005: 0.33,0.33,0.33 is a fair way to write thirds.

@@ -11,6 +11,7 @@ import torch
 from dgl.utils.checks import prepare_tensor
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.shard_lists import EXACT_METHODS, LOCAL_METHODS, NEVER_ANSWERED, REFUSED_METHODS
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def check_ids(graph: ShardGraph, function: Callable[..., Any], args: Any, kwargs
     if "u" in given and "v" in given:
         few, many = sorted(len(prepare_tensor(graph, given[end], end)) for end in ("u", "v"))
         if few not in (1, many):
-            raise dgl.DGLError(f"u and v have to be equally long, or one of them a single id; got {few} and {many} ids")
+            raise dgl.DGLError(
+                f"u and v have to be equally long, or one of them a single id; got {few} and {counted(many, 'id')}"
+            )
     for name, value in given.items():
         count = graph.num_nodes() if name in _NODE_IDS else graph.num_edges() if name in _EDGE_IDS else None
         for ids in value if isinstance(value, tuple) else (value,):

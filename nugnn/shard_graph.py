@@ -19,6 +19,7 @@ from dgl.frame import Frame
 from dgl.utils.checks import prepare_tensor
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.comm.groups import Ranks
 from nugnn.comm.halo_exchange import fetch_halo
 from nugnn.comm.halo_transfer import HaloPlan
@@ -60,7 +61,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         if (shard.rank, shard.num_parts) != (ranks.rank, ranks.world_size):
             raise ValueError(
                 f"rank {ranks.rank} of {ranks.world_size} was given the shard of part {shard.rank} of "
-                f"{shard.num_parts}; partition for {ranks.world_size} parts and load the file of this rank."
+                f"{shard.num_parts}; partition for {counted(ranks.world_size, 'part')} and load the file of this rank."
             )
         num_inner = len(shard.global_node_ids)
         device = ranks.device
@@ -291,7 +292,7 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
         ids: Tensor = prepare_tensor(self, rows, "ids").long()
         wrong = ids[(ids < 0) | (ids >= num_rows)]
         if len(wrong):
-            raise dgl.DGLError(f"id {int(wrong[0])} is out of range for {num_rows} local rows")
+            raise dgl.DGLError(f"id {int(wrong[0])} is out of range for {counted(num_rows, 'local row')}")
         return ids
 
     def _edge_row_ids(self, edges: Any) -> Tensor:

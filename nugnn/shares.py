@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from nugnn._counted import counted
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.partition.assign import ArrayLike, Method, partition_nodes
@@ -38,9 +39,9 @@ def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData
     """
     weights = [1.0] * workers if shares is None else list(shares)
     if workers < 1 or len(weights) != workers:
-        raise ValueError(f"shares: {len(weights)} numbers for {workers} workers")
+        raise ValueError(f"shares: {counted(len(weights), 'number')} for {counted(workers, 'worker')}")
     if workers > data.num_nodes:
-        raise ValueError(f"{workers} workers for {data.num_nodes} {what}; each worker needs at least one")
+        raise ValueError(f"{counted(workers, 'worker')} for {data.num_nodes} {what}; each worker needs at least one")
     return weights
 
 
@@ -116,6 +117,7 @@ def shards_on_disk(
     cache_folder: Path | None,
     own_folder: Path,
     given: ArrayLike | None = None,
+    on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[Path, tuple[str, ...]]:
     """A folder of shards, in the cache if there is one, and what was noted when they were made.
 
@@ -127,13 +129,17 @@ def shards_on_disk(
         cache_folder: Where to look and keep.
         own_folder: Where they go without a cache, in a folder that exists.
         given: ``(N,)`` the part of each node, in place of a partitioner.
+        on_stage: Gets ``partition``, ``parts_planned`` where parts are given, or ``parts_cached``.
     """
+    stage = "partition" if given is None else "parts_planned"
     method = method_for_shares(partitioner)
     how: dict[str, Any] = {"method": method} if given is None else {"method": "given", "parts": given}
     if cache_folder is None:
+        on_stage(stage)
         assignment = partition_nodes(data.num_nodes, data.src, data.dst, shares, **how)
         shards = iter_shards(data, assignment, order=cast(OrderChoice, order))
         own_folder.mkdir(exist_ok=True)  # not its parents: the run may have ended meanwhile and taken its folder away
         return own_folder, write_shards(own_folder, shards, key="private", versions={}, notes=assignment.notes).notes
-    made = cached_shards(cache_folder, data, shares, order=cast(OrderChoice, order), **how)
+    how |= {"order": order, "on_found": lambda is_there: on_stage("parts_cached" if is_there else stage)}
+    made = cached_shards(cache_folder, data, shares, **how)
     return made, tuple(load_meta(made).notes)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nugnn._counted import counted
 from nugnn.config import TrainConfig
 from nugnn.plan_run import subject_by_counts
 from nugnn.plan_subject import PlanSubject
 from nugnn.planned import plan_by_counts
 from nugnn.planning.cluster import cluster_on_paper
-from nugnn.planning.cluster_file import LinkFields
+from nugnn.planning.cluster_file import ClusterError, LinkFields
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.growth import Growth
 from nugnn.planning.lacking import DoesNotFitError
@@ -52,8 +54,11 @@ def simulate(
     rows: list[Growth] = []
     notes: dict[str, None] = {}
     for count in counts:
-        on_stage("planning for 1 device" if count == 1 else f"planning for {count} devices")
-        cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
+        on_stage(f"planning for {counted(count, 'device')}")
+        try:
+            cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
+        except ClusterError as error:  # which names a field of a file that nobody has written
+            raise ValueError(re.sub(r"^hosts\.\d+\.devices\.\d+\.device:", "--devices:", str(error))) from error
         if (is_split := count > 1) not in subjects:
             is_nccl = cluster.links.is_nccl
             subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2), is_nccl=is_nccl)

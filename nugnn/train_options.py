@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nugnn._counted import counted
 from nugnn.comm.compression.gradient_sync import as_compression
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.hosts import checked_hosts
@@ -155,7 +156,7 @@ class TrainOptions:
         if self.schedule == "cosine":
             if warmup >= num_steps:
                 raise ValueError(
-                    f"warmup_epochs {self.warmup_epochs:g} comes to {warmup} optimizer steps, and there are "
+                    f"warmup_epochs {self.warmup_epochs:g} comes to {counted(warmup, 'optimizer step')}, and there are "
                     f"{num_steps} in all: schedule cosine needs some after the warm-up; give fewer, or more epochs"
                 )
             return Cosine(num_steps, warmup)
@@ -278,4 +279,6 @@ def check_options(options: TrainOptions, name: str, metric: str, *, is_multilabe
         )
     weights = options.class_weights
     if weights is not None and num_classes and weights.shape != (num_classes,):
-        raise ValueError(f"class_weights has shape {tuple(weights.shape)}, the data {num_classes} classes")
+        raise ValueError(
+            f"class_weights has shape {tuple(weights.shape)}, the data {counted(num_classes, 'class', 'classes')}"
+        )

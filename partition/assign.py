@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.partition.balance import Balance, Ints, normalise_shares, reachable_shares, settle, split_in_order
 from nugnn.partition.coarse import cluster_parts
 from nugnn.partition.ids import ArrayLike, as_array, edge_arrays, ids_array
@@ -128,8 +129,9 @@ def partition_nodes(
     asked = normalise_shares(shares)
     if len(asked) > num_nodes:
         raise ValueError(
-            f"more parts than nodes: {len(asked)} parts for {num_nodes} nodes; every part needs a node of its own, "
-            f"so ask for at most {num_nodes} parts"
+            f"more parts than nodes: {counted(len(asked), 'part')} for {counted(num_nodes, 'node')}; every part "
+            f"needs a node of its own, "
+            f"so ask for at most {counted(num_nodes, 'part')}"
         )
     if method not in get_args(Method):
         raise ValueError(
@@ -146,7 +148,9 @@ def partition_nodes(
     if method in ("metis", "clusters"):
         check_index_width(num_nodes, len(src))
     if symmetric is not None and symmetric.adjacency.shape != (num_nodes, num_nodes):
-        raise ValueError(f"symmetric is a graph of {symmetric.adjacency.shape[0]} nodes; this one has {num_nodes}")
+        raise ValueError(
+            f"symmetric is a graph of {counted(symmetric.adjacency.shape[0], 'node')}; this one has {num_nodes}"
+        )
     src_E, dst_E = (ids.astype(np.int64, copy=False) for ids in edge_arrays(src, dst, num_nodes))
     weights_E = _checked_edge_weights(edge_weights, len(src_E))
 
@@ -206,7 +210,7 @@ def _make_parts(
         return settle(split_in_order(order, balance), balance, None, notes), None
     graph = symmetric_graph(num_nodes, src, dst, weights) if symmetric is None else symmetric
     if graph.num_merged:
-        notes.append(f"Merged {graph.num_merged} parallel edges into weights for partitioning only.")
+        notes.append(f"Merged {counted(graph.num_merged, 'parallel edge')} into weights for partitioning only.")
     return split_graph(method, graph, balance, seed, notes)
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from nugnn._counted import counted
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -167,7 +169,7 @@ def settle(part_N: Ints, balance: Balance, adjacency: sparse.csr_array | None, n
         return part_N
     repaired_N, num_moved = repair(part_N, balance, adjacency)
     if not balance.violations(repaired_N):
-        notes.append(f"Repaired by moving {num_moved} nodes: {violations[0]}.")
+        notes.append(f"Repaired by moving {counted(num_moved, 'node')}: {violations[0]}.")
         return repaired_N
     notes.append(f"Could not be repaired ({violations[0]}); gave out the nodes heaviest first.")
     return repair(heaviest_first(balance), balance, adjacency)[0]

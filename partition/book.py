@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionBook:
@@ -47,7 +49,9 @@ class PartitionBook:
         if order is None:
             order = torch.argsort(part, stable=True)
         elif len(order) != len(part) or (torch.bincount(order, minlength=len(part)) != 1).any():
-            raise ValueError(f"the order of {len(order)} nodes is not a permutation of {len(part)} nodes")
+            raise ValueError(
+                f"the order of {counted(len(order), 'node')} is not a permutation of {counted(len(part), 'node')}"
+            )
         elif (part[order].diff() < 0).any():
             raise ValueError("the order mixes parts; the nodes of a part must stand together, parts ascending")
         position = torch.empty_like(order)
@@ -91,5 +95,5 @@ class PartitionBook:
         ids = global_ids.long()
         if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < self.num_nodes):
             bad = ids[(ids < 0) | (ids >= self.num_nodes)][0]
-            raise ValueError(f"id {int(bad)} is out of range for {self.num_nodes} nodes; ids start at 0")
+            raise ValueError(f"id {int(bad)} is out of range for {counted(self.num_nodes, 'node')}; ids start at 0")
         return ids

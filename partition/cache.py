@@ -6,9 +6,9 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
@@ -94,6 +94,7 @@ def cached_shards(
     node_weights: NodeWeights = "unit",
     tolerance: float = 0.02,
     order: OrderChoice = "none",
+    on_found: Callable[[bool], Any] = lambda _: None,
 ) -> Path:
     """The folder with the shards of ``data`` for these options, made if it isn't there; hit and miss are logged.
 
@@ -108,6 +109,7 @@ def cached_shards(
         node_weights: See there.
         tolerance: See there.
         order: See ``iter_shards``.
+        on_found: Gets, before time is spent, whether they are there already.
 
     Returns:
         A folder for ``load_shard``. A folder of this key that is unfinished or malformed is made again.
@@ -135,6 +137,7 @@ def cached_shards(
     # Of processes that want the same shards at once the first makes them; the system drops a dead process's lock.
     with FileLock(folder.with_name(f"{key}.lock")):
         reason = _unusable(folder, key)
+        on_found(reason is None)
         if reason is None:
             _LOG.info("partition cache hit: %s", folder)
             return folder

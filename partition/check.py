@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.kernels.rows import IdRuns
 from nugnn.partition.shard import OF_THE_WHOLE, Shard
 
@@ -96,10 +97,13 @@ def check_shard(shard: Shard) -> None:
     require(used[N:].all(), "a halo node is the source of no edge")
     for kind, length, data in (("node", N, shard.node_data), ("edge", E, shard.edge_data)):
         for name, rows in data.items():
-            require(rows.shape[0] == length, f"{kind}_data {name!r} has {rows.shape[0]} rows for {length} {kind}s")
+            require(
+                rows.shape[0] == length,
+                f"{kind}_data {name!r} has {counted(rows.shape[0], 'row')} for {length} {kind}s",
+            )
     for which in ("train", "val", "test"):
         local, total = len(getattr(shard, f"{which}_rows")), getattr(shard, f"num_{which}_global")
-        require(local <= total, f"{which}_rows lists {local} nodes, the whole graph has {total}")
+        require(local <= total, f"{which}_rows lists {counted(local, 'node')}, the whole graph has {total}")
 
 
 def check_exchange_counts(recv_splits: Sequence[Sequence[int]], send_splits: Sequence[Sequence[int]]) -> None:
@@ -117,14 +121,15 @@ def check_exchange_counts(recv_splits: Sequence[Sequence[int]], send_splits: Seq
         if len(recv_splits[rank]) != num_parts or len(send_splits[rank]) != num_parts:
             raise ValueError(
                 f"rank {rank} lists {len(send_splits[rank])} send and {len(recv_splits[rank])} receive counts "
-                f"for {num_parts} ranks"
+                f"for {counted(num_parts, 'rank')}"
             )
     for receiver in range(num_parts):
         for sender in range(num_parts):
             sent, expected = send_splits[sender][receiver], recv_splits[receiver][sender]
             if sent != expected:
                 raise ValueError(
-                    f"rank {sender} plans to send {sent} rows to rank {receiver}, which plans to receive {expected}; "
+                    f"rank {sender} plans to send {counted(sent, 'row')} to rank {receiver}, which plans to "
+                    f"receive {expected}; "
                     "the shards come from different partitions: partition again into an empty folder"
                 )
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nugnn._counted import counted
 from nugnn.kernels._jit import row_tasks
 
 Ints = npt.NDArray[np.int64]
@@ -62,7 +63,7 @@ def unweighted_lists(indptr: Ints, indices: Ints32, parts: npt.NDArray | None = 
     """
     num_nodes = len(indptr) - 1
     if num_nodes > _MOST_NODES:
-        raise ValueError(f"{num_nodes} nodes; clusters are found of at most {_MOST_NODES}")
+        raise ValueError(f"{counted(num_nodes, 'node')}; clusters are found of at most {_MOST_NODES}")
     no_parts: npt.NDArray = np.zeros(0, np.int32)
     return NeighbourLists(
         indptr, indices, np.zeros(0, np.int64), np.ones(num_nodes, np.int64), no_parts if parts is None else parts

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.datasets.dgl_graphs import node_columns
 from nugnn.datasets.dgl_parts import EDGE_TYPE, NODE_TYPE, SIDECAR, read_dgl_parts
 from nugnn.datasets.graph_data import GraphData
@@ -75,7 +76,7 @@ def write_dgl_partition(data: GraphData, assignment: Assignment, folder: str | o
     """
     if assignment.num_nodes != data.num_nodes:
         raise ValueError(
-            f"the assignment is for {assignment.num_nodes} nodes, graph {data.name!r} has {data.num_nodes}; "
+            f"the assignment is for {counted(assignment.num_nodes, 'node')}, graph {data.name!r} has {data.num_nodes}; "
             "partition this graph"
         )
     folder = Path(folder)

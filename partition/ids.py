@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from nugnn._counted import counted
+
 ArrayLike: TypeAlias = Any  # tensor, NumPy array or sequence of numbers
 
 
@@ -50,5 +52,7 @@ def edge_arrays(src: ArrayLike, dst: ArrayLike, num_nodes: int) -> tuple[npt.NDA
         ValueError: an id is out of range, or there are not as many sources as destinations.
     """
     if len(src) != len(dst):
-        raise ValueError(f"src has {len(src)} entries and dst {len(dst)}; each edge needs one of both")
+        raise ValueError(
+            f"src has {counted(len(src), 'entry', 'entries')} and dst {len(dst)}; each edge needs one of both"
+        )
     return ids_array(src, num_nodes, "src"), ids_array(dst, num_nodes, "dst")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from scipy import sparse
 
+from nugnn._counted import counted
 from nugnn.partition.balance import Balance, Ints, settle
 from nugnn.partition.metis import SymmetricGraph, breadth_first_parts, integer_weights, malformed
 
@@ -63,7 +64,8 @@ def kaminpar_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: li
     adjacency = graph.adjacency
     if num_nodes < _MIN_NODES_PER_PART * num_parts:
         notes.append(
-            f"{num_nodes} nodes are too few for KaMinPar to fill {num_parts} parts; cut a breadth-first order."
+            f"{counted(num_nodes, 'node')} are too few for KaMinPar to fill {counted(num_parts, 'part')}; cut a "
+            f"breadth-first order."
         )
         return breadth_first_parts(adjacency, balance, notes)
     node_weights: Ints | None = None

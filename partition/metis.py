@@ -18,6 +18,7 @@ import torch
 from scipy import sparse
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
+from nugnn._counted import counted
 from nugnn.partition.arc_lists import neighbours_both_ways
 from nugnn.partition.balance import Balance, Ints, fill_empty_parts, normalise_shares, repair, settle, split_in_order
 
@@ -186,7 +187,8 @@ def check_index_width(num_nodes: int, num_edges: int) -> None:
     """
     if index_dtype(num_nodes, num_edges) == torch.int64 and _metis_index_bytes() < 8:
         raise ValueError(
-            f"{num_nodes} nodes and {num_edges} edges need 64-bit indices, but the installed METIS has 32-bit ones; "
+            f"{counted(num_nodes, 'node')} and {counted(num_edges, 'edge')} need 64-bit indices, but the "
+            f"installed METIS has 32-bit ones; "
             "install a 64-bit build of pymetis, or use method='random' or 'given'"
         )
 
@@ -210,7 +212,11 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
     num_nodes, num_parts = len(balance.node_weights), balance.num_parts
     adjacency = graph.adjacency
     if num_nodes < _MIN_NODES_PER_PART * num_parts:
-        _note(notes, f"{num_nodes} nodes are too few for METIS to fill {num_parts} parts; cut a breadth-first order.")
+        _note(
+            notes,
+            f"{counted(num_nodes, 'node')} are too few for METIS to fill {counted(num_parts, 'part')}; cut a "
+            f"breadth-first order.",
+        )
         return breadth_first_parts(adjacency, balance, notes)
     limit = 2**40 if _metis_index_bytes() == 8 else 2**30  # leaves METIS room to add and compare sums
     edge_weights: Ints | None = None
@@ -255,7 +261,9 @@ def metis_parts(graph: SymmetricGraph, balance: Balance, seed: int, notes: list[
             return part_N
         part_N, num_moved = repair(part_N, balance, adjacency)
         if not balance.violations(part_N):
-            _note(notes, f"{name} missed its targets ({violations[0]}); repaired by moving {num_moved} nodes.")
+            _note(
+                notes, f"{name} missed its targets ({violations[0]}); repaired by moving {counted(num_moved, 'node')}."
+            )
             return part_N
         _note(notes, f"{name} missed its targets ({violations[0]}) and could not be repaired; retried.")
     _note(notes, "No METIS attempt was usable; fell back to cutting a breadth-first order into runs.")
@@ -277,12 +285,14 @@ def _metis_index_bytes() -> int:
 def malformed(raw: npt.NDArray, num_nodes: int, num_parts: int) -> str | None:
     """What makes a native answer unusable, or None. Empty parts and missed shares are left to repair."""
     if raw.shape != (num_nodes,):
-        return f"{raw.size} entries for {num_nodes} nodes"
+        return f"{counted(raw.size, 'entry', 'entries')} for {counted(num_nodes, 'node')}"
     if raw.dtype.kind not in "iu":
         return f"parts of type {raw.dtype}"
     bad = np.flatnonzero((raw < 0) | (raw >= num_parts))
     if len(bad):
-        return f"part {raw[bad[0]]} for node {bad[0]} ({len(bad)} entries outside 0..{num_parts - 1})"
+        return (
+            f"part {raw[bad[0]]} for node {bad[0]} ({counted(len(bad), 'entry', 'entries')} outside 0..{num_parts - 1})"
+        )
     return None
 
 

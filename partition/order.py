@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nugnn._counted import counted
 from nugnn.kernels._jit import row_tasks
 from nugnn.partition.clusters import (
     Ints,
@@ -108,7 +109,7 @@ def why_not_worth_it(largest_part: int, num_edges: int, row_bytes: int) -> str:
         row_bytes: Of a node's features.
     """
     if num_edges < _FEWEST_EDGES:
-        return f"{num_edges} edges are too few for an order to matter"
+        return f"{counted(num_edges, 'edge')} are too few for an order to matter"
     if largest_part * row_bytes <= CACHE_BYTES:
         return "the features of a part fit the cache"
     return ""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.datasets.sparse import select_rows
 from nugnn.partition.assign import Assignment
 from nugnn.partition.book import PartitionBook
@@ -159,7 +160,9 @@ def build_shard(data: GraphData, assignment: Assignment, rank: int, *, order: Or
         ValueError: as ``iter_shards``, or there is no such rank.
     """
     if not 0 <= rank < assignment.num_parts:
-        raise ValueError(f"rank {rank} does not exist; the assignment has {assignment.num_parts} parts, from 0")
+        raise ValueError(
+            f"rank {rank} does not exist; the assignment has {counted(assignment.num_parts, 'part')}, from 0"
+        )
     return _Layout(data, assignment, order).shard(rank)
 
 
@@ -171,7 +174,8 @@ class _Layout:
         num_nodes, num_parts = int(data.num_nodes), assignment.num_parts
         if assignment.num_nodes != num_nodes:
             raise ValueError(
-                f"the assignment covers {assignment.num_nodes} nodes, the graph {data.name!r} has {num_nodes}; "
+                f"the assignment covers {counted(assignment.num_nodes, 'node')}, the graph {data.name!r} has "
+                f"{num_nodes}; "
                 "partition this graph again"
             )
         src, dst = data.src.numpy(), data.dst.numpy()

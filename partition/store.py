@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nugnn._counted import counted
 from nugnn.datasets.whole_file import whole_file
 from nugnn.partition.check import check_exchange_counts, check_shard
 from nugnn.partition.order import BY_ID, OrderReport
@@ -216,7 +217,7 @@ def load_shard(folder: str | os.PathLike[str], rank: int) -> Shard:
     """
     meta = load_meta(folder)
     if not 0 <= rank < meta.num_parts:
-        raise ShardFileError(f"{folder} holds shards of {meta.num_parts} parts, there is no rank {rank}")
+        raise ShardFileError(f"{folder} holds shards of {counted(meta.num_parts, 'part')}, there is no rank {rank}")
     path, part = Path(folder) / shard_file_name(rank, meta.num_parts), meta.parts[rank]
     try:
         size = path.stat().st_size
@@ -224,7 +225,8 @@ def load_shard(folder: str | os.PathLike[str], rank: int) -> Shard:
         raise ShardFileError(f"{path} is missing; {_REMEDY}") from None
     if size != part.file_bytes:
         raise ShardFileError(
-            f"{path} has {size} bytes, meta.json lists {part.file_bytes}: it is cut short or of another run; {_REMEDY}"
+            f"{path} has {counted(size, 'byte')}, meta.json lists {part.file_bytes}: it is cut short or of "
+            f"another run; {_REMEDY}"
         )
     if _sha256(path) != part.sha256:
         raise ShardFileError(f"{path} is not the file meta.json lists: it is damaged or of another run; {_REMEDY}")
@@ -333,11 +335,14 @@ def _check_meta(meta: StoreMeta) -> None:
             if getattr(part, name) < 0:
                 raise ValueError(f"{name} of rank {rank} is negative")
         if part.num_halo != sum(part.recv_splits):
-            raise ValueError(f"rank {rank} has {part.num_halo} halo nodes but receives {sum(part.recv_splits)} rows")
+            raise ValueError(
+                f"rank {rank} has {counted(part.num_halo, 'halo node')} but receives "
+                f"{counted(sum(part.recv_splits), 'row')}"
+            )
     for name, total in (("num_nodes", meta.num_nodes), ("num_edges", meta.num_edges)):
-        counted = sum(getattr(part, name) for part in meta.parts)
-        if counted != total:
-            raise ValueError(f"{name} of the parts sum to {counted}, of the graph it is {total}")
+        summed = sum(getattr(part, name) for part in meta.parts)
+        if summed != total:
+            raise ValueError(f"{name} of the parts sum to {summed}, of the graph it is {total}")
     check_exchange_counts([part.recv_splits for part in meta.parts], [part.send_splits for part in meta.parts])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+from nugnn._counted import counted
 from nugnn.planning.apportioned import apportioned, one_each
 from nugnn.planning.in_words import in_bytes
 from nugnn.planning.lacking import DoesNotFitError
@@ -75,7 +76,9 @@ def fastest_split(
 
 def _check_count(batch: int, devices: int) -> None:
     if batch < devices:
-        raise ValueError(f"a batch of {batch} samples for {devices} devices; each needs at least one")
+        raise ValueError(
+            f"a batch of {counted(batch, 'sample')} for {counted(devices, 'device')}; each needs at least one"
+        )
 
 
 class _Costs:
@@ -126,11 +129,11 @@ def _last(first: int, last: int, holds: Callable[[int], bool]) -> int:
 
 
 def _lacking(costs: _Costs, batch: int, most: Sequence[int]) -> str:
-    lines = [f"the batch of {batch} samples does not fit: the devices together hold {sum(most)} of them."]
+    lines = [f"the batch of {counted(batch, 'sample')} does not fit: the devices together hold {sum(most)} of them."]
     for rank, count in enumerate(most[:16]):
         limit = in_bytes(costs.limits[rank])
         if count:
-            lines.append(f"Device {rank}: {limit} hold {count} samples.")
+            lines.append(f"Device {rank}: {limit} hold {counted(count, 'sample')}.")
         else:
             need = in_bytes(costs.bytes(rank, 1))
             lines.append(f"Device {rank}: {limit} do not hold one sample, which needs {need}.")

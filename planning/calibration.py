@@ -14,6 +14,8 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nugnn._counted import counted
+
 StandsOn = Literal["operators", "rates", "sheets"]
 """What seconds were predicted from: the model's operators, timed on these devices; rates measured of large operators;
 rates of data sheets, if only of one device."""
@@ -158,10 +160,12 @@ def in_words(found: Calibration, applied: str = "times here have the factor") ->
     if found.runs == 1:
         return f"one measured run, of {whose}, {took}; how far others are off is not known"
     if found.error_bar is None:
-        return f"{found.runs} measured runs, all of {whose}, {took}; how far other models are off is not known"
-    who = f"{found.used} measured runs of {whose}"
+        return (
+            f"{counted(found.runs, 'measured run')}, all of {whose}, {took}; how far other models are off is not known"
+        )
+    who = f"{counted(found.used, 'measured run')} of {whose}"
     if not found.of_this:
-        who = f"{found.runs} measured runs of {found.models} models or data sets"
+        who = f"{counted(found.runs, 'measured run')} of {found.models} models or data sets"
     text = f"{who} {took}, in the median; off by {error_text(found.error_without)} in the mean as predicted, by "
     text += f"{error_text(found.error_bar)} with the factor of the others"
     return f"{text}; {applied if found.is_applied else 'the factor is not applied'}"

@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+from nugnn._counted import counted
 from nugnn.planning.cluster_file import (
     SCHEMA,
     THIS_MACHINE,
@@ -225,7 +226,7 @@ def _hosts(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     if len(names) > _MOST_HOSTS:
-        return f"each of {len(names)} hosts from {names[0]} to {names[-1]}"
+        return f"each of {counted(len(names), 'host')} from {names[0]} to {names[-1]}"
     return f"each of {', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -344,7 +345,7 @@ class _Builder:
             return [found[0] if is_alone else found[0].model_copy(update={"uuid": None})] * entry.count
         if first + entry.count > len(found):
             raise ClusterError(
-                f"{at}.count: {entry.device} has {len(found)} GPUs, and {first + entry.count} are asked for"
+                f"{at}.count: {entry.device} has {counted(len(found), 'GPU')}, and {first + entry.count} are asked for"
             )
         return found[first : first + entry.count]
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nugnn._counted import counted
+from nugnn._regular_file import no_file
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.profiles import Count, DeviceKind, Format, Positive, Seconds
 from nugnn.planning.validation import in_one_line, problems_of
@@ -181,7 +183,8 @@ def read_cluster_fields(path: Path) -> tuple[ClusterFields, yaml.Node]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         loaded = yaml.safe_load(text)
     except OSError as error:
-        raise ClusterError(f"{path} cannot be read: {error.strerror}") from error
+        problem = no_file(path) or f"cannot be read: {error.strerror}"
+        raise ClusterError(f"{path}: {problem}; --cluster takes a description of hardware, see docs/plan.md") from error
     except UnicodeDecodeError as error:
         raise ClusterError(f"{path} is no text in UTF-8") from error
     except yaml.MarkedYAMLError as error:
@@ -317,7 +320,7 @@ def check_names(fields: ClusterFields) -> None:
             raise ClusterError(f"links.pairs.{number}.ends: the link of {ends} is already that of links.pairs.{first}")
     count = sum(host.count * sum(device.count for device in host.devices) for host in fields.hosts)
     if count > MOST_DEVICES:
-        raise ClusterError(f"hosts: {count} devices, and a plan may have {MOST_DEVICES}")
+        raise ClusterError(f"hosts: {counted(count, 'device')}, and a plan may have {MOST_DEVICES}")
     if len(names) > 1 and fields.links.between is None and not _are_all_paired(fields, names):
         if fields.links == LinksFields():  # named by the hosts that need it
             raise ClusterError(f"hosts.{len(fields.hosts) - 1}: links.between is missing: {_SAY_HOW_FAST}")

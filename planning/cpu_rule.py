@@ -19,6 +19,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from nugnn._counted import counted
 from nugnn.planning import derates
 from nugnn.planning.profiles import Count, DeviceProfile, Format, Positive
 
@@ -238,7 +239,7 @@ def _family(first: Mapping[str, str], assumed: list[str]) -> CpuFamily:
     """The micro-architecture of a processor."""
     for family in families():
         if family.includes(first):
-            memory = f"{family.channels} channels of {family.mega_transfers} MT/s"
+            memory = f"{counted(family.channels, 'channel')} of {family.mega_transfers} MT/s"
             assumed.append(f"{memory}, as {family.title} has at best" + (f" ({family.note})" if family.note else ""))
             return family
     assumed.append("micro-architecture not in the table: two memory channels of 3200 MT/s, two 256-bit units")

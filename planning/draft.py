@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.planning.baselines import baseline_shares
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.forecast import Forecast
@@ -92,7 +93,7 @@ def asked_shares(
         return baseline_shares(shares_by, cluster.profiles, precision)
     if shares is None or len(shares) != len(cluster.devices):
         count = "no" if shares is None else len(shares)
-        raise ValueError(f"{count} shares for {len(cluster.devices)} devices; give one for each")
+        raise ValueError(f"{counted(count, 'share')} for {counted(len(cluster.devices), 'device')}; give one for each")
     return tuple(share / math.fsum(shares) for share in shares)
 
 

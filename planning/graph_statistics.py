@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from nugnn._counted import counted
 from nugnn.planning.expected_halo import USUAL_HALO, ExpectedHalo
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.plan import DataFacts
@@ -55,7 +56,7 @@ class GraphStatistics:
             if count >= _TOO_MANY:
                 raise StatisticsError(f"graph statistics: {name} is {count:.3g}, must be below {_TOO_MANY:.3g}")
         if self.train > self.nodes:
-            raise StatisticsError(f"graph statistics: {self.train} training nodes of {self.nodes}")
+            raise StatisticsError(f"graph statistics: {counted(self.train, 'training node')} of {self.nodes}")
         try:
             ExpectedHalo(self.halo)
         except ValueError as error:

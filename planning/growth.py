@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nugnn._counted import counted
 from nugnn.planning.draft import HARDLY
 from nugnn.planning.plan import Plan, SecondsKind
 
@@ -82,14 +83,14 @@ def where_it_stops(rows: Sequence[Growth]) -> str:
         else:
             flat[-1].append(row)
     half = next((row.devices for row in fitting if _exchanges(row) > 0.5), None)
-    most = "" if half is None else f"; exchanges take more than half of it from {half} devices on"
+    most = "" if half is None else f"; exchanges take more than half of it from {counted(half, 'device')} on"
     last = worth[-1]
     if len(fitting) == 1:
         which = "only these hold the data" if len(rows) > 1 else "no other number was asked for"
         return f"{_counted(last)}: {which}, so nothing tells what more would bring{most}"
     between = [f"with {_numbers(run)}" for run in flat if run[-1].devices < last.devices]
     hardly = f", though hardly {' and '.join(between)}" if between else ""
-    shorter = f"an epoch gets shorter up to {last.devices} devices"
+    shorter = f"an epoch gets shorter up to {counted(last.devices, 'device')}"
     if last is fitting[-1]:
         return f"{shorter}, the most that were asked for{hardly}{most}"
     more = flat[-1][0]
@@ -106,7 +107,7 @@ def _used(row: Growth) -> int:
 
 
 def _counted(row: Growth) -> str:
-    return "1 device" if row.devices == 1 else f"{row.devices} devices"
+    return counted(row.devices, "device")
 
 
 def _numbers(run: Sequence[Growth]) -> str:

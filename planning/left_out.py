@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from nugnn._counted import counted
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import HARDLY
 from nugnn.planning.host_subsets import HostSubsets
 
 _CLEARLY = 0.95
 """Of the time; fewer devices that take less of it are worth a word."""
+_KEPT = "This plan has all of them, as each device that was asked for gets a node at least"
 
 
 def notes_of_left_out(
@@ -37,13 +39,14 @@ def notes_of_left_out(
         idle = sorted(set(range(count)).difference(used))
         without = seconds_among(used)
         them = "it" if len(idle) == 1 else "them"
-        text = f"of {count} devices, {cluster.described(idle)} would hardly be used: over these links "
+        text = f"of {counted(count, 'device')}, {cluster.described(idle)} would hardly be used: over these links "
         text += "a larger share costs more than it brings"
         if math.isfinite(without):
             text += f". Without {them} an epoch would take {_milliseconds(without)} and with {them} "
             text += _milliseconds(step_seconds)
             if without <= step_seconds:
-                text += f": leave {them} out"
+                others = f"the other {len(used)}" if len(used) > 1 else "the other one"
+                text += f". {_KEPT}; plan for {others} alone to have the shorter epoch"
             elif len({cluster.devices[rank].host for rank in used}) == 1:
                 text += ", as sums overlap with more exchanges in runs over several hosts"
         fewest = min(fewest, without)
@@ -52,8 +55,10 @@ def notes_of_left_out(
     if alone and min(alone)[0] < _CLEARLY * fewest:
         seconds, rank = min(alone)
         notes.append(
-            f"of {count} devices, {cluster.described([rank])} alone would take {_milliseconds(seconds)} an epoch "
-            f"in place of {_milliseconds(step_seconds)}: exchanges cost more than the others bring"
+            f"of {counted(count, 'device')}, {cluster.described([rank])} alone would take "
+            f"{_milliseconds(seconds)} an epoch "
+            f"in place of {_milliseconds(step_seconds)}: exchanges cost more than the others bring. {_KEPT}; plan for "
+            "that one alone to have the shorter epoch"
         )
     return tuple(notes)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from nugnn._counted import counted
 from nugnn.planning import derates
 from nugnn.planning.apportioned import apportioned
 from nugnn.planning.limits import DeviceLimits, check_threads
@@ -41,7 +42,7 @@ def limited(profile: DeviceProfile, limits: DeviceLimits) -> DeviceProfile:
         if profile.kind != "cuda":
             raise ValueError(f"sms is {limits.sms}, and {profile.name} is a CPU; limit its threads")
         if limits.sms > cores:
-            raise ValueError(f"sms is {limits.sms}, and {profile.name} has {cores} multiprocessors")
+            raise ValueError(f"sms is {limits.sms}, and {profile.name} has {counted(cores, 'multiprocessor')}")
         profile = _fewer_multiprocessors(profile, limits.sms)
     if limits.threads is not None and profile.kind == "cpu":  # a GPU's worker computes hardly anything on the host
         check_threads(limits.threads, cores, profile.name)

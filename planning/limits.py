@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nugnn._counted import counted
+
 NO_LIMITS = "none"
 BETWEEN_WORKERS = ";"
 
@@ -108,7 +110,9 @@ def check_threads(threads: int, num_cores: int, where: str) -> None:
         ValueError: There are fewer.
     """
     if threads > num_cores:
-        raise ValueError(f"threads={threads}: {where} has {num_cores} cores to use; give {num_cores} or fewer")
+        raise ValueError(
+            f"threads={threads}: {where} has {counted(num_cores, 'core')} to use; give {num_cores} or fewer"
+        )
 
 
 def parse_limits(text: str) -> tuple[DeviceLimits, ...]:

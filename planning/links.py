@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.comm.direct_sums import is_small
 from nugnn.planning.peer_classes import WaysToClasses, fitted, num_peers, ways_to_classes
 from nugnn.planning.profiles import LinkProfile
@@ -97,7 +98,7 @@ class Links:
         for name, is_allowed in (("bytes_per_second", np.greater), ("latency_seconds", np.greater_equal)):
             table = getattr(self, name)
             if table.shape != shape:
-                raise ValueError(f"{name} has the shape {table.shape}; {shape[0]} ranks need {shape}")
+                raise ValueError(f"{name} has the shape {table.shape}; {counted(shape[0], 'rank')} need {shape}")
             is_fine = is_allowed(table, 0)
             np.fill_diagonal(is_fine, val=True)
             if not is_fine.all():

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
+from nugnn._counted import counted
 from nugnn.planning.links import Links
 from nugnn.planning.timed_operators import Quantity
 from nugnn.planning.trace_records import Strict
@@ -67,7 +68,7 @@ class MeasuredWays(Strict):
         found = {(way.rank, way.peer) for way in self.ways if way.rank != way.peer}
         is_inside = all(max(ends) < self.num_ranks for ends in found)
         if not is_inside or not len(self.ways) == len(found) == self.num_ranks * (self.num_ranks - 1):
-            raise ValueError(f"{self.num_ranks} ranks need a way from each of them to each other one, once")
+            raise ValueError(f"{counted(self.num_ranks, 'rank')} need a way from each of them to each other one, once")
         return self
 
     def over(self, links: Links) -> Links:
@@ -80,7 +81,9 @@ class MeasuredWays(Strict):
             WaysError: They are between another number of ranks.
         """
         if links.num_ranks != self.num_ranks:
-            raise WaysError(f"ways between {self.num_ranks} ranks were measured, and there are {links.num_ranks}")
+            raise WaysError(
+                f"ways between {counted(self.num_ranks, 'rank')} were measured, and there are {links.num_ranks}"
+            )
         rates, latencies = np.full((self.num_ranks, self.num_ranks), np.inf), np.zeros((self.num_ranks, self.num_ranks))
         for way in self.ways:
             rates[way.rank, way.peer], latencies[way.rank, way.peer] = way.bytes_per_second, way.latency_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
+from nugnn._counted import counted
 from nugnn.planning.cpu_rule import CpuFamily, CpuSheet, families, flops_per_clock
 
 _LEFT_OUT = re.compile(r"\((r|tm)\)|\b(amd|intel|aws|arm|processor|cpu|\d+-core)\b|@.*")
@@ -37,9 +38,12 @@ def named_cpu(name: str, cores: int | None = None) -> CpuSheet | None:
     sockets = -(-own // family.cores)
     hertz, channels = family.ghz * 1e9, sockets * family.channels
     note = f" ({family.note})" if family.note else ""
-    assumed = [f"{family.ghz:g} GHz, {family.channels} channels a socket{note}", "no faster products in 16 bits"]
+    assumed = [
+        f"{family.ghz:g} GHz, {counted(family.channels, 'channel')} a socket{note}",
+        "no faster products in 16 bits",
+    ]
     if cores is None:
-        assumed.append(f"{own} cores, as many as {family.title} has in a socket at most (cores)")
+        assumed.append(f"{counted(own, 'core')}, as many as {family.title} has in a socket at most (cores)")
     return CpuSheet(
         name=name,
         family=family,

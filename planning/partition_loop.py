@@ -15,6 +15,7 @@ from typing import get_args
 
 import numpy as np
 
+from nugnn._counted import counted
 from nugnn.partition.balance import normalise_shares
 from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.partition.kaminpar import check_kaminpar
@@ -100,7 +101,7 @@ def partition_to_fit(
         raise ValueError(f"unknown partition method {method!r}; choose 'metis', 'clusters' or 'kaminpar'")
     num_devices = getattr(work, "num_devices", num_parts)
     if num_devices != num_parts:
-        raise ValueError(f"limits are of {num_parts} devices, and the work model is of {num_devices}")
+        raise ValueError(f"limits are of {counted(num_parts, 'device')}, and the work model is of {num_devices}")
     if rounds < 0:
         raise ValueError(f"rounds is {rounds}; it must be at least 0")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -115,7 +116,9 @@ def partition_to_fit(
 
     cuts = RepeatedCuts(symmetric, seed) if isinstance(symmetric, SymmetricGraph) else symmetric
     if cuts is not None and cuts.graph.adjacency.shape != (num_nodes, num_nodes):
-        raise ValueError(f"symmetric is a graph of {cuts.graph.adjacency.shape[0]} nodes; this one has {num_nodes}")
+        raise ValueError(
+            f"symmetric is a graph of {counted(cuts.graph.adjacency.shape[0], 'node')}; this one has {num_nodes}"
+        )
 
     relaxed, first_shares = _first_shares(work, whole, memory, halo_fraction)
     search = PartitionSearch(
@@ -132,7 +135,7 @@ def partition_to_fit(
             search.partition("METIS nodes", first_shares, even_N, seed, "metis")
         for name, shares in (also or {}).items():
             if len(shares) != num_parts:
-                raise ValueError(f"{name!r} has {len(shares)} shares for {num_parts} devices")
+                raise ValueError(f"{name!r} has {counted(len(shares), 'share')} for {counted(num_parts, 'device')}")
             search.partition(name, shares, even_N, seed)
     if num_parts > 1:
         search.refine(rounds, weights_N, moves)

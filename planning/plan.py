@@ -13,6 +13,8 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nugnn._counted import counted
+from nugnn._regular_file import no_file
 from nugnn.planning.calibration import Calibration, StandsOn
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
@@ -233,7 +235,7 @@ class Plan(_Record):
             raise ValueError(f"family is {self.family}, and data has {others} {other}")
         for baseline in self.baselines:
             if len(baseline.shares) != len(self.devices):
-                raise ValueError(f"baseline {baseline.name} has {len(baseline.shares)} shares")
+                raise ValueError(f"baseline {baseline.name} has {counted(len(baseline.shares), 'share')}")
         for what, whole in (("inner", self.data.nodes), ("edges", self.data.edges), ("train", self.data.train)):
             held = sum(getattr(device.sizes, what) for device in self.devices)
             if self.family == "graph" and abs(held - whole) > (0 if self.halo == "counted" else len(self.devices)):
@@ -357,7 +359,7 @@ class Plan(_Record):
         """
         if workers != len(self.devices):
             raise PlanError(
-                f"the plan is for {len(self.devices)} workers, and there are {workers}; give --workers "
+                f"the plan is for {counted(len(self.devices), 'worker')}, and there are {workers}; give --workers "
                 f"{len(self.devices)}"
             )
 
@@ -428,7 +430,8 @@ def read_plan(path: Path | str) -> Plan:
         content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         return Plan.model_validate_json(content, strict=True)
     except OSError as error:
-        raise PlanError(f"{path} cannot be read: {error.strerror}") from error
+        problem = no_file(path) or f"cannot be read: {error.strerror}"
+        raise PlanError(f"{path}: {problem}; make it with: nugnn plan --plan-out FILE") from error
     except ValidationError as error:
         if b"nugnn.cluster/" in content:
             raise PlanError(f"{path} is a cluster description: --cluster takes it") from None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.planning.plan import Plan, PlanError
 
 PARTS_SUFFIX = ".parts.npy"
@@ -57,7 +58,7 @@ def read_parts(plan: Plan, path: Path) -> npt.NDArray[np.int32]:
     file = parts_path(path)
     try:
         if os.path.getsize(file) > 8 * plan.data.nodes + 4096:
-            raise PlanError(f"{file} is larger than the parts of {plan.data.nodes} nodes")
+            raise PlanError(f"{file} is larger than the parts of {counted(plan.data.nodes, 'node')}")
         content = file.read_bytes()
     except OSError as error:
         raise PlanError(
@@ -71,7 +72,9 @@ def read_parts(plan: Plan, path: Path) -> npt.NDArray[np.int32]:
         raise PlanError(f"{file} is no file of parts: {error}") from error
     counts = [device.sizes.inner for device in plan.devices]
     if part.shape != (plan.data.nodes,) or part.dtype.kind != "u":
-        raise PlanError(f"{file} has shape {part.shape} of {part.dtype}, and the plan {plan.data.nodes} nodes")
+        raise PlanError(
+            f"{file} has shape {part.shape} of {part.dtype}, and the plan {counted(plan.data.nodes, 'node')}"
+        )
     if np.bincount(part, minlength=len(counts)).tolist() != counts:
         raise PlanError(f"{file} does not give the devices as many nodes as {path.name} does")
     return part.astype(np.int32)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.comm.compression.wire import Wire
 from nugnn.comm.early_rows import edges_begun_early
 from nugnn.planning.after_rest import Rests
@@ -95,7 +96,9 @@ class PredictedWork:
     ) -> None:
         links = Links.alone() if links is None and len(devices) == 1 else links
         if not devices or links is None or links.num_ranks != len(devices):
-            raise ValueError(f"{len(devices)} devices, and links between {links.num_ranks if links else 'no'} ranks")
+            raise ValueError(
+                f"{counted(len(devices), 'device')}, and links between {links.num_ranks if links else 'no'} ranks"
+            )
         self.devices, self.links, self.gradient_wire = tuple(devices), links, Wire(gradient_wire)
         self._steps_per_epoch = steps_per_epoch
         self._overlap, self._sums_in_backward = overlap, sums_in_backward

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.comm.compression.wire import Wire
 from nugnn.planning.after_rest import Rests
 from nugnn.planning.exchange_seconds import collective_passing_seconds, collective_seconds, taken_seconds
@@ -81,7 +82,9 @@ def replay(
     is_captured = [captured] * num_ranks if isinstance(captured, bool) else list(captured)
     for what, given in (("steps", steps), ("times", times), ("captured", is_captured), ("halo_shares", halo_shares)):
         if given is not None and len(given) != num_ranks:
-            raise ValueError(f"{what} has {len(given)} entries; the links connect {num_ranks} ranks")
+            raise ValueError(
+                f"{what} has {counted(len(given), 'entry', 'entries')}; the links connect {counted(num_ranks, 'rank')}"
+            )
     programs: dict[int, Program] = {}
     seconds: dict[tuple[int, int], list[float]] = {}
     ranks: list[_Given] = []
@@ -123,7 +126,10 @@ def replay_parts(
     """
     for what, given in (("parts", parts), ("halo_shares", halo_shares)):
         if given is not None and len(given) != work.num_devices:
-            raise ValueError(f"{what} has {len(given)} entries; the work model has {work.num_devices} devices")
+            raise ValueError(
+                f"{what} has {counted(len(given), 'entry', 'entries')}; the work model has "
+                f"{counted(work.num_devices, 'device')}"
+            )
     ranks: list[_Given] = []
     known: dict[tuple[int, int, PartSizes], tuple[Program, list[float]]] = {}
     for rank, (device, sizes) in enumerate(zip(work.devices, parts, strict=True)):
@@ -395,7 +401,9 @@ def _check_same_exchanges(programs: Sequence[Program]) -> None:
             if _what(one) != _what(other):
                 raise TraceError(f"exchange {place} is {_said(one)} on rank 0 and {_said(other)} on rank {rank}")
         if len(first) != len(program.exchanges):
-            raise TraceError(f"rank 0 makes {len(first)} exchanges in a step and rank {rank} {len(program.exchanges)}")
+            raise TraceError(
+                f"rank 0 makes {counted(len(first), 'exchange')} in a step and rank {rank} {len(program.exchanges)}"
+            )
 
 
 def _what(exchange: Exchange) -> tuple[object, ...]:
@@ -405,4 +413,4 @@ def _what(exchange: Exchange) -> tuple[object, ...]:
 
 def _said(exchange: Exchange) -> str:
     values = exchange.sent if exchange.kind == "all_reduce" else exchange.width
-    return f"{exchange.kind} of {exchange.name} ({values} values)"
+    return f"{exchange.kind} of {exchange.name} ({counted(values, 'value')})"

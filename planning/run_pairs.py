@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -127,10 +128,19 @@ def subject_of(plan: Plan) -> str:
 
 
 def device_text(device: PlannedDevice) -> str:
-    """Who a device is, and how much of it is used."""
+    """Who a device is, and how much of it is used: a part of keys of files, so that no word of it may change."""
     what = "threads" if device.kind == "cpu" else "multiprocessors"
     limits = "" if device.limits.is_none else f", {device.limits}"
     return f"{device.uuid or device.name}, {device.multiprocessors} {what}{limits}"
+
+
+def device_in_words(text: str) -> str:
+    """For people, of `device_text`.
+
+    >>> device_in_words("a CPU, 1 threads")
+    'a CPU, 1 thread'
+    """
+    return re.sub(r", 1 (thread|multiprocessor)s\b", r", 1 \1", text)
 
 
 def read_pair(path: Path | str) -> RunPair:

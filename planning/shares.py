@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from nugnn._counted import counted
 from nugnn.planning.lacking import DoesNotFitError, what_is_lacking
 from nugnn.planning.levels import SharePlan, level
 from nugnn.planning.part_sizes import PartSizes
@@ -72,4 +73,6 @@ def checked_limits(limits: Sequence[float]) -> tuple[float, ...]:
 def check_whole(whole: PartSizes, num_parts: int) -> None:
     """Refuse a graph that cannot give each part a node."""
     if whole.inner < num_parts:
-        raise ValueError(f"{num_parts} devices for {whole.inner} nodes; every device needs at least one")
+        raise ValueError(
+            f"{counted(num_parts, 'device')} for {counted(whole.inner, 'node')}; every device needs at least one"
+        )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from nugnn._counted import counted
+
 Clock = Literal["compute", "halo", "sync"]
 """What a trainer counts time for: see `nugnn.history.Epoch`."""
 Lane = Literal["host", "device", "wire"]
@@ -185,7 +187,7 @@ def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16, number
     signs = set("".join(drawn.values()))
     legend = "  ".join(f"{sign.replace(' ', 'blank')} {means}" for sign, means in _MEANING.items() if sign in signs)
     if left_out := len(timeline.names) - len(ranks):
-        lines.append(f"{left_out} ranks that wait longer are not shown")
+        lines.append(f"{counted(left_out, 'rank')} that wait longer are not shown")
     return "\n".join([*lines, f"{_seconds(timeline.makespan)} from left to right", *_folded(legend, width)])
 
 

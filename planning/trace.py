@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from nugnn._counted import counted
 from nugnn.planning.operator_costs import bytes_of, flops_of, storage_bytes, workspace_bytes
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.trace_records import (
@@ -87,7 +88,9 @@ class StepTrace(Strict):
         if getattr(sizes, other) and not getattr(sizes, wanted):
             raise TraceError(f"the trace is of {self.family}, whose sizes have {wanted}; these have {other} alone")
         if self.ranks == 1 and sizes.halo:
-            raise TraceError(f"the trace was recorded on one device, and the sizes have {sizes.halo} halo rows")
+            raise TraceError(
+                f"the trace was recorded on one device, and the sizes have {counted(sizes.halo, 'halo row')}"
+            )
 
     def check_told(self) -> None:
         """Raises TraceError if of a dimension it is not known what it counts."""

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nugnn._counted import counted
 from nugnn.partition.ids import ArrayLike, edge_arrays, ids_array
 from nugnn.planning.part_sizes import PartSizes
 
@@ -99,7 +100,9 @@ class LinearWork:
         if not self.bytes_of:
             object.__setattr__(self, "bytes_of", (LinearCost(),) * len(self.seconds_of))
         if len(self.bytes_of) != len(self.seconds_of):
-            raise ValueError(f"bytes_of has {len(self.bytes_of)} devices and seconds_of {len(self.seconds_of)}")
+            raise ValueError(
+                f"bytes_of has {counted(len(self.bytes_of), 'device')} and seconds_of {len(self.seconds_of)}"
+            )
 
     @property
     def num_devices(self) -> int:

@@ -22,9 +22,10 @@ MAY_IMPORT = {
 }
 """Folder -> the other folders it may know: kernels, datasets <- partition, comm, precision <- planning <- nugnn."""
 
-OPEN_TO_ALL = {"nugnn._dgl_compat", "nugnn._regular_file", "nugnn.sample_sets"}
+OPEN_TO_ALL = {"nugnn._counted", "nugnn._dgl_compat", "nugnn._regular_file", "nugnn.sample_sets"}
 """Know no other module of the project. ``require_dgl`` is wanted wherever DGL is used. Readers say what is no file, and
-so does the command line, before it loads torch and so before ``nugnn.datasets``; both know samples by their names."""
+so does the command line, before it loads torch and so before ``nugnn.datasets``; both know samples by their names. All
+folders say how many there are of something."""
 
 
 def imported_modules(source: str, package: str) -> Iterator[tuple[int, str]]:

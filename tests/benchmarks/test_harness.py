@@ -100,3 +100,9 @@ def test_every_script_has_its_line_in_the_readme():
     text = (folder / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in folder.iterdir() if path.suffix in (".py", ".sh")]
     assert [name for name in scripts if f"`{name}`" not in text] == []
+
+
+def test_a_machine_that_was_written_with_the_wrong_number_is_the_same_as_now(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"machine": {"card": "CPU (1 threads)"}}\n{"machine": {"card": "A100"}}\n{}\n')
+    rows = harness.read_rows(tmp_path)
+    assert [row.get("machine", {}).get("card") for row in rows] == ["CPU (1 thread)", "A100", None]

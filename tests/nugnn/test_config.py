@@ -112,10 +112,7 @@ def test_shares_by_device_stay_words_and_are_no_numbers_yet(word: str) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"plan": "p.json", "shares": "auto"}, "--plan p.json says the shares; leave --shares out"),
         ({"plan": "p.json", "cluster": "c.yaml"}, "--plan p.json says the devices; leave --cluster out"),
-        ({"plan": "p.json", "device": "cpu"}, "--plan p.json says the devices and their limits; leave --device out"),
-        ({"cluster": "c.yaml", "limits": "none"}, "--cluster c.yaml says the devices and their limits"),
         ({"shares": "auto", "partitioner": "random"}, "--partitioner random makes none to fit"),
     ],
 )
@@ -128,8 +125,6 @@ def test_plans_that_contradict_other_settings_are_refused(values: dict[str, Any]
 def test_a_batch_is_divided_by_one_word() -> None:
     with pytest.raises(ConfigError, match="--shares auto says how batches are divided; leave --batch-split out"):
         SampleConfig(dataset="mnist", workers=2, shares="auto", batch_split="18,6")
-    with pytest.raises(ConfigError, match=r"--plan p\.json says how batches are divided"):
-        SampleConfig(dataset="mnist", workers=2, plan="p.json", batch_split="even")
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8))

@@ -184,7 +184,7 @@ def test_options_are_used() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"workers": 2, "shares": [1.0]}, "shares: 1 numbers for 2 workers"),
+        ({"workers": 2, "shares": [1.0]}, "shares: 1 number for 2 workers"),
         ({"workers": 0}, "^workers is 0, must be a whole number from 1 up"),
         ({"workers": 2.0, "shares": "auto"}, "^workers is 2.0, must be a whole number from 1 up"),
         ({"workers": True}, "^workers is True, must be"),

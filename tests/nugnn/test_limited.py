@@ -443,7 +443,7 @@ def test_gpus_of_a_profile_share_one_limit_or_have_one_each() -> None:
         (["--limits", "threads=1"], "add --device cpu or --device cuda"),
         (["--limits", "threads=0", "--device", "cpu"], "threads is 0"),
         (["--limits", "sms=8", "--device", "cpu"], "no multiprocessors"),
-        (["--limits", "threads=1;none", "--device", "cpu"], "2 for 1 devices"),
+        (["--limits", "threads=1;none", "--device", "cpu"], "2 for 1 device"),
     ],
 )
 def test_a_profile_refuses_limits_without_effect(

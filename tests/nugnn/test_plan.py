@@ -23,8 +23,9 @@ from nugnn.config import TrainConfig
 from nugnn.datasets import load
 from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
-from nugnn.fit_plan import PLAN_FILE
+from nugnn.fit_plan import PLAN_FILE, request_of, use_plan
 from nugnn.graph_part import GraphPart
+from nugnn.graph_run import STAGES
 from nugnn.graph_task import GraphTask
 from nugnn.member import host_name
 from nugnn.models import GNN
@@ -59,7 +60,7 @@ from nugnn.rebalance import PlannedBalance
 from nugnn.run import PARTS_FILE, pictures, run_from_config
 from nugnn.sample_config import SampleConfig
 from nugnn.sample_options import SampleOptions
-from nugnn.shares import whole_shard
+from nugnn.shares import shards_on_disk, whole_shard
 from nugnn.step_graphs import records_steps
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -273,7 +274,7 @@ def test_samples_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (["--graph-stats", "ogbn-product"], "did you mean ogbn-products"),
         (["--graph-stats", "ogbn-arxiv", "--dataset", "digits"], "both say which graph"),
         (["--graph-stats", "ogbn-arxiv", "--undirected"], "write undirected=true into --graph-stats"),
-        (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml cannot be read: No such file"),
+        (["--dataset", "digits", "--cluster", "none.yaml"], "none.yaml: no such file; --cluster takes"),
         (["--dataset", "digits", "--plan-out", "no/such/plan.json"], "there is no folder no/such"),
         (["--dataset", "digits", "--epochs", "3"], "--epochs"),
         (["--dataset", "digits", "--grad-sync-rank", "3"], "--grad-sync-rank 3 has no effect on --grad-sync fp32"),
@@ -363,7 +364,8 @@ def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
     """More devices shorten an epoch until exchanges take it all; what does not fit says so; all is called simulated."""
     given = ("--devices", "A100", "--hidden", "16", "--per-host", "2", "--gbit-per-second", "10", "--most", "16")
     code, out, err = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given)
-    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    table = out.partition("simulated: more")[0]
+    assert (code, err) == (0, "") and max(map(len, table.splitlines())) <= 80
     assert "simulated: ogbn-products on A100" in out and "simulated: more than 2 devices bring little" in out
     code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given, "--json")
     shown = json.loads(out)
@@ -433,7 +435,7 @@ def test_misuse_of_simulate_is_one_sentence(capsys: pytest.CaptureFixture[str]) 
     ("option", "text", "words"),
     [
         ("plan", MIXED, "f is a cluster description: --cluster takes it"),
-        ("plan", None, "f cannot be read: No such file"),
+        ("plan", None, "f: no such file; make it with"),
         ("cluster", '{"schema": "nugnn.plan/1"}', "f is a plan: --plan takes it"),
         ("cluster", MIXED.replace("limits", "limit"), "line 5: .*unknown field 'limit'; did you mean 'limits'"),
     ],
@@ -575,7 +577,7 @@ def test_operators_are_timed_on_devices_that_differ_and_kept(monkeypatch: pytest
     config = settings(tmp_path, "a", **how)
     stages: list[str] = []
     result = run_from_config(config, lambda event: stages.append(str(event.get("text"))))
-    assert "timing the model's operators on each device of this machine, 0.1 s, once" in stages
+    assert "timing the model's operators on each device of this machine for 0.1 s, once" in stages
     assert len(made) == len(clusters) == 1  # for the parts to time on; the plan cuts the same lists by METIS
     ways = list((tmp_path / "cache" / "operator-times").glob("ways-*.json"))
     assert len(ways) == 1 and read_ways(ways[0]).num_ranks == 2
@@ -851,15 +853,22 @@ def test_batches_are_divided_by_the_plan(tmp_path: Path) -> None:
     assert [epoch.loss for epoch in again.history] == [epoch.loss for epoch in planned.history]
     with pytest.raises(ValueError, match="divides batches of 64 samples, and batch_size is 32"):
         nugnn.fit(model, data, plan=planned.plan, **how | {"batch_size": 32})
+    same = nugnn.fit(model, data, plan=planned.plan, batch_split=planned.batch_split, **how)
+    assert same.batch_split == planned.batch_split
+    with pytest.raises(ValueError, match=r"divides batches as \d+,\d+, and this run was given --batch-split 32,32"):
+        nugnn.fit(model, data, plan=planned.plan, batch_split="even", **how)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"shares": "fair"}, "shares 'fair' is not known; give auto, even, flops, bandwidth"),
-        ({"plan": "none.json"}, r"none\.json cannot be read"),
-        ({"cluster": "none.yaml"}, r"none\.yaml cannot be read"),
-        ({"cluster": "c.yaml", "device": "cpu"}, "says which devices there are, and within what limits; leave device"),
+        ({"plan": "none.json"}, r"none\.json: no such file; make it with"),
+        ({"cluster": "none.yaml"}, r"none\.yaml: no such file; --cluster takes"),
+        (
+            {"cluster": "c.yaml", "device": "cuda"},
+            "the cluster has the devices cpu,cpu, and this run was given --device cuda; leave --device out",
+        ),
         ({"cluster": "c.yaml", "workers": 3}, "has 2 devices, and there are 3 workers; give --workers 2"),
         ({"shares": "auto", "partitioner": "random"}, "unknown partition method 'random'"),
         (
@@ -877,6 +886,65 @@ def test_misuse_in_python_is_one_sentence(
     data = load("digits")
     with pytest.raises(ValueError, match=words):
         nugnn.fit(GNN("gcn", data.num_features, data.num_classes), data, **{"workers": 2, "epochs": 1, **arguments})
+
+
+_BOTH = "and this run was given"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device": "cpu"}, None),
+        ({"device": "cpu,cpu"}, None),
+        ({"limits": "threads=1;none"}, None),
+        ({"shares": "auto"}, None),
+        ({"shares": "even"}, None),
+        ({"shares": "planned"}, None),
+        ({"device": "cuda"}, f"the plan has the devices cpu,cpu, {_BOTH} --device cuda; leave --device out"),
+        ({"limits": "threads=2;none"}, f"the plan has the limits 'threads=1;none', {_BOTH} --limits 'threads=2;none'"),
+        ({"limits": "none;none"}, f"the plan has the limits 'threads=1;none', {_BOTH} --limits 'none;none'"),
+        ({"shares": "flops"}, f"the plan has shares by 'auto', {_BOTH} --shares flops; leave --shares out"),
+        ({"shares": "0.9,0.1"}, r"the plan has the shares 0\.\d+,0\.\d+, and this run was given --shares 0\.9,0\.1"),
+    ],
+)
+def test_what_agrees_with_a_plan_may_be_said_again_and_what_does_not_is_refused_with_both(
+    given: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(UNEVEN)
+    how = {"dataset": "digits", "workers": 2, "cluster": str(tmp_path / "c.yaml"), "shares": "auto"}
+    plan = plan_run.plan_from_config(TrainConfig(**how), None).plan
+    if given.get("shares") == "planned":
+        given = {"shares": ",".join(f"{device.share:.4f}" for device in plan.devices)}
+    config = TrainConfig(dataset="digits", workers=2, plan="p.json", **given)  # nothing is refused before it is read
+
+    def request() -> None:
+        ask = request_of(config.shares, plan, None, 2, config.device, config.limits, print, print)[0]
+        assert ask is not None and ask.limits == (DeviceLimits(threads=1), DeviceLimits())
+        assert [each.type for each in ask.devices(config.device, 2)[0]] == ["cpu", "cpu"]
+
+    if words is None:
+        request()
+    else:
+        with pytest.raises(ValueError, match=words):
+            request()
+
+
+def test_stages_tell_a_plan_or_parts_that_are_taken_from_those_that_are_made(tmp_path: Path) -> None:
+    data, stages = load("digits"), list[str]()
+    part = np.arange(data.num_nodes) % 2
+    for cache, given in ((None, None), (None, part), (tmp_path, None), (tmp_path, None), (tmp_path, part)):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        shards_on_disk(data, [1, 1], "metis", "none", cache, tmp_path / "own" / "s", given, stages.append)
+    assert stages == ["partition", "parts_planned", "partition", "parts_cached", "parts_planned"]
+    stages.clear()
+    (tmp_path / PLAN_FILE).touch()
+    with_file = PlanRequest(shares_by="auto", plan=cast(Any, SimpleNamespace(devices=())))
+    for request, resumed in ((with_file, None), (with_file, tmp_path), (PlanRequest(shares_by="auto"), tmp_path)):
+        with pytest.raises(AttributeError):  # a task that is none: the stage is told before it is asked
+            use_plan(cast(Any, None), request, [torch.device("cpu")], None, stages.append, print, resumed)
+    assert stages == ["plan_read", "plan_read", "plan_resumed"]
+    texts = [text.format(workers="1 worker", parts="1 part") for text in STAGES.values()]
+    assert set(stages) <= STAGES.keys() and not any("{" in text or "1 workers" in text for text in texts)
 
 
 def test_a_model_that_cannot_be_foreseen_is_refused_under_auto_alone(tmp_path: Path) -> None:

@@ -215,5 +215,5 @@ def test_shares_may_be_an_array(tmp_path: Path) -> None:
     )
     request, _ = request_of(shares, None, tmp_path / "c.yaml", 2, "auto", None, str, str)  # type: ignore[arg-type]
     assert request is not None and (request.shares_by, request.shares) == ("given", (0.3, 0.7))
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match=r"plan\.json: no such file; make it with: nugnn plan --plan-out FILE"):
         request_of(shares, tmp_path / "plan.json", None, 2, "auto", None, str, str)  # type: ignore[arg-type]

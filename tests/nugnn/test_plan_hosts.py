@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +17,7 @@ from nugnn.planning.cluster import Cluster, _Builder
 from nugnn.planning.cluster_file import ClusterFields
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.lacking import DoesNotFitError
+from nugnn.planning.left_out import notes_of_left_out
 from nugnn.planning.plan import Plan
 from nugnn.simulate_run import simulate
 
@@ -78,6 +81,21 @@ def test_a_host_that_does_not_pay_is_named_with_the_time_without_it() -> None:
     mixed = planned(((A100, 4), (T4, 2), (T4, 2)), 100.0)
     assert mixed.step_seconds <= 1.01 * alone + 1e-3 and min(device.share for device in mixed.devices[:4]) > 0.2
     assert any("2 x Tesla T4 on each of node-1 and node-2 would hardly" in note for note in mixed.notes)
+
+
+@pytest.mark.parametrize(("without", "is_shorter"), [(0.009, True), (0.0102, False)])
+def test_a_note_against_a_device_of_the_plan_says_that_it_is_kept_and_what_to_do(
+    without: float, is_shorter: bool
+) -> None:
+    devices = cluster(((A100, 3),), 1.0)
+    subsets = SimpleNamespace(single_devices=lambda: [])
+    (note,) = notes_of_left_out([0.5, 0.499, 0.001], 0.01, devices, cast(Any, subsets), lambda ranks: without)
+    assert f"Without it an epoch would take {1000 * without:.3g} ms and with it 10 ms" in note
+    assert note.endswith("plan for the other 2 alone to have the shorter epoch") == is_shorter
+    assert ("This plan has all of them, as each device that was asked for gets a node at least" in note) == is_shorter
+    subsets = SimpleNamespace(single_devices=lambda: [1])
+    (note,) = notes_of_left_out([0.4, 0.3, 0.3], 0.01, devices, cast(Any, subsets), lambda ranks: 0.005)
+    assert "alone would take 5 ms an epoch in place of 10 ms" in note and "plan for that one alone" in note
 
 
 def test_hosts_are_used_where_the_links_are_fast() -> None:

@@ -160,7 +160,7 @@ def test_partition_and_train_from_it(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--workers", "2", "--shares", "0.7"), "1 shares for --workers 2"),
+        (("--workers", "2", "--shares", "0.7"), "1 share for --workers 2"),
         (("--workers", "5000"), "5000 workers for 1797 nodes"),
         (("--workers", "2", "--partitioner", "scotch"), "--partitioner scotch"),
         (("--workers", "2", "--undirected", "maybe"), "--undirected maybe"),

@@ -91,7 +91,7 @@ def test_a_name_of_samples_with_a_slip_is_told_from_a_graph(
         (("model=resnet18", "dropout=0.1"), "--dropout 0.1 has no effect on --model resnet18"),
         (("momentum=0.5",), "--momentum 0.5 has no effect on --optimizer adamw"),
         (("workers=2", "batch_split=3,4", "batch_size=9"), "--batch-split 3,4 adds up to 7, but --batch-size is 9"),
-        (("workers=2", "batch_split=3"), "--batch-split: 1 numbers for 2 workers"),
+        (("workers=2", "batch_split=3"), "--batch-split: 1 number for 2 workers"),
         (("workers=2", "batch_split=even", "shares=0.5,0.5"), "--batch-split is even, but shares are given"),
         (("batch_split=-3",), "allowed: auto, even, or samples of each worker"),
         (("batch_size=0",), "--batch-size 0 is not allowed"),

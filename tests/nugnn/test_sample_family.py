@@ -192,7 +192,7 @@ def test_multi_label_targets() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     data = make_data("images", 10)
-    with pytest.raises(ValueError, match="2 batch sizes for 1 workers"):
+    with pytest.raises(ValueError, match="2 batch sizes for 1 worker"):
         SampleFamily(nn.Identity(), data, Ranks(), sizes=(4, 4))
     with pytest.raises(ValueError, match="micro_batches is 0"):
         SampleFamily(nn.Identity(), data, Ranks(), sizes=(4,), micro_batches=0)

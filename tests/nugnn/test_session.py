@@ -205,7 +205,7 @@ def test_shard_cuts_by_share_or_reads_a_folder(ranks: Any, tmp_path: Path) -> No
 
 def test_wrong_shares_and_wrong_parts_are_refused(tmp_path: Path) -> None:
     data = make_data()
-    with pytest.raises(ValueError, match="shares: 2 numbers for 1 workers"):
+    with pytest.raises(ValueError, match="shares: 2 numbers for 1 worker"):
         nugnn.shard(data, shares=[1, 2])
     parts = uneven_parts(NUM_NODES, 2)
     assignment = partition_nodes(data.num_nodes, data.src, data.dst, [1, 1], method="given", parts=parts)

@@ -132,9 +132,9 @@ def test_given_shares_and_what_does_not_fit() -> None:
     check(fitted, large, devices)
     with pytest.raises(DoesNotFitError, match=r"the devices together hold .*\nNVIDIA H100.* on host-0: "):
         draft_from_counts(WorkAlone(work_on(devices, LinearCost(inner=1e7))), WHOLE, devices, halo=0.5)
-    with pytest.raises(ValueError, match="1 shares for 2 devices"):
+    with pytest.raises(ValueError, match="1 share for 2 devices"):
         draft_from_counts(WorkAlone(large), WHOLE, devices, halo=0.5, shares_by="given", shares=[1.0])
-    with pytest.raises(ValueError, match="2 devices for 1 nodes"):
+    with pytest.raises(ValueError, match="2 devices for 1 node;"):
         draft_from_counts(WorkAlone(large), PartSizes(inner=1), devices, halo=0.5, shares_by="even")
 
 

@@ -366,7 +366,7 @@ def test_hosts_run_ahead_from_step_to_step_of_samples():
 def test_devices_of_two_types_make_the_same_exchanges_or_are_refused():
     links = Links.equal(2, 1e9)
     steps = [graph_trace(name).at(PART) for name in ("gcn", "sage")]
-    with pytest.raises(TraceError, match=r"exchange 0 is fetch of layers.0/sddmm \(1 values\) on rank 0 and fetch"):
+    with pytest.raises(TraceError, match=r"exchange 0 is fetch of layers.0/sddmm \(1 value\) on rank 0 and fetch"):
         replay([graph_trace("gat").at(PART), steps[0]], [CPU] * 2, links)
     short = steps[0].model_copy(update={"operators": steps[0].operators[:30]})
     with pytest.raises(TraceError, match="rank 0 makes 5 exchanges in a step and rank 1 2"):
@@ -374,7 +374,7 @@ def test_devices_of_two_types_make_the_same_exchanges_or_are_refused():
     with pytest.raises(TraceError, match="rank 1 was recorded on one device"):
         alone = graph_trace("gcn", ranks=1).at(PartSizes(inner=5, edges=9))
         replay([steps[0], alone], [CPU] * 2, links)
-    with pytest.raises(ValueError, match="times has 1 entries; the links connect 2 ranks"):
+    with pytest.raises(ValueError, match="times has 1 entry; the links connect 2 ranks"):
         replay(steps, [CPU], links)
 
 

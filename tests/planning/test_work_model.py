@@ -138,7 +138,7 @@ def test_malformed_arguments_are_refused() -> None:
         count_sizes([0, 2], [1, 1], [0, 1], 2)
     with pytest.raises(ValueError, match="entry 0 of part is -1"):
         count_sizes([], [], [-1, 0], 2)
-    with pytest.raises(ValueError, match="src has 1 entries and dst 2"):
+    with pytest.raises(ValueError, match="src has 1 entry and dst 2"):
         count_sizes([0], [1, 1], [0, 1], 2)
     with pytest.raises(ValueError, match=r"dst must be one-dimensional integers, got shape \(1,\) of float64"):
         count_sizes([0], [0.5], [0, 1], 2)
