@@ -12,6 +12,7 @@ import typer
 from nugnn.config import TrainConfig
 from nugnn.options import flag_of, option_default, option_spec
 from nugnn.sample_config import SampleConfig
+from nugnn.screen import MOST_COLUMNS
 from nugnn.settings_file import recipe_names
 
 
@@ -54,6 +55,8 @@ def setting_parameters(
         else:
             common["hidden"] = not spec.landed
             metavar = "|".join(spec.choices) or {int: "N", float: "X", str: "TEXT"}[spec.kind]
+            if len(f"  {flag} {metavar}") > MOST_COLUMNS:  # a parser breaks lines between words alone
+                metavar, common["help"] = "NAME", f"{common['help']} One of {', '.join(spec.choices)}."
             options[entry.name] = (str, typer.Option(None, flag, metavar=metavar, **common))
     return [parameter(name, kind | None, default) for name, (kind, default) in options.items()]
 

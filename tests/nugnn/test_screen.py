@@ -201,6 +201,21 @@ def test_numbers_of_a_table_stay_whole_and_what_is_left_out_is_said(width: int) 
     assert ("left out" in out) == (width < 60) and "…" not in out
 
 
+@pytest.mark.parametrize(
+    "command", ["train", "plan", "simulate", "profile", "partition", "check", "evaluate", "predict"]
+)
+def test_help_fits_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80 and (
+        command != "train" or "2bit, 1bit, adaptive, powersgd" in " ".join(out.split())
+    )
+
+
 def test_screens_are_as_wide_as_the_terminal_80_columns_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     widths = []
     for columns in ("30", "80", "200"):
