@@ -60,7 +60,8 @@ def test_a_part_grows_as_far_as_it_may() -> None:
     level = levelled([slow, full, free], _RULES)
     nodes = nodes_after([1e6] * 3, level.given)
     assert nodes[1] == pytest.approx(1.25e6, rel=1e-6)
-    assert level.predicted[0] == pytest.approx(level.predicted[2], rel=1e-6)
+    assert level.predicted[0] == pytest.approx(level.predicted[2], rel=1e-6) and level.predicted[1] < level.predicted[0]
+    assert level.gain == pytest.approx(1 - level.predicted[0])
     assert levelled([slow, full, RankLoad(seconds=0.25, sizes=free.sizes, most_growth=1.0)], _RULES).given[2] == 0
 
 
@@ -86,6 +87,18 @@ def test_proportions_come_from_the_work_model() -> None:
     assert level.given[0] > 0 and max(level.predicted) == pytest.approx(min(level.predicted))
     doubled = levelled(loads, RebalanceRules(work=LinearWork(tuple(cost.times(7) for cost in work.seconds_of))))
     assert doubled.given == pytest.approx(level.given)
+
+
+class _Measured:
+    """Seconds of rank 0 fall with nodes, as noise has it; those of rank 1 have nothing to do with in-edges."""
+
+    def seconds(self, rank: int, sizes: PartSizes) -> float:
+        return 1e-6 * sizes.inner if rank else 1e-7 * sizes.edges - 1e-9 * sizes.inner
+
+
+def test_nodes_cost_nothing_where_more_of_them_take_less_and_what_rules_say_where_edges_cost_nothing() -> None:
+    level = levelled(loads_of([1e6, 1e6], [0.5, 2]), replace(_RULES, work=_Measured()))
+    assert level.node_work == (0.0, _RULES.node_work) and level.given[0] > 0 > level.given[1]
 
 
 @given(halo=st.floats(0.01, 0.6))
