@@ -1,10 +1,10 @@
-# make install | train | test | lint | lock. Everything happens in .venv; a second `make install` is instant.
+# make install | train | test | test-slow | lint | lock. Everything happens in .venv; a second `make install` is instant.
 SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.nugnn-installed
 PYTHON ?= $(shell for p in python3.11 python3.12; do $$p -c 'import ensurepip' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: install train test lint lock
+.PHONY: install train test test-slow lint lock
 
 install: $(STAMP)
 
@@ -28,9 +28,15 @@ train: install
 # Tests run beside each other, in a process for each core: at most TEST_PROCESSES, with their ranks up to 3 GiB each.
 # Compiled modules are kept, whatever the environment says: hundreds of processes start.
 TEST_PROCESSES ?= 4
+PYTEST = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
+  $(BIN)/python -m pytest -n logical --maxprocesses $(TEST_PROCESSES) --dist worksteal
+
 test: install
-	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
-	  $(BIN)/python -m pytest -n logical --maxprocesses $(TEST_PROCESSES) --dist worksteal
+	$(PYTEST)
+
+# Some take minutes alone: the limit of a test is there to end one that hangs.
+test-slow: install
+	$(PYTEST) -m 'slow and not gpu' --timeout 1800
 
 lint: install
 	$(BIN)/ruff check .

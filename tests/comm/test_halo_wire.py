@@ -365,3 +365,30 @@ def test_what_was_sent_and_what_is_owed_add_up(name: str) -> None:
     assert torch.equal(other.encode("a", x, wire), feedback.encode("a", x, wire))
     assert not torch.equal(other.encode("b", x, wire), feedback.encode("a", x, wire))
     assert feedback.encode("a", x[:, :9], wire).shape == (4, wire.row_bytes(9, torch.float32))  # nothing is owed
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_keeps_what_is_owed_to_it(bad: float) -> None:
+    """In a step that counts; the rows beside it owe what they left out."""
+    feedback, wire, sent = HaloFeedback(3, torch.arange(3)), HaloWire("int2"), torch.empty(3, 21)
+    first, second = torch.randn(2, 3, 21, generator=torch.Generator().manual_seed(0))
+    feedback.encode("a", first, wire)
+    before = feedback.rows()["a"]
+    second[1, 4] = bad
+    wire.decode(feedback.encode("a", second, wire), sent)
+    after = feedback.rows()["a"]
+    assert torch.equal(after[1], before[1]) and before[1].any()
+    assert torch.equal(after[[0, 2]], (second + before - sent)[[0, 2]]) and not torch.equal(after[0], before[0])
+
+
+def test_rows_that_were_not_sent_in_a_step_are_owed_what_they_were() -> None:
+    """As in a step of evaluation, or of a layer that is left out now and then; `load` forgets what is under way."""
+    feedback, wire = HaloFeedback(3, torch.arange(3)), HaloWire("int2")
+    x = torch.randn(3, 21, generator=torch.Generator().manual_seed(0))
+    feedback.encode("a", x, wire)
+    before = feedback.rows()["a"]
+    feedback.encode("b", x, wire)
+    assert torch.equal(feedback.rows()["a"], before) and set(feedback.rows()) == {"a", "b"}
+    feedback.encode("a", x, wire)
+    feedback.load({"a": before})
+    assert list(feedback.rows()) == ["a"] and torch.equal(feedback.rows()["a"], before)

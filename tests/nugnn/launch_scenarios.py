@@ -249,6 +249,19 @@ def slow_but_alive(context: WorkerContext, job: dict) -> None:
             time.sleep(0.02)
 
 
+def stopped_alone(context: WorkerContext, job: dict) -> None:
+    """One step, in which rank 1 is stopped at once, and rank 0 finishes operators until that is enough."""
+    context.pulse.begin_step()
+    (context.job_folder / f"pid-{context.rank}").write_text(str(os.getpid()))
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while not (context.job_folder / "enough").exists():
+        context.pulse.beat()
+        time.sleep(0.001)
+    with context.pulse.waiting("halo exchange 1 (layers.0/spmm)"):
+        time.sleep(600)
+
+
 def loads_for_long(context: WorkerContext, job: dict) -> None:
     """Computes for three times the timeout before its first step."""
     (context.job_folder / f"pid-{context.rank}").write_text(str(os.getpid()))

@@ -94,6 +94,12 @@ def trouble(
     return Ended(caught.value.exit_code, str(caught.value), clock.now, pid)
 
 
+def _state_in(path: Path) -> str:
+    """The letter of the process that the file names; nothing before it is there."""
+    pid = _number_in(path)
+    return "" if pid is None else letter_of(pid)
+
+
 def _number_in(path: Path) -> int | None:
     text = path.read_text() if path.exists() else ""
     return int(text) if text else None
@@ -189,6 +195,40 @@ def test_a_slow_step_goes_on_as_long_as_one_worker_makes_progress(monkeypatch: p
         clock.stands_for_time(monkeypatch)
         launch(folder, 2, module="launch_scenarios", timeout=10.0)
     assert clock.now > 30.0
+
+
+class _OthersGoOn(TimeOfLooks):
+    """Passes with looks once rank 1 is stopped; for three times the timeout rank 0 finishes operators between them.
+
+    Args:
+        folder: Of the job.
+        timeout: Of the run.
+    """
+
+    def __init__(self, folder: Path, timeout: float) -> None:
+        super().__init__(lambda: _state_in(folder / "pid-0") != "" and _state_in(folder / "pid-1") == "T")
+        self._folder, self._timeout = folder, timeout
+
+    def monotonic(self) -> float:
+        if super().monotonic() > 3 * self._timeout:
+            (self._folder / "enough").touch()
+        elif self._is_there:
+            before = stamp_of(self._folder, 0).beats
+            wait_until(
+                lambda: stamp_of(self._folder, 0).beats > before or _state_in(self._folder / "pid-0") in ("Z", "")
+            )
+        return self.now
+
+
+def test_a_worker_that_is_stopped_ends_a_run_in_which_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_job_folder() as folder:
+        write_job(folder, {"scenario": "stopped_alone"})
+        clock = _OthersGoOn(folder, TIMEOUT)
+        clock.stands_for_time(monkeypatch)
+        with pytest.raises(WorkerFailed, match=r"^worker 1 of 2 is stopped \(SIGSTOP\): no progress for 3 s") as caught:
+            launch(folder, 2, module="launch_scenarios", timeout=TIMEOUT)
+        assert not (folder / "enough").exists(), "it ended once the other had come to a standstill"
+    assert str(caught.value).endswith("\n    worker 0 runs")
 
 
 def test_who_computes_before_its_first_step_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:

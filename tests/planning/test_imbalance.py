@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -59,8 +60,22 @@ def test_a_part_grows_as_far_as_it_may() -> None:
     level = levelled([slow, full, free], _RULES)
     nodes = nodes_after([1e6] * 3, level.given)
     assert nodes[1] == pytest.approx(1.25e6, rel=1e-6)
-    assert level.predicted[0] == pytest.approx(level.predicted[2], rel=1e-6)
+    assert level.predicted[0] == pytest.approx(level.predicted[2], rel=1e-6) and level.predicted[1] < level.predicted[0]
+    assert level.gain == pytest.approx(1 - level.predicted[0])
     assert levelled([slow, full, RankLoad(seconds=0.25, sizes=free.sizes, most_growth=1.0)], _RULES).given[2] == 0
+
+
+def test_limits_are_of_a_parts_own_work() -> None:
+    """Whose nodes have more in-edges than those of others, or fewer."""
+    sizes = [PartSizes(inner=1_000_000, edges=5_000_000), PartSizes(inner=1_000_000, edges=40_000_000)]
+    of_whole = [_RULES.node_work * size.inner + size.edges for size in sizes]
+    for slow, fast in ((0, 1), (1, 0)):
+        ranks = [RankLoad(seconds=1e6 if rank == slow else 1.0, sizes=sizes[rank]) for rank in (0, 1)]
+        level = levelled(ranks, _RULES)
+        assert level.given[slow] == pytest.approx(0.98 * of_whole[slow], rel=1e-6), "a rank without work shows no more"
+        ranks[fast] = replace(ranks[fast], most_growth=1.25)
+        growth = min(0.25 * of_whole[fast], 0.98 * of_whole[slow])
+        assert levelled(ranks, _RULES).given[fast] == pytest.approx(-growth, rel=1e-6)
 
 
 def test_proportions_come_from_the_work_model() -> None:
@@ -72,6 +87,18 @@ def test_proportions_come_from_the_work_model() -> None:
     assert level.given[0] > 0 and max(level.predicted) == pytest.approx(min(level.predicted))
     doubled = levelled(loads, RebalanceRules(work=LinearWork(tuple(cost.times(7) for cost in work.seconds_of))))
     assert doubled.given == pytest.approx(level.given)
+
+
+class _Measured:
+    """Seconds of rank 0 fall with nodes, as noise has it; those of rank 1 have nothing to do with in-edges."""
+
+    def seconds(self, rank: int, sizes: PartSizes) -> float:
+        return 1e-6 * sizes.inner if rank else 1e-7 * sizes.edges - 1e-9 * sizes.inner
+
+
+def test_nodes_cost_nothing_where_more_of_them_take_less_and_what_rules_say_where_edges_cost_nothing() -> None:
+    level = levelled(loads_of([1e6, 1e6], [0.5, 2]), replace(_RULES, work=_Measured()))
+    assert level.node_work == (0.0, _RULES.node_work) and level.given[0] > 0 > level.given[1]
 
 
 @given(halo=st.floats(0.01, 0.6))
@@ -95,16 +122,22 @@ def test_what_rows_that_travel_take_does_not_leave_with_nodes(halo: float) -> No
     assert ends[0] == pytest.approx(ends[1], rel=1e-4) and ends == pytest.approx(level.predicted, rel=1e-4)
 
 
-@given(given_work=st.lists(st.integers(-100, 100), min_size=2, max_size=6), seed=st.integers(0, 100))
-def test_flows_give_what_goes_and_bring_what_comes(given_work: list[int], seed: int) -> None:
-    surplus = sum(given_work)
-    work = [float(w) for w in given_work]
-    work[0] -= surplus
-    affinity = np.random.default_rng(seed).random((len(work), len(work))).tolist()
+@given(work=st.lists(st.integers(-100, 100), min_size=2, max_size=6), seed=st.integers(0, 100))
+def test_flows_give_what_goes_and_bring_what_comes_scaled_to_it(work: list[int], seed: int) -> None:
+    ranks, affinity = range(len(work)), np.random.default_rng(seed).random((len(work), len(work))).tolist()
     found = flows(work, affinity)
-    for rank, amount in enumerate(work):
-        goes, comes = math.fsum(found[rank].values()), math.fsum(each.get(rank, 0.0) for each in found)
-        assert goes == pytest.approx(max(amount, 0), abs=1e-6) and comes == pytest.approx(max(-amount, 0), abs=1e-6)
+    going, coming = [max(w, 0) for w in work], [max(-w, 0) for w in work]
+    if not any(coming):
+        assert not any(found)
+        return
+    coming = [w * sum(going) / sum(coming) for w in coming]
+    goes = [math.fsum(found[p].values()) for p in ranks]
+    comes = [math.fsum(each.get(q, 0.0) for each in found) for q in ranks]
+    assert goes == pytest.approx(going, abs=1e-6) and comes == pytest.approx(coming, abs=1e-6)
+    for p, q in product(ranks, ranks):  # no pair could have more without less for one that is nearer
+        to_nearer = math.fsum(w for other, w in found[p].items() if affinity[p][other] >= affinity[p][q])
+        from_nearer = math.fsum(found[other].get(q, 0.0) for other in ranks if affinity[other][q] >= affinity[p][q])
+        assert to_nearer > going[p] - 1e-6 or from_nearer > coming[q] - 1e-6
 
 
 class Run(NamedTuple):

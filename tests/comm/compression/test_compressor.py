@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from nugnn.comm.compression import compressor as module
 from nugnn.comm.compression.compressor import Compressor
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
+from nugnn.comm.compression.residuals import Residuals
 from nugnn.comm.compression.rooms import RestRooms
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.groups import Ranks, groups_by_host
@@ -182,7 +184,7 @@ def test_an_error_that_is_not_finite_is_none(monkeypatch: pytest.MonkeyPatch, wi
         assert all(error is not None and 0 < error < 1 for error in errors[2])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["a.weight", "a.bias"])
 @pytest.mark.parametrize(("wire", "hosts"), [("4bit", ""), ("powersgd", ""), ("4bit", "aabb")])
 def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(
@@ -226,6 +228,56 @@ def test_a_rank_without_a_gradient_keeps_what_it_owes(wire: str, hosts: str) -> 
     assert float(error.abs().max()) < 1e-5
 
 
+def test_what_is_owed_is_sent_with_a_gradient_of_either_sign() -> None:
+    """bfloat16 leaves 2**-10 of 1 + 2**-10 out, which a gradient of -2**-10 pays."""
+
+    def run(ranks: Ranks) -> list[float]:
+        run, found = _Run(ranks, wire="bf16", error_feedback=True), []
+        for value in (1 + 2**-10, -(2**-10)):
+            sums = run.step({name: torch.full(shape, value) for name, shape in SHAPES.items()})
+            found += [float(each["a.weight"].unique()) for each in (sums, run.compressor.residuals)]
+        return found
+
+    assert run_local_ranks(2, run) == [[2.0, 2**-10, 0.0, 0.0]] * 2
+
+
+def test_stochastic_rounding_draws_anew_for_each_step_and_parameter() -> None:
+    """So that the mean over steps is that of the gradients; to nearest nothing is drawn."""
+    gradient = torch.randn(40 * 30, generator=torch.Generator().manual_seed(0))
+
+    def run(ranks: Ranks, rounding: str) -> list[Tensor]:
+        named = {"a": torch.zeros(40, 30), "b": torch.zeros(40, 30)}
+        settings = Compression(wire="2bit", rounding=rounding, error_feedback=False)
+        compressor, link, sums = make_compressor(named, settings, 2), Link.of(ranks), []
+        for _ in range(2):
+            compressor.open()
+            for name in named:
+                sums.append(gradient.clone())
+                compressor.sum_(sums[-1], [name], [None], 0, link)
+            compressor.settle(link)
+        return sums
+
+    for rounding in ("stochastic", "nearest"):
+        first, *others = run_local_ranks(2, partial(run, rounding=rounding))[0]
+        assert [torch.equal(first, other) for other in others] == [rounding == "nearest"] * 3
+
+
+def test_bits_are_chosen_by_what_all_ranks_have_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever they are: gradients of which sizes rank 0 has does not matter."""
+    monkeypatch.setattr(module, "FIRST_PLAN", 1)
+    sizes = [{"a": 1e2, "b": 1e-2, "c": 1.0}, {"a": 1e-2, "b": 1e4, "c": 1.0}]
+
+    def run(ranks: Ranks, order: int) -> dict[str, int]:
+        own = (ranks.rank + order) % 2
+        run = _Run(ranks, wire="adaptive", error_feedback=False)
+        run.step({name: x * sizes[own][name[0]] for name, x in _gradients(own, 0).items()})
+        bits: dict[str, int] = run.compressor.bits
+        return bits
+
+    found = [bits for order in range(2) for bits in run_local_ranks(2, partial(run, order=order))]
+    assert found == [found[0]] * 4 and found[0]["b.weight"] > found[0]["a.weight"]
+
+
 @pytest.mark.parametrize("wire", ["2bit", "adaptive", "powersgd"])
 def test_a_tensor_without_values_takes_part(wire: str) -> None:
     def run(ranks: Ranks) -> Tensor:
@@ -256,7 +308,8 @@ def test_state_goes_on_where_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> No
             for step in range(3, 5):
                 a, b = (r.step(_gradients(ranks.rank, step)) for r in (whole, second))
                 same = same and all(torch.equal(a[name], b[name]) for name in SHAPES)
-            return same
+            steps = [r.compressor.report()["steps"] for r in (whole, first, second)]
+            return same and steps == [5, 3, 2]
 
         assert all(run_local_ranks(len(hosts) or 2, run, hosts=hosts))
     one = Compressor(_parameters(), Compression(), 2)
@@ -286,6 +339,46 @@ def test_what_is_kept_follows_the_order_in_which_values_come() -> None:
 
     for before, after in run_local_ranks(2, run):
         assert torch.equal(before["b.weight"], after["b.weight"])
+
+
+def test_what_is_kept_follows_the_way_in_which_tensors_are_arranged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three axes, in columns of like sizes and then in rows of such; at the change rank 1 has no gradient."""
+    monkeypatch.setattr(module, "STEPS_BETWEEN_PLANS", 2)
+    shape, rows, columns = (64, 5, 64), torch.arange(64)[:, None, None] // 8, torch.arange(5 * 64).view(5, 64) // 40
+
+    def run(ranks: Ranks) -> list[Tensor]:
+        compressor = Compressor({"w": torch.zeros(shape)}, Compression(wire="4bit"), 2)
+        draw, link = torch.Generator().manual_seed(ranks.rank), Link.of(ranks)
+        given, summed, found = torch.zeros(shape), torch.zeros(shape), list[Tensor]()
+        for step in range(4):
+            gradient = (torch.rand(shape, generator=draw) + 1) * 10.0 ** -(columns if step < 2 else rows)
+            gradient *= not (step == 2 and ranks.rank == 1)
+            values = gradient.flatten().clone()
+            compressor.open()
+            compressor.sum_(values, ["w"], [None], 0, link)
+            compressor.settle(link)
+            assert compressor.report()["arranged"]["w"][0] is (step < 2)
+            given, summed = given + gradient, summed + values.view(shape)
+            found.append(compressor.residuals["w"])
+        return [given, summed, *found]
+
+    (given, summed, *own), (others, same, *kept) = run_local_ranks(2, run)
+    assert torch.equal(summed, same) and torch.equal(kept[1], kept[2]) and kept[1].any()
+    # of each value 4 steps: some 6 operations in float32, on values below 4 of 2 ranks
+    assert float((summed + own[-1] + kept[-1] - given - others).abs().max()) <= 4 * 6 * 2 * 4 * 2.0**-24
+
+
+def test_residuals_are_given_and_taken_as_copies_and_nothing_else_stays() -> None:
+    residuals = Residuals({"a": torch.zeros(2, 3), "b": torch.zeros(4)})
+    for name in ("a", "b"):
+        residuals.pack_as(name, None)
+        residuals[name].fill_(1)
+    given = residuals.copies()
+    given["a"].fill_(2)
+    assert residuals["a"].eq(1).all()
+    residuals.load({"a": given["a"]})
+    given["a"].fill_(3)
+    assert residuals["a"].eq(2).all() and list(residuals.copies()) == ["a"]
 
 
 @pytest.mark.parametrize("hosts", ["", "aab", "aabb"])
