@@ -26,12 +26,15 @@ def check_ids(graph: ShardGraph, function: Callable[..., Any], args: Any, kwargs
     """Refuse ids out of range before DGL's native code reads past its arrays with them.
 
     Raises:
-        DGLError: An argument that ``function`` takes as node or edge ids holds one that does not exist.
+        DGLError: An argument that ``function`` takes as node or edge ids holds one that does not exist, or
+            it is ``dgl.to_block`` and given ``src_nodes``, of which DGL makes a block of edges from no nodes.
     """
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return  # DGL says what is wrong with the arguments
+    if given.get("src_nodes") is not None:
+        raise dgl.DGLError("to_block: leave src_nodes out; DGL makes a block without source nodes of them")
     if "u" in given and "v" in given:
         few, many = sorted(len(prepare_tensor(graph, given[end], end)) for end in ("u", "v"))
         if few not in (1, many):

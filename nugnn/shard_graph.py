@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -459,6 +459,8 @@ class ShardGraph(dgl.DGLGraph):  # type: ignore[misc]
     def filter_edges(self, predicate: Any, edges: Any = ALL, etype: Any = None) -> Tensor:
         """Local edge rows for which ``predicate`` holds."""
         self.get_etype_id(etype)
+        if not isinstance(edges, Iterable):  # a node alone is an id to DGL, an edge alone is not
+            raise ValueError(f"filter_edges: edges is of type {type(edges).__name__}; give a tensor or a list of ids")
         ids = torch.arange(self.num_edges(), device=self.device) if is_all(edges) else self._edge_row_ids(edges)
         held: list[Tensor] = []
 

@@ -38,6 +38,7 @@ def test_typical_kernels_are_not_compiled_wrongly_and_one_that_is_is_found(tmp_p
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_kernel_is_compiled_wrongly(tmp_path: Path) -> None:
     result = search("wide", tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -23,7 +23,6 @@ def _passed(without: str, *arguments: str) -> int:
         cwd=_TESTS.parents[1],
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
@@ -43,6 +42,7 @@ def test_graphs_train_without_samples() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("without", "tests"), [(_OF_GRAPHS, _SAMPLE_TESTS), (_OF_SAMPLES, _GRAPH_TESTS)])
 def test_all_tests_of_one_family_pass_without_the_other(without: str, tests: list[str]) -> None:
     assert _passed(without, *tests) > 50

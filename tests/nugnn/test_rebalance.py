@@ -24,6 +24,7 @@ from nugnn.fit_options import FitOptions, checked_options
 from nugnn.graph_family import GraphFamily
 from nugnn.held_rows import HeldRows
 from nugnn.history import Epoch, History
+from nugnn.kernels.rows import identity_of
 from nugnn.models import GNN
 from nugnn.node_move import NodeMove, move_nodes
 from nugnn.partition.assign import partition_nodes
@@ -486,6 +487,33 @@ def _moved_back(ranks: Ranks, data: GraphData) -> bool:
 
 def test_there_and_back(ranks: Any) -> None:
     assert all(ranks.run(3, _moved_back, make_graph()))
+
+
+def _moved_back_in_an_order(ranks: Ranks, data: GraphData) -> float:
+    """Rows that stand in an order for locality; the seconds that the move is said to have taken."""
+    parts = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(0)) % ranks.world_size
+    given = partition_nodes(data.num_nodes, data.src, data.dst, [1.0] * ranks.world_size, method="given", parts=parts)
+    graph = ShardGraph(build_shard(data, given, ranks.rank, order="clusters"), ranks)
+    ids, edge_ids, labels = graph.global_node_ids, graph.global_edge_ids, graph.ndata["label"].clone()
+    assert not torch.equal(ids, ids.sort().values)
+    there = move_nodes(graph, ids % ranks.world_size)
+    stayed = ids[ids % ranks.world_size == ranks.rank]
+    assert torch.equal(there.new_ids[: len(stayed)], stayed), "those that came stand behind the others"
+    assert torch.equal(
+        there.graph.global_edge_ids.sort().values, (data.dst % ranks.world_size == ranks.rank).nonzero()[:, 0]
+    )
+    assert identity_of(there.rows(labels)) is there.graph.index.node_rows
+    assert identity_of(there.edge_rows(edge_ids)) is there.graph.index.edge_rows
+    back = move_nodes(there.graph, there.came_from(), arranged_as=there.old_ids)
+    assert torch.equal(back.new_ids, ids) and torch.equal(back.graph.global_edge_ids, edge_ids)
+    halo = ranks.sum_(torch.tensor([g.index.plan.num_halo for g in (back.graph, there.graph)])).tolist()
+    assert halo[0] != halo[1] and there.num_halo == tuple(halo) and back.num_halo == tuple(halo[::-1])
+    return there.seconds
+
+
+def test_there_and_back_where_rows_stand_in_an_order(ranks: Any) -> None:
+    seconds = ranks.run(3, _moved_back_in_an_order, make_graph(num_nodes=90))
+    assert seconds == [seconds[0]] * 3
 
 
 # -- settings and reports ----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import dgl.readout
 import dgl.transforms
 import numpy as np
 import pytest
+import torch
 
 from exact_cases import FUNCTION_CASES, METHOD_CASES, TRANSFORM_CASES
 from local_checks import FUNCTION_CHECKS, METHOD_CHECKS
@@ -261,3 +262,24 @@ def test_the_graph_is_never_changed_in_place(name: str) -> None:
 def test_functions_that_end_the_interpreter_are_never_called(name: str) -> None:
     with pytest.raises(NotImplementedError, match=r"nugnn\.partition"):
         FUNCTION_CALLS[name](shard_of(Ranks(), make_data()))
+
+
+def test_a_block_whose_edges_come_from_no_nodes_is_refused() -> None:
+    """DGL counts no source node whatever ``src_nodes`` names, and then reads, and ends the interpreter at times."""
+    graph = shard_of(Ranks(), make_data())
+    for include in (True, False):
+        with pytest.raises(dgl.DGLError, match="to_block: leave src_nodes out"):
+            dgl.to_block(graph, include_dst_in_src=include, src_nodes=graph.nodes())
+    assert dgl.to_block(graph).num_edges() == graph.num_edges()
+
+
+def test_an_edge_alone_is_no_id_to_filter_edges() -> None:
+    """As in DGL, which takes a number for a node and not for an edge."""
+    data = make_data()
+    shard = shard_of(Ranks(), data)
+    for graph in (shard, plain_of(data, shard.global_edge_ids)):
+        assert graph.filter_nodes(lambda batch: torch.ones(batch.batch_size()), 0).tolist() == [0]
+        assert graph.filter_edges(lambda batch: torch.ones(batch.batch_size()), [0]).tolist() == [0]
+        for edge in (0, None):
+            with pytest.raises(ValueError, match="edges"):
+                graph.filter_edges(lambda batch: torch.ones(batch.batch_size()), edge)
