@@ -266,7 +266,7 @@ class Plan(_Record):
             for rank, device in enumerate(told.devices[:_MOST_LINES])
         ]
         if left_out := len(self.devices) - len(lines):
-            lines.append(f"and {left_out} devices more")
+            lines.append(f"and {counted(left_out, 'device')} more")
         return "\n".join([head, *lines])
 
     def __repr__(self) -> str:
