@@ -114,7 +114,9 @@ class CompressedGradients:
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""
         self._buckets: list[list[str]] = []
-        """Names of the gradients in each one of the last step, or of this one so far."""
+        """Names of the gradients in each one of the last step that came to its end."""
+        self._coming: list[list[str]] = []
+        """Of this step so far, as DDP hands them over."""
         self._earlier: EarlierBuckets | None = None
         """In the first steps after a state was loaded, until DDP has laid out its buckets for good."""
         self._steps_to_lay_out = 2 if model.static_graph else 1
@@ -235,8 +237,8 @@ class CompressedGradients:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
 
         if is_first:
-            self._error, self._buckets = None, []
-        self._buckets.append(names)
+            self._error, self._coming = None, []
+        self._coming.append(names)
         in_backward = torch._C._current_graph_task_id() != -1
         if is_last and in_backward:
             _around_ddp(self._exposed.start, self._end)
@@ -282,6 +284,8 @@ class CompressedGradients:
         if self._earlier is None:
             sum_(bucket.values, bucket.names, bucket.orders)
             bucket.put()
+            if is_last:
+                self._buckets = self._coming
             return
         if is_first:
             self._earlier.forget()

@@ -298,6 +298,37 @@ def test_a_script_that_ends_after_each_step_goes_on_in_the_same_bits(ranks: Any)
     assert ranks.run(2, _resumed_after_each_step) == [True, True]
 
 
+def _resumed_with_an_error(ranks: Ranks) -> tuple[str, bool, bool]:
+    """Of the first step after a resume, which is made again: what is saved in between, and the weights in the end."""
+
+    def step(model: DistributedDataParallel, number: int) -> None:
+        model.zero_grad()
+        model(_x(ranks.rank, number)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
+
+    whole, model = (_ddp(ranks, _Crossed, bucket_cap_mb=0.012) for _ in range(2))
+    sync, scaler = _compress(ranks, whole, 4, least_size=0), _Scaler()
+    again = _compress(ranks, model, 4, least_size=0, scaler=scaler)
+    for number in range(2):
+        step(whole, number)
+    model.load_state_dict(whole.state_dict())
+    again.load_state_dict(sync.state_dict())
+    scaler.is_broken = True
+    said, _ = _said_by(model, _x(ranks.rank, 2))
+    scaler.is_broken = False
+    is_kept = again.state_dict()["buckets"] == sync.state_dict()["buckets"]
+    for number in range(2, 4):
+        step(whole, number)
+        step(model, number)
+    return said, is_kept, _same(whole, model)
+
+
+def test_a_first_step_that_fails_can_be_made_again_in_the_same_bits(ranks: Any) -> None:
+    assert ranks.run(2, _resumed_with_an_error) == [("_NoScale", True, True)] * 2
+
+
 def _scaled(ranks: Ranks) -> tuple[list[Tensor], list[float], bool]:
     """A loss scale that changes; infinite gradients on one rank."""
     model = _ddp(ranks, _two_layers)
