@@ -26,7 +26,17 @@ from typing import Any
 
 import torch
 from baselines import Csr
-from harness import Recorder, brief, free_memory, kernels_of, milliseconds, moment, synchronize, timing_of
+from harness import (
+    Recorder,
+    brief,
+    free_memory,
+    kernels_of,
+    largest_difference,
+    milliseconds,
+    moment,
+    synchronize,
+    timing_of,
+)
 from plain_models import Adjacency, PlainModel, TunedModel, padded
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -327,8 +337,7 @@ def problem_of(system: str, kind: str, device: torch.device) -> str | None:
     set_tf32("fp32")
     run = SYSTEMS[system](kind, case, "fp32", 0.0, None, first_weights(kind, case, seed=0))
     losses, expected = [float(run.step()) for _ in range(3)], _expected_losses(kind)
-    worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
-    if worst <= _LOSS_RTOL:
+    if largest_difference(losses, expected) <= _LOSS_RTOL:
         return None
     return f"losses {losses} without dropout, expected {expected}"
 

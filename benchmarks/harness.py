@@ -11,6 +11,7 @@ import functools
 import gc
 import hashlib
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -286,6 +287,16 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table for a page."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines))
+
+
+def largest_difference(values: Sequence[float], expected: Sequence[float]) -> float:
+    """Of as many numbers, relative to ``expected``; NaN where there is one, which no limit lets pass.
+
+    Raises:
+        ValueError: There are not as many.
+    """
+    differences = [abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True)]
+    return next((each for each in differences if math.isnan(each)), max(differences))
 
 
 def result_differs(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> str | None:

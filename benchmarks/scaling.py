@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from gpu_epoch import adam, supported
-from harness import Recorder, kernels_of, milliseconds, moment, synchronize, timing_of
+from harness import Recorder, kernels_of, largest_difference, milliseconds, moment, synchronize, timing_of
 
 from nugnn.datasets.synthetic_recipe import FULL_ARCS, FULL_NODES
 
@@ -154,7 +154,7 @@ def measure(recorder: Recorder, arguments: argparse.Namespace) -> None:
             answers = run(num_ranks, arguments)
             losses = answers[0]["losses"]
             expected = expected or losses
-            worst = max(abs(a - b) / abs(b) for a, b in zip(losses[:3], expected[:3], strict=True))
+            worst = largest_difference(losses[:3], expected[:3])
             row |= {"losses": losses, "ranks": answers}
             if worst <= _LOSS_RTOL[arguments.precision]:
                 timing = timing_of(answers[0]["samples_ms"])

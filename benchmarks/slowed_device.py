@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from device_shards import by_clusters, device_shard
 from gpu_epoch import MODELS, adam
-from harness import Recorder, free_memory, synchronize
+from harness import Recorder, free_memory, largest_difference, synchronize
 from torch import Tensor, nn
 from worker_groups import Group
 
@@ -191,11 +191,6 @@ def speeds(ranks: list[dict[str, Any]], first: int, last: int) -> list[float]:
     ]
 
 
-def difference(losses: list[float], others: list[float]) -> float:
-    """The largest one of an epoch, relative."""
-    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
-
-
 def figures(steady: list[Any], moved: list[Any], ideal: list[Any], after: int) -> dict[str, Any]:
     """What a row says of three runs."""
     walls = [max(rank["epoch"][epoch] for rank in moved) for epoch in range(len(moved[0]["epoch"]))]
@@ -213,7 +208,7 @@ def figures(steady: list[Any], moved: list[Any], ideal: list[Any], after: int) -
         "epochs_until_near": epochs_until(walls, after, optimum),
         "moves": moves,
         "halo_rows_of_ideal": sum(rank["halo_rows"] for rank in ideal),
-        "loss_difference": difference(moved[0]["losses"], steady[0]["losses"]),
+        "loss_difference": largest_difference(moved[0]["losses"], steady[0]["losses"]),
         "walls_ms": [1e3 * wall for wall in walls],
     }
 
@@ -258,7 +253,8 @@ def _compare(group: Group, given: argparse.Namespace, model: str, num_edges: int
     }  # fmt: skip
     row |= figures(steady, moved, ideal, given.after)
     exact = [group.run(how | even | run | {"is_exact": True})[0] for run in (undisturbed, disturbed)]
-    row |= {"exact_difference": difference(*(run["losses"] for run in exact)), "exact_moves": len(exact[1]["moves"])}
+    row |= {"exact_difference": largest_difference(exact[1]["losses"], exact[0]["losses"])}
+    row["exact_moves"] = len(exact[1]["moves"])
     problem = None
     if not row["exact_difference"] <= _LOSS_RTOL:
         problem = f"losses differ in float64: {row['exact_difference']:.1e}"

@@ -17,7 +17,6 @@ to the bound a split has come.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 from gpu_epoch import MODELS
-from harness import Recorder, timing_of
+from harness import Recorder, largest_difference, timing_of
 from unequal_figures import Alone, figures, verdict
 
 _SPLITS = ("even", "flops", "bandwidth", "auto")
@@ -82,12 +81,13 @@ def compare(graph: Any, model: str, given: argparse.Namespace, recorder: Recorde
             "forecast_ms": None if run.plan is None else 1e3 * run.plan.epoch_seconds,
         }  # fmt: skip
         losses = [epoch.loss for epoch in run.history]
-        difference = max(abs(a - b) / abs(b) for a, b in itertools.zip_longest(losses, first))
-        if difference > _LOSS_RTOL:
+        difference = largest_difference(losses, first)
+        if not difference <= _LOSS_RTOL:
             rows.append(recorder.add(row | {"error": f"losses differ by {difference:.1e}"}))
         else:
             rows.append(recorder.add(row | figures(timings, name, alone), timings[name]))
-    print(verdict(found, timings), flush=True)
+    if not any("error" in row for row in rows):
+        print(verdict(found, timings), flush=True)
     return rows
 
 

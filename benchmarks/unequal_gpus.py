@@ -46,7 +46,7 @@ import numpy as np
 import torch
 import unequal_rank
 from gpu_epoch import MODELS
-from harness import Recorder, timing_of
+from harness import Recorder, largest_difference, timing_of
 from split_pool import Split, SplitPool, warm_kernels
 from stages import Stages, show_stacks_when_asked
 from unequal_figures import PLANNED, PLANNER, Alone, figures, halo_bound_ms, line_of, verdict
@@ -289,8 +289,7 @@ class Benchmark:
                 **figures(timings, name, alone),
             }  # fmt: skip
             ours, expected = row["losses"][:3], ready.losses[:3]
-            worst = max(abs(a - b) / abs(b) for a, b in zip(ours, expected, strict=True))
-            if worst > _LOSS_RTOL[given.precision]:
+            if not largest_difference(ours, expected) <= _LOSS_RTOL[given.precision]:
                 self._recorder.add(row | {"error": f"wrong result: losses {ours}, of one device {expected}"})
             else:
                 self._recorder.add(row, timings[name])

@@ -7,7 +7,7 @@ depends on the graph: 0.03 of a mesh, 0.5 of a dense web of mails.
 However far that goes, a partitioner's cut needs no more rows than parts drawn at random do in the mean. Where a part
 has each node with the probability f, one with d edges to other nodes is outside of it and read by it with the
 probability ``(1 - f) (1 - (1 - f)**d)`` at most; that is concave in d, so the mean over nodes is no larger than with
-the mean degree (Jensen). It is below the nodes outside, ``1 - f`` of all, and the edges from there, ``f (1 - f)``.
+the mean degree (Jensen). Nor are there more than nodes outside, ``1 - f`` of all, or edges from there, ``f (1 - f)``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class ExpectedHalo:
     def __call__(self, fraction: float) -> float:
         if fraction >= 1:
             return 0.0
-        read = -math.expm1(self.degree * math.log1p(-fraction))  # of the other nodes, by a part at random
+        # of the other nodes, by a part at random; where most nodes have no edge, by no more than there are edges
+        read = min(-math.expm1(self.degree * math.log1p(-fraction)), self.degree * fraction)
         at_random = (1 - fraction) / fraction * read
         halvings = max(-math.log2(fraction), 1.0)  # the larger one of two parts reads what the smaller one holds
         return min(self.of_two * halvings**_GROWTH, at_random)

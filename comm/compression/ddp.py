@@ -114,9 +114,12 @@ class CompressedGradients:
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""
         self._buckets: list[list[str]] = []
-        """Names of the gradients in each one of the last step, or of this one so far."""
+        """Names of the gradients in each one of the last step that came to its end."""
+        self._coming: list[list[str]] = []
+        """Of this step so far, as DDP hands them over."""
         self._earlier: EarlierBuckets | None = None
-        """In the first step after a state was loaded."""
+        """In the first steps after a state was loaded, until DDP has laid out its buckets for good."""
+        self._steps_to_lay_out = 2 if model.static_graph else 1
         self._held: list[Callable[[], None]] = []
         """What gives DDP its sums, where they are there only when the last bucket has come."""
         self.weight = 1 / len(members)
@@ -128,8 +131,8 @@ class CompressedGradients:
     def state_dict(self) -> dict[str, Any]:
         """What this rank has to remember: each rank saves its own, beside the model's and the optimizer's.
 
-        A script that goes on from it makes the bits that this one would have made, but where it was taken after a
-        single step: DDP has not laid its buckets out for good then.
+        A script that goes on from it makes the bits that this one would have made, but where it was taken after the
+        first step of all, or the second one with ``static_graph``: DDP has not laid its buckets out for good then.
         """
         state = {**self._compressor.shared_state(), "world_size": self._link.world_size, "rank": self._link.rank}
         chosen = {} if self._choice is None else {"choice": asdict(self._choice)}
@@ -158,7 +161,7 @@ class CompressedGradients:
             self._compressor = self._made()
         self._compressor.load(state, state["residuals"])
         self._buckets = [[*names] for names in state.get("buckets", ())]
-        self._earlier = EarlierBuckets(self._buckets) if self._buckets else None
+        self._earlier = EarlierBuckets(self._buckets, self._steps_to_lay_out) if self._buckets else None
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """A whole model can be saved as it could be before; groups of processes do not travel."""
@@ -234,8 +237,8 @@ class CompressedGradients:
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
 
         if is_first:
-            self._error, self._buckets = None, []
-        self._buckets.append(names)
+            self._error, self._coming = None, []
+        self._coming.append(names)
         in_backward = torch._C._current_graph_task_id() != -1
         if is_last and in_backward:
             _around_ddp(self._exposed.start, self._end)
@@ -273,7 +276,7 @@ class CompressedGradients:
         return future
 
     def _sum_(self, bucket: Bucket, *, is_first: bool, is_last: bool) -> None:
-        """Now; or, in the first step after a state was loaded, when the last bucket has come."""
+        """Now; or, in the first steps after a state was loaded, when the last bucket has come."""
 
         def sum_(values: Tensor, names: Sequence[str], orders: Sequence[Order]) -> None:
             self._compressor.sum_(values, names, orders, 0, self._link)
@@ -281,13 +284,16 @@ class CompressedGradients:
         if self._earlier is None:
             sum_(bucket.values, bucket.names, bucket.orders)
             bucket.put()
+            if is_last:
+                self._buckets = self._coming
             return
         if is_first:
             self._earlier.forget()
         self._earlier.hold(bucket)
         if is_last:
-            self._earlier.sum_(sum_)
-            self._earlier = None
+            self._buckets = self._earlier.sum_(sum_)  # DDP goes on in these, and not in those of its first steps
+            if self._earlier.is_done:
+                self._earlier = None
 
     def _end(self) -> None:
         """What went wrong is raised as it was said, out of the user's own ``backward``."""

@@ -1,6 +1,7 @@
 """The harness of the GPU benchmarks: no time without a right result, rows that come back as they went."""
 
 import json
+import math
 
 import harness
 import pytest
@@ -106,3 +107,12 @@ def test_a_machine_that_was_written_with_the_wrong_number_is_the_same_as_now(tmp
     (tmp_path / "a.jsonl").write_text('{"machine": {"card": "CPU (1 threads)"}}\n{"machine": {"card": "A100"}}\n{}\n')
     rows = harness.read_rows(tmp_path)
     assert [row.get("machine", {}).get("card") for row in rows] == ["CPU (1 thread)", "A100", None]
+
+
+def test_a_loss_that_is_no_number_is_no_small_difference():
+    assert harness.largest_difference([1.0, 2.2, 3.0], [1.0, 2.0, 3.0]) == pytest.approx(0.1)
+    for losses in ([1.0, math.nan, 3.0], [1.0, 2.0, math.nan], [math.nan, 2.0, 3.0]):
+        assert math.isnan(harness.largest_difference(losses, [1.0, 2.0, 3.0]))
+        assert math.isnan(harness.largest_difference([1.0, 2.0, 3.0], losses))
+    with pytest.raises(ValueError, match="longer"):
+        harness.largest_difference([1.0], [1.0, 2.0])

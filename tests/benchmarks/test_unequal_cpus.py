@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +47,14 @@ def test_splits_are_held_against_what_both_workers_do_together(monkeypatch: pyte
     assert rows["auto"]["waits"] == pytest.approx([1 / 12.5] * 2) and rows["auto"]["shares"] == [0.75, 0.25]
 
 
-def test_a_run_with_other_losses_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = _compared(monkeypatch, [2.0, 1.5, 1.2, 1.0, 0.95])
+@pytest.mark.parametrize("losses", [[2.0, 1.5, 1.2, 1.0, 0.95], [2.0, 1.5, 1.2, 1.0, math.nan]])
+def test_a_run_with_other_losses_has_no_time(
+    losses: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = _compared(monkeypatch, losses)
     assert "losses differ" in rows["auto"]["error"] and "median_ms" not in rows["auto"]
     assert "error" not in rows["even"]
+    assert "times as long as auto" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -71,3 +71,8 @@ def test_a_part_drawn_at_random_needs_no_more_rows_than_the_bound_in_the_mean(gr
         mean += f**own * (1 - f) ** (nodes - own) * count_sizes(src, dst, part, 2)[1].halo
     degree = sum(one != other for one, other in zip(src, dst, strict=True)) / nodes
     assert mean <= ExpectedHalo(1e9, degree)(f) * f * nodes * (1 + 1e-12) + 1e-12
+
+
+@given(st.floats(0, 3), st.floats(1e-9, 1))
+def test_no_more_rows_are_expected_than_edges_come_from_outside(degree, fraction):
+    assert ExpectedHalo(1e9, degree)(fraction) <= degree * (1 - fraction) * (1 + 1e-9)

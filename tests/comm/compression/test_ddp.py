@@ -234,8 +234,8 @@ def test_a_resumed_script_goes_on_in_the_same_bits(ranks: Any, rounding: str) ->
     assert ranks.run(2, _resumed, rounding) == [True, True]
 
 
-def _resumed_in_new_buckets(ranks: Ranks, bits: int | str) -> bool:
-    """DDP lays out the buckets of ``_Crossed`` anew after the first step of each process."""
+def _resumed_in_new_buckets(ranks: Ranks, bits: int | str, how: dict[str, Any]) -> bool:
+    """DDP lays out the buckets of ``_Crossed`` anew after the first step of each process, or the second."""
 
     def train(model: DistributedDataParallel, steps: range) -> list[Tensor]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -245,22 +245,88 @@ def _resumed_in_new_buckets(ranks: Ranks, bits: int | str) -> bool:
             optimizer.step()
         return [p.detach().clone() for p in model.parameters()]
 
-    whole = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
+    whole = _ddp(ranks, _Crossed, bucket_cap_mb=0.012, **how)
     sync = _compress(ranks, whole, bits, least_size=0)
-    train(whole, range(2))
-    model = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
+    train(whole, range(3))
+    model = _ddp(ranks, _Crossed, bucket_cap_mb=0.012, **how)
     model.load_state_dict(whole.state_dict())
     again = _compress(ranks, model, bits, least_size=0)
     again.load_state_dict(sync.state_dict())
     assert again.state_dict()["buckets"] == sync.state_dict()["buckets"] and len(sync.state_dict()["buckets"]) > 1
-    return _equal(train(whole, range(2, 5)), train(model, range(2, 5)))
+    return _equal(train(whole, range(3, 6)), train(model, range(3, 6)))
 
 
-@pytest.mark.parametrize(("num_ranks", "bits"), [(2, 4), (3, 4), (2, "bf16"), (3, "fp32"), (2, "powersgd")])
+@pytest.mark.parametrize(
+    ("num_ranks", "bits", "how"),
+    [(2, 4, {}), (3, 4, {}), (2, "bf16", {}), (3, "fp32", {}), (2, "powersgd", {}), (2, 4, {"static_graph": True})],
+    ids=str,
+)
 def test_a_resumed_script_goes_on_in_the_same_bits_though_ddp_lays_out_its_buckets_anew(
-    ranks: Any, num_ranks: int, bits: int | str
+    ranks: Any, num_ranks: int, bits: int | str, how: dict[str, Any]
 ) -> None:
-    assert all(ranks.run(num_ranks, _resumed_in_new_buckets, bits))
+    assert all(ranks.run(num_ranks, _resumed_in_new_buckets, bits, how))
+
+
+def _resumed_after_each_step(ranks: Ranks) -> bool:
+    """A new process for each step, against one that makes them all."""
+
+    def step(model: DistributedDataParallel, number: int) -> None:
+        model.zero_grad()
+        model(_x(ranks.rank, number)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
+
+    whole = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
+    sync = _compress(ranks, whole, 4, least_size=0)
+    for number in range(2):
+        step(whole, number)
+    weights, state = copy.deepcopy(whole.state_dict()), sync.state_dict()
+    for number in range(2, 5):
+        step(whole, number)
+        model = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
+        model.load_state_dict(weights)
+        again = _compress(ranks, model, 4, least_size=0)
+        again.load_state_dict(state)
+        step(model, number)
+        weights, state = model.state_dict(), again.state_dict()
+    return _equal([*whole.parameters()], [*weights.values()])
+
+
+def test_a_script_that_ends_after_each_step_goes_on_in_the_same_bits(ranks: Any) -> None:
+    """The first buckets of a process are not those of its state."""
+    assert ranks.run(2, _resumed_after_each_step) == [True, True]
+
+
+def _resumed_with_an_error(ranks: Ranks) -> tuple[str, bool, bool]:
+    """Of the first step after a resume, which is made again: what is saved in between, and the weights in the end."""
+
+    def step(model: DistributedDataParallel, number: int) -> None:
+        model.zero_grad()
+        model(_x(ranks.rank, number)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
+
+    whole, model = (_ddp(ranks, _Crossed, bucket_cap_mb=0.012) for _ in range(2))
+    sync, scaler = _compress(ranks, whole, 4, least_size=0), _Scaler()
+    again = _compress(ranks, model, 4, least_size=0, scaler=scaler)
+    for number in range(2):
+        step(whole, number)
+    model.load_state_dict(whole.state_dict())
+    again.load_state_dict(sync.state_dict())
+    scaler.is_broken = True
+    said, _ = _said_by(model, _x(ranks.rank, 2))
+    scaler.is_broken = False
+    is_kept = again.state_dict()["buckets"] == sync.state_dict()["buckets"]
+    for number in range(2, 4):
+        step(whole, number)
+        step(model, number)
+    return said, is_kept, _same(whole, model)
+
+
+def test_a_first_step_that_fails_can_be_made_again_in_the_same_bits(ranks: Any) -> None:
+    assert ranks.run(2, _resumed_with_an_error) == [("_NoScale", True, True)] * 2
 
 
 def _scaled(ranks: Ranks) -> tuple[list[Tensor], list[float], bool]:

@@ -49,8 +49,7 @@ def test_sums_are_made_in_the_earlier_buckets(
     earlier, buckets = EarlierBuckets(cut(then, cuts_then)), [held(names, dtype) for names in cut(now, cuts_now)]
     for bucket in buckets:
         earlier.hold(bucket)
-    earlier.sum_(twice)
-    assert seen == cut(then, cuts_then)
+    assert earlier.sum_(twice) == seen == cut(then, cuts_then)
     for bucket in buckets:
         assert bucket.target.dtype == dtype and torch.equal(bucket.target, (2 * held(bucket.names).values).to(dtype))
 
@@ -61,8 +60,7 @@ def test_buckets_with_other_gradients_are_summed_as_they_came(then: list[str]) -
     earlier = EarlierBuckets([then])
     earlier.hold(held(["b", "a"]))
     earlier.hold(held(["d"]))
-    earlier.sum_(lambda values, names, _: seen.append([*names]))
-    assert seen == [["b", "a"], ["d"]]
+    assert earlier.sum_(lambda values, names, _: seen.append([*names])) == seen == [["b", "a"], ["d"]]
 
 
 def test_what_a_step_left_that_failed_is_not_summed_in_the_next() -> None:
@@ -72,3 +70,12 @@ def test_what_a_step_left_that_failed_is_not_summed_in_the_next() -> None:
     earlier.hold(held(["a"]))
     earlier.sum_(lambda values, names, _: seen.append([*names]))
     assert seen == [["a"]]
+
+
+def test_buckets_count_for_as_many_steps_as_they_are_told() -> None:
+    earlier, done = EarlierBuckets([["a"]], num_steps=2), []
+    for _ in range(2):
+        done.append(earlier.is_done)
+        earlier.hold(held(["a"]))
+        earlier.sum_(lambda *_: None)
+    assert [*done, earlier.is_done] == [False, False, True]
