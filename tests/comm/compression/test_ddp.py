@@ -847,23 +847,22 @@ def _left(ranks: Ranks, bits: int | str) -> tuple[int, int, int]:
     return before, meanwhile, _threads_of_gloo()
 
 
-def _lanes() -> int:
-    return sum(thread.name == "nugnn-gradients" for thread in threading.enumerate())
+def _lanes() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nugnn-gradients"}
 
 
 def _given_up(ranks: Ranks) -> tuple[int, int]:
-    """Threads that wait for work while a model is trained, and when it has gone: beyond those before."""
+    """Threads that wait for work while a model is trained, and those of them that are left when it has gone."""
     before = _lanes()
     model = _ddp(ranks)
     sync = _compress(ranks, model)
     _train(model, ranks, range(1), sync)
-    meanwhile = _lanes()
+    own = _lanes() - before
     del model, sync
     gc.collect()
-    end = time.monotonic() + 60
-    while _lanes() > before and time.monotonic() < end:
-        time.sleep(0.01)
-    return meanwhile - before, _lanes() - before
+    for thread in own:
+        thread.join(60)
+    return len(own), sum(thread.is_alive() for thread in own)
 
 
 def test_the_thread_ends_with_the_model(ranks: Any) -> None:
