@@ -120,6 +120,7 @@ class CompressedGradients:
         self._earlier: EarlierBuckets | None = None
         """In the first steps after a state was loaded, until DDP has laid out its buckets for good."""
         self._steps_to_lay_out = 2 if model.static_graph else 1
+        self._num_gradients = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self._held: list[Callable[[], None]] = []
         """What gives DDP its sums, where they are there only when the last bucket has come."""
         self.weight = 1 / len(members)
@@ -232,13 +233,13 @@ class CompressedGradients:
         if buffer.is_sparse:
             raise ValueError(_of_sparse(names[0]))
         orders = [_order_of(p) for p in parameters]
-        is_first, is_last, weight = bucket.index() == 0, bucket.is_last(), float(self.weight)
+        is_first, is_last = self._hand_over(names, is_at_front=bucket.index() == 0)
+        weight = float(self.weight)
         is_cuda = buffer.device.type == "cuda"
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
 
         if is_first:
-            self._error, self._coming = None, []
-        self._coming.append(names)
+            self._error = None
         in_backward = torch._C._current_graph_task_id() != -1
         if is_last and in_backward:
             _around_ddp(self._exposed.start, self._end)
@@ -274,6 +275,19 @@ class CompressedGradients:
 
         self._lane.submit(work, then)
         return future
+
+    def _hand_over(self, names: list[str], *, is_at_front: bool) -> tuple[bool, bool]:
+        """Whether gradients of these parameters are the first ones of a step, and the last ones.
+
+        In the first step of a model whose graph is static DDP says of each bucket that it is at the front.
+        """
+        is_first = is_at_front and (self._is_whole or any(names[0] in before for before in self._coming))
+        self._coming = [names] if is_first else [*self._coming, names]
+        return is_first, self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        return not self._coming or sum(map(len, self._coming)) == self._num_gradients
 
     def _sum_(self, bucket: Bucket, *, is_first: bool, is_last: bool) -> None:
         """Now; or, in the first steps after a state was loaded, when the last bucket has come."""

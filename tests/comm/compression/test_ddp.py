@@ -267,6 +267,47 @@ def test_a_resumed_script_goes_on_in_the_same_bits_though_ddp_lays_out_its_bucke
     assert all(ranks.run(num_ranks, _resumed_in_new_buckets, bits, how))
 
 
+class _Mixed(nn.Module):
+    """Parameters of two types, which DDP never puts into one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(40, 48), nn.Linear(48, 30).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh().bfloat16()).float()  # type: ignore[no-any-return]
+
+
+def _static_graph_of_two_types(ranks: Ranks) -> tuple[list[int], set[str], bool]:
+    """Steps that were counted, what is owed after the first one, and whether a resumed script has the same bits."""
+
+    def step(model: DistributedDataParallel, number: int) -> None:
+        model.zero_grad()
+        model(_x(ranks.rank, number)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
+
+    whole, model = (_ddp(ranks, _Mixed, static_graph=True) for _ in range(2))
+    sync, again = (_compress(ranks, each, 4) for each in (whole, model))
+    step(whole, 0)
+    counted, owed = [sync.report()["steps"]], set(sync.state_dict()["residuals"])
+    for number in range(1, 3):
+        step(whole, number)
+    model.load_state_dict(whole.state_dict())
+    again.load_state_dict(sync.state_dict())
+    for number in range(3, 6):
+        step(whole, number)
+        step(model, number)
+    return [*counted, sync.report()["steps"], again.report()["steps"]], owed, _same(whole, model)
+
+
+def test_the_first_step_of_a_static_graph_is_one_step_in_however_many_buckets(ranks: Any) -> None:
+    """DDP says of each of them that it is the first, and of none that it is the last."""
+    wanted = [1, 6, 3], {"first.weight", "last.weight"}, True
+    assert ranks.run(2, _static_graph_of_two_types, timeout=60) == [wanted] * 2
+
+
 def _resumed_after_each_step(ranks: Ranks) -> bool:
     """A new process for each step, against one that makes them all."""
 
