@@ -41,9 +41,11 @@ NEEDED = {
     # in forward: a layer's input, which its caller holds, its aggregate, its output and the activation of that
     "gcn": [1, 1, 1, 1],
     # in backward: inputs of the second and third product, the first's output, an activation's gradient and what comes
-    # of it; logits
-    "gat": [47 / 256, 1, 1, 1, 1, 1],
+    # of it
+    "gat": [1, 1, 1, 1, 1],
 }
+STATISTICS = {"gat": [3 * 4 * 4 / BLOCK_BYTES] * 2}
+"""Of attention in the first two layers: three float32 for each node and head, four heads."""
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -62,9 +64,11 @@ def test_an_epoch_holds_what_its_model_needs_and_nothing_else(model: str) -> Non
     for moment in ("first", "peak"):
         large = sorted(held["blocks"] for held in found[moment] if held["blocks"] > 1 / 8)
         small = sum(held["blocks"] for held in found[moment] if held["blocks"] < 1 / 32)
-        masks = [held["blocks"] for held in found[moment] if 1 / 32 <= held["blocks"] <= 1 / 8]
+        medium = [held["blocks"] for held in found[moment] if 1 / 32 <= held["blocks"] <= 1 / 8]
+        masks = [blocks for blocks in medium if blocks == 1 / 16]
         assert large == pytest.approx(sorted([*kept, *NEEDED[model]])), found[moment]
-        assert len(masks) <= 2 and max(masks) == 1 / 16  # a bit for each value of two activations
+        assert 1 <= len(masks) <= 2  # a bit for each value of two activations
+        assert [blocks for blocks in medium if blocks != 1 / 16] == STATISTICS.get(model, [])
         assert small <= SMALL
     assert sorted(held["blocks"] for held in found["kept"] if held["blocks"] > 1 / 32) == pytest.approx(kept)
 

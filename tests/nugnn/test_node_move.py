@@ -12,8 +12,10 @@ import torch
 from dgl import function as fn
 from torch import Tensor, nn
 
+import nugnn
 from exactness import NUM_CLASSES, NUM_FEATURES, make_graph
 from nugnn.checkpoint import open_checkpoint, write_checkpoint
+from nugnn.comm import halo_stale
 from nugnn.comm.groups import Ranks
 from nugnn.datasets.graph_data import GraphData
 from nugnn.embedding import NodeEmbedding
@@ -21,8 +23,9 @@ from nugnn.graph_family import GraphFamily
 from nugnn.held_rows import HeldRows
 from nugnn.history import History
 from nugnn.models import GNN, WithNodeEmbedding
+from nugnn.node_move import move_nodes
 from nugnn.partition.assign import partition_nodes
-from nugnn.partition.shard import build_shard
+from nugnn.partition.shard import Shard, build_shard
 from nugnn.shard_graph import ShardGraph
 from nugnn.trainer import Trainer
 from nugnn.trainer_state import capture, restore
@@ -53,10 +56,14 @@ def parts_of(data: GraphData, num_parts: int, seed: int) -> Tensor:
     return parts
 
 
-def trainer_on(ranks: Ranks, data: GraphData, model: nn.Module, parts: Tensor, **options: Any) -> Trainer:
+def shard_of_parts(ranks: Ranks, data: GraphData, parts: Tensor, order: Any = "none") -> Shard:
     whole = [1.0] * ranks.world_size
     given = partition_nodes(data.num_nodes, data.src, data.dst, whole, method="given", parts=parts)
-    shard = build_shard(data, given, ranks.rank, order=options.pop("order", "none"))
+    return build_shard(data, given, ranks.rank, order=order)
+
+
+def trainer_on(ranks: Ranks, data: GraphData, model: nn.Module, parts: Tensor, **options: Any) -> Trainer:
+    shard = shard_of_parts(ranks, data, parts, options.pop("order", "none"))
     rows = {"train": shard.train_rows, "val": shard.val_rows, "test": shard.test_rows}
     return graph_trainer(model, ShardGraph(shard, ranks), rows, seed=7, **{"make_optimizer": adam} | options)
 
@@ -244,3 +251,21 @@ def _moves_while_rows_travel(ranks: Ranks, data: GraphData) -> list[float]:
 def test_rows_that_are_on_their_way_arrive_before_nodes_move(ranks: Any) -> None:
     one, other = ranks.run(2, _moves_while_rows_travel, make_graph(num_nodes=600, dtype=torch.float32), timeout=60)
     assert one == other
+
+
+def _moves_in_a_loop_of_ones_own(ranks: Ranks, data: GraphData) -> tuple[int, int]:
+    """Exchanges that the model's interceptor has under way before a move and after it."""
+    model = GNN("gcn", NUM_FEATURES, NUM_CLASSES, hidden=4)
+    graph = ShardGraph(shard_of_parts(ranks, data, parts_of(data, 2, 9)), ranks)
+    interceptor, plan, counts = nugnn.intercept(model, graph, halo_mode="stale"), graph.index.plan, list[int]()
+    with interceptor.step(0):
+        model(graph, graph.ndata["feat"]).sum().backward()
+    senders = list(halo_stale._sent_under[plan])
+    counts.append(sum(len(stale._sent) for stale in senders))
+    move_nodes(graph, parts_of(data, 2, 0)[graph.global_node_ids])
+    return counts[0], sum(len(stale._sent) for stale in senders)
+
+
+def test_nothing_is_on_its_way_after_a_move_in_a_loop_of_ones_own(ranks: Any) -> None:
+    for before, after in ranks.run(2, _moves_in_a_loop_of_ones_own, make_graph(dtype=torch.float32)):
+        assert before > 0 and after == 0
