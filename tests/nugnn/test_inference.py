@@ -40,7 +40,7 @@ def test_node_embeddings_and_no_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"workers": 2, "shares": [1.0]}, "1 numbers for 2"), ({"workers": 99}, "99 workers")]
+    ("options", "words"), [({"workers": 2, "shares": [1.0]}, "1 number for 2"), ({"workers": 99}, "99 workers")]
 )
 def test_wrong_options_are_refused_before_anything_starts(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
