@@ -61,7 +61,6 @@ def test_loading_it_imports_neither_sklearn_nor_anything_else_heavy():
     assert run.stdout == "[]\n"
 
 
-@pytest.mark.slow
 def test_images_are_those_of_scikit_learn(data):
     from sklearn.datasets import load_digits
 

@@ -85,7 +85,6 @@ def test_citeseer_keeps_its_fifteen_unlabelled_nodes_out_of_the_split():
     assert (torch.bincount(data.dst, minlength=data.num_nodes)[unlabelled] >= 1).all(), "they do have neighbours"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "alone", "smoothed"), [("cora", 0.608, 0.797), ("citeseer", 0.599, 0.684), ("minesweeper", 0.521, 0.711)]
 )

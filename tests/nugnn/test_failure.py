@@ -411,7 +411,7 @@ def _ring() -> GraphData:
             r"^worker 1 of 3 computes in \S*test_failure.py:\d+ \(forward\) without coming to an end",
             marks=pytest.mark.slow,
         ),
-        pytest.param("extra sum", r"^the 3 workers wait for each other", marks=pytest.mark.slow),
+        ("extra sum", r"^the 3 workers wait for each other"),
     ],
 )
 def test_trouble_in_a_real_training_is_named(
