@@ -24,6 +24,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from nugnn.kernels.add_rows.gpu import add_rows_triton
 from nugnn.kernels.attention import gpu as attention
 from nugnn.kernels.cross_entropy import gpu as losses
 from nugnn.kernels.dropout.gpu import drop_csr_values
@@ -36,6 +37,7 @@ from nugnn.kernels.sddmm.gpu import sddmm_triton
 from nugnn.kernels.spmm.gpu import aggregate
 from nugnn.kernels.spmm.gpu_aggregate import aggregate_rows, in_edges
 from nugnn.kernels.structure import Structure
+from nugnn.kernels.take_rows.gpu import take_rows_triton
 
 IS_WIDE = sys.argv[1:] == ["wide"]
 NUM_ROWS = 2_000
@@ -205,6 +207,11 @@ def padded_sums(by_constant: bool) -> None:
     _padded_sums_kernel[(NUM_ROWS // 2, 1)](torch.empty_like(x), x, NUM_ROWS - 1, 46, by_constant, num_warps=1)
 
 
+def some_rows(width: int, dtype: torch.dtype, padded: bool) -> None:
+    x, some = rows(width, dtype, padded).detach(), torch.arange(NUM_ROWS // 2)
+    add_rows_triton(x, some, take_rows_triton(x, some))
+
+
 def random_words() -> None:
     random_words_triton((1, 2), torch.arange(NUM_ROWS), 47)
     csr = torch.arange(NUM_ROWS + 1), torch.zeros(NUM_ROWS, dtype=torch.int64)
@@ -227,6 +234,7 @@ QUICK: list[tuple[Any, ...]] = [
     (edges, 47, BF16),
     (row_steps, 47, BF16, True, True, "relu", True),
     (loss, 47, BF16, True, False),
+    (some_rows, 47, BF16, True),
     (codec, 368, 3),  # the other one that was wrong, with other code than now
     (codec, 47, 5, (1, 2)),
 ]
@@ -241,6 +249,7 @@ WIDE: list[tuple[Any, ...]] = [
     *((edges, *case) for case in product((33, 47, 100), (BF16, FP32))),
     *((row_steps, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS, ("relu", "none"), _FLAGS)),
     *((loss, *case) for case in product((33, 47, 100), (BF16, FP32), _FLAGS, _FLAGS)),
+    *((some_rows, *case) for case in product((3, 33, 47, 100, 256), (BF16, FP32), _FLAGS)),
     *((codec, *case) for case in product((1, 9, 33, 47, 100, 368, 904, 1024), range(1, 9))),
     *((codec, *case, (1, 2)) for case in product((9, 47, 368, 1024), (3, 4, 5, 6, 8))),
     (random_words,),
