@@ -51,8 +51,8 @@ def calibration(
 
 def _lines(pairs: Sequence[RunPair]) -> list[str]:
     """Of each kind of prediction: on what, how far off, and its runs."""
-    from nugnn.plan_tables import seconds_text
     from nugnn.planning.calibration import calibrated, in_words
+    from nugnn.planning.in_words import seconds_text
     from nugnn.planning.run_pairs import device_in_words
 
     kinds: dict[str, list[RunPair]] = {}

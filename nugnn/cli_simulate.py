@@ -90,8 +90,8 @@ def simulate(**given: Any) -> None:
 
 def growth_table(rows: Any, title: str) -> Table:
     """At most 80 columns wide."""
-    from nugnn.plan_tables import seconds_text
     from nugnn.planning.growth import speed_ups
+    from nugnn.planning.in_words import seconds_text
 
     table = Table(title=f"simulated: {title}", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("devices", "hosts", "epoch", "speed-up", "work", "halo", "sync", "wait", "halo/node", "memory"):

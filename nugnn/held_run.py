@@ -13,7 +13,7 @@ from nugnn.kept_pairs import keep_pair, kept_pairs
 from nugnn.plan_settings import other_settings
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
-from nugnn.planning.in_use import MUCH_USED
+from nugnn.planning.in_use import longest_wait
 from nugnn.planning.plan import Plain, Plan
 from nugnn.planning.run_pairs import (
     LEAST_SECONDS,
@@ -160,16 +160,11 @@ def _why_not_kept(
 
 
 def _said_of_others(plan: Plan, reports: Sequence[dict[str, Any]]) -> str:
-    """That others computed where workers did, in words; empty where they did not, or nobody can tell."""
-    threads = sum(device.multiprocessors for device in plan.devices if device.kind == "cpu")
-    if threads > num_cores() and len({device.host for device in plan.devices}) == 1:
-        return ""  # workers wait for each other's cores, as they are planned to
-    waits = [report.get("core_wait") or 0.0 for report in reports]
-    most = max(waits)
-    if most <= MUCH_USED:
-        return ""
-    share = f"{most:.0%}".replace("%", " %")
-    return f"others computed beside it: worker {waits.index(most)} was ready and had no core for {share} of the time"
+    """That workers lacked their cores, in words; empty where they did not, or nobody can tell."""
+    is_one_host = len({device.host for device in plan.devices}) == 1  # of others nobody knows the cores
+    threads = sum(device.multiprocessors for device in plan.devices if device.kind == "cpu" and is_one_host)
+    found = longest_wait([report.get("core_wait") for report in reports], threads, num_cores())
+    return "" if found is None else f"worker {found[0]} was ready and had no core for {found[1]} of the time"
 
 
 def _pair(plan: Plan, reports: Sequence[dict[str, Any]], measured: float, epochs: int) -> RunPair:

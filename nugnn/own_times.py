@@ -32,7 +32,7 @@ from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import check_each_holds_a_node, usable_bytes
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.expected_halo import ExpectedHalo
-from nugnn.planning.in_use import MUCH_USED, CoreWait
+from nugnn.planning.in_use import CoreWait, longest_wait
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Links
@@ -143,28 +143,15 @@ def own_times(
         ways = None if travel is None else read_ways(folder / _WAYS)
     if ways is not None:
         ways = ways.model_copy(update={"ways": levelled_ways(ways.ways, kinds)})
-    if said := _said_of_others(waited, cluster):
-        on_stage(f"{said}: this plan stands on these times, and they are not kept")
+    threads = sum(profile.multiprocessors for profile in cluster.profiles if profile.kind == "cpu")
+    if (lacking := longest_wait(waited, threads, num_cores())) is not None:
+        on_stage(f"others had the cores for {lacking[1]} of that time: this plan stands on it, and it is not kept")
     else:
         for path, times in zip(paths, found, strict=True):
             _keep(path, times)
         if ways is not None and way_path is not None:
             _keep(way_path, ways)
     return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways, symmetric=symmetric)
-
-
-def _said_of_others(waited: Sequence[float | None], cluster: Cluster) -> str:
-    """That others computed where operators were timed; empty where they did not, or nobody can tell.
-
-    Args:
-        waited: Of each worker, the share of the time in which it was ready and had no core; None where it is not known.
-        cluster: The workers. Those that have more threads than there are cores wait for each other.
-    """
-    threads = sum(profile.multiprocessors for profile in cluster.profiles if profile.kind == "cpu")
-    most = max((share for share in waited if share is not None), default=0.0)
-    if threads > num_cores() or most <= MUCH_USED:
-        return ""
-    return f"others had the cores for {most:.0%} of that time".replace("%", " %")
 
 
 def _seconds_if_it_fits(work: WorkModel, rank: int, usable: float) -> Callable[[PartSizes], float]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from nugnn._counted import counted
 from nugnn.planned import Planned
 from nugnn.planning.calibration import SOURCES, Calibration, error_text, in_words
+from nugnn.planning.in_words import seconds_text
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
 from nugnn.screen import say, show_table
@@ -231,19 +232,6 @@ def _off(error: float) -> str:
     if not 0.5 <= ratio <= 2:
         return f"{ratio:.2g} x as long"
     return f"{error_text(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
-
-
-def seconds_text(seconds: float) -> str:
-    """With three digits.
-
-    >>> seconds_text(0.0123), seconds_text(12.34), seconds_text(0.0), seconds_text(4.2e-5)
-    ('12.3 ms', '12.3 s', '0', '42 us')
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= 0.9995 * size:
-            value = seconds / size
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-    return "0" if seconds < 1e-9 else f"{seconds * 1e6:.2g} us"
 
 
 def count_text(count: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +10,9 @@ from nugnn.config import TrainConfig
 from nugnn.plan_run import subject_by_counts
 from nugnn.plan_subject import PlanSubject
 from nugnn.planned import plan_by_counts
-from nugnn.planning.cluster import cluster_on_paper
-from nugnn.planning.cluster_file import ClusterError, LinkFields
+from nugnn.planning.cluster import check_on_paper, cluster_on_paper
+from nugnn.planning.cluster_file import LinkFields
+from nugnn.planning.datasheet import SheetError
 from nugnn.planning.graph_statistics import parse_statistics
 from nugnn.planning.growth import Growth
 from nugnn.planning.lacking import DoesNotFitError
@@ -48,6 +48,11 @@ def simulate(
     """
     if not all(sheets):
         raise ValueError("--devices: a name is empty; give cards or CPUs of docs/hardware.md with commas between")
+    for name in sheets:
+        try:
+            check_on_paper(name)
+        except SheetError as error:
+            raise ValueError(f"--devices: {error}") from error
     graph = parse_statistics(statistics)
     check_whole(graph.sizes(config.self_loops), max(counts))
     subjects: dict[bool, PlanSubject] = {}
@@ -55,10 +60,7 @@ def simulate(
     notes: dict[str, None] = {}
     for count in counts:
         on_stage(f"planning for {counted(count, 'device')}")
-        try:
-            cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
-        except ClusterError as error:  # which names a field of a file that nobody has written
-            raise ValueError(re.sub(r"^hosts\.\d+\.devices\.\d+\.device:", "--devices:", str(error))) from error
+        cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
         if (is_split := count > 1) not in subjects:
             is_nccl = cluster.links.is_nccl
             subjects[is_split] = subject_by_counts(config, graph, ["cuda"], min(count, 2), is_nccl=is_nccl)

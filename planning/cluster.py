@@ -47,7 +47,7 @@ from nugnn.planning.cluster_links import (
     uses_nccl,
 )
 from nugnn.planning.cpu_rule import CpuSheet
-from nugnn.planning.datasheet import SheetError, sheet_of
+from nugnn.planning.datasheet import DeviceSheet, SheetError, sheet_of
 from nugnn.planning.limited_profile import limited, shared
 from nugnn.planning.limits import SHARED_CORES, DeviceLimits
 from nugnn.planning.links import Links
@@ -155,6 +155,24 @@ def read_cluster(path: Path | str, this_machine: ThisMachine | None = None, *, h
         return _Builder(fields, path.parent, this_machine).cluster(host)
     except ClusterError as error:
         raise ClusterError(_placed(str(error), path, root)) from error
+
+
+def check_on_paper(name: str) -> None:
+    """Refuse a name of which a device could not be made.
+
+    Raises:
+        SheetError: It is no card's and no CPU's.
+    """
+    if named_cpu(name) is None:
+        _card_named(name)
+
+
+def _card_named(name: str) -> DeviceSheet:
+    try:
+        return sheet_of(name)
+    except SheetError as error:
+        near = near_cpus(name)
+        raise SheetError(f"{error}; CPUs near it: {', '.join(near)}" if near else str(error)) from error
 
 
 def cluster_on_paper(
@@ -358,11 +376,9 @@ class _Builder:
 
     def _of_card(self, name: str, at: str) -> DeviceProfile:
         try:
-            sheet = sheet_of(name)
+            sheet = _card_named(name)
         except SheetError as error:
-            near = near_cpus(name)
-            hint = f"; CPUs near it: {', '.join(near)}" if near else ""
-            raise ClusterError(f"{at}.device: {error}{hint}") from error
+            raise ClusterError(f"{at}.device: {error}") from error
         self._notes.setdefault(f"{sheet.name}: by its data sheet, which may be off by tens of percent")
         return sheet.as_profile()
 

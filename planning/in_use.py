@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 MUCH_USED = 0.1
@@ -88,6 +88,25 @@ class CoreWait:
             return int(self._read().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return None
+
+
+def longest_wait(waits: Sequence[float | None], threads: int, cores: int) -> tuple[int, str] | None:
+    """The worker that waited most for a core, and for what share of the time, in words; None where that is not much.
+
+    Args:
+        waits: Of each worker, from `CoreWait`.
+        threads: Of all workers that compute on CPUs of this host. Where there are more than cores, workers wait for
+            each other, as they are planned to, and nobody can tell who else is there.
+        cores: That they may use.
+
+    >>> longest_wait([0.05, None, 0.234], threads=3, cores=4)
+    (2, '23 %')
+    """
+    known = [(share, worker) for worker, share in enumerate(waits) if share is not None]
+    if threads > cores or not known or max(known)[0] <= MUCH_USED:
+        return None
+    most, worker = max(known)
+    return worker, f"{most:.0%}".replace("%", " %")
 
 
 def used_of_gpus(ask: Callable[[], str] | None = None) -> dict[str, float]:

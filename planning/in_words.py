@@ -20,3 +20,16 @@ def download_bytes(count: int | None) -> str:
     if count is None:
         return ""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def seconds_text(seconds: float) -> str:
+    """With three digits.
+
+    >>> seconds_text(0.0123), seconds_text(12.34), seconds_text(0.0), seconds_text(4.2e-5)
+    ('12.3 ms', '12.3 s', '0', '42 us')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * size:
+            value = seconds / size
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return "0" if seconds < 1e-9 else f"{seconds * 1e6:.2g} us"

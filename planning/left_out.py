@@ -9,6 +9,7 @@ from nugnn._counted import counted
 from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import HARDLY
 from nugnn.planning.host_subsets import HostSubsets
+from nugnn.planning.in_words import seconds_text
 
 _CLEARLY = 0.95
 """Of the time; fewer devices that take less of it are worth a word."""
@@ -42,8 +43,8 @@ def notes_of_left_out(
         text = f"of {counted(count, 'device')}, {cluster.described(idle)} would hardly be used: over these links "
         text += "a larger share costs more than it brings"
         if math.isfinite(without):
-            text += f". Without {them} an epoch would take {_milliseconds(without)} and with {them} "
-            text += _milliseconds(step_seconds)
+            text += f". Without {them} an epoch would take {seconds_text(without)} and with {them} "
+            text += seconds_text(step_seconds)
             if without <= step_seconds:
                 others = f"the other {len(used)}" if len(used) > 1 else "the other one"
                 text += f". {_KEPT}; plan for {others} alone to have the shorter epoch"
@@ -56,12 +57,8 @@ def notes_of_left_out(
         seconds, rank = min(alone)
         notes.append(
             f"of {counted(count, 'device')}, {cluster.described([rank])} alone would take "
-            f"{_milliseconds(seconds)} an epoch "
-            f"in place of {_milliseconds(step_seconds)}: exchanges cost more than the others bring. {_KEPT}; plan for "
+            f"{seconds_text(seconds)} an epoch "
+            f"in place of {seconds_text(step_seconds)}: exchanges cost more than the others bring. {_KEPT}; plan for "
             "that one alone to have the shorter epoch"
         )
     return tuple(notes)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

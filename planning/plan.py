@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from nugnn._counted import counted
 from nugnn._regular_file import no_file
 from nugnn.planning.calibration import Calibration, StandsOn
+from nugnn.planning.in_words import seconds_text
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.profiles import Count, DeviceKind, Seconds
@@ -259,9 +260,9 @@ class Plan(_Record):
         """A line for the whole, and one for each device; `nugnn plan` has tables of more."""
         told = self.corrected()
         step = "an epoch" if self.family == "graph" else f"a step, {self.steps_per_epoch} an epoch"
-        head = f"{self.data.name}: {_milliseconds(told.step_seconds)} ms {step}, predicted"
+        head = f"{self.data.name}: {seconds_text(told.step_seconds)} {step}, predicted"
         lines = [
-            f"{rank:3} {device.name[:28]:28} {100 * device.share:5.1f} %  {_milliseconds(device.busy_seconds):>8} ms  "
+            f"{rank:3} {device.name[:28]:28} {100 * device.share:5.1f} %  {seconds_text(device.busy_seconds):>8}  "
             f"{device.memory_bytes / 2**30:.2f} of {device.memory_limit_bytes / 2**30:.1f} GiB"
             for rank, device in enumerate(told.devices[:_MOST_LINES])
         ]
@@ -362,12 +363,6 @@ class Plan(_Record):
                 f"the plan is for {counted(len(self.devices), 'worker')}, and there are {workers}; give --workers "
                 f"{len(self.devices)}"
             )
-
-
-def _milliseconds(seconds: float) -> str:
-    """Three digits, and all of those before the point."""
-    value = 1e3 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _model_in_words(facts: Mapping[str, Plain]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from nugnn._counted import counted
+from nugnn.planning.in_words import seconds_text
 
 Clock = Literal["compute", "halo", "sync"]
 """What a trainer counts time for: see `nugnn.history.Epoch`."""
@@ -188,7 +189,7 @@ def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16, number
     legend = "  ".join(f"{sign.replace(' ', 'blank')} {means}" for sign, means in _MEANING.items() if sign in signs)
     if left_out := len(timeline.names) - len(ranks):
         lines.append(f"{counted(left_out, 'rank')} that wait longer are not shown")
-    return "\n".join([*lines, f"{_seconds(timeline.makespan)} from left to right", *_folded(legend, width)])
+    return "\n".join([*lines, f"{seconds_text(timeline.makespan)} from left to right", *_folded(legend, width)])
 
 
 def _own(timeline: Timeline, rank: int) -> float:
@@ -219,13 +220,6 @@ def _letter(event: Event) -> str:
     if event.clock != "compute":
         return {"halo": "h", "sync": "s"}[event.clock]
     return _LETTERS.get(event.phase, "?")
-
-
-def _seconds(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _folded(text: str, width: int) -> Sequence[str]:

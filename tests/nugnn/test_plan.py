@@ -37,7 +37,7 @@ from nugnn.plan_subject import graph_subject, sample_subject
 from nugnn.plan_tables import baselines_table, devices_table
 from nugnn.plan_training import TrainingPlan
 from nugnn.planned import Planned, step_model, write_plan
-from nugnn.planning import draft_cut, partition_search
+from nugnn.planning import draft_cut, in_use, partition_search
 from nugnn.planning.cluster import cluster_of_machine
 from nugnn.planning.datasheet import sheet_of
 from nugnn.planning.device_facts import processor_name
@@ -104,7 +104,7 @@ hosts:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that need not be measured, and operators that are timed for a moment."""
     monkeypatch.setitem(own_times._SECONDS, "cpu", 0.1)
-    monkeypatch.setattr(own_times, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
+    monkeypatch.setattr(in_use, "MUCH_USED", math.inf)  # whoever uses this machine while tests run
     monkeypatch.setenv("NUGNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine_profiles, "profile_machine", lambda *_, **__: Measured(MACHINE, ()))
 

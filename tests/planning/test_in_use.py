@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nugnn.planning.in_use import CoreWait, said_of_use, said_of_waits, used_of_cores, used_of_gpus
+from nugnn.planning.in_use import CoreWait, longest_wait, said_of_use, said_of_waits, used_of_cores, used_of_gpus
 
 
 def stat(*busy_of_100: int, at: int) -> str:
@@ -59,6 +59,13 @@ def test_a_thread_waits_for_a_core_for_as_long_as_the_system_says_since_it_was_a
 @pytest.mark.parametrize("text", ["", "5", "a b c"])
 def test_a_system_that_counts_no_waits_says_nothing(text: str) -> None:
     assert CoreWait(lambda: text).share is None
+
+
+def test_workers_that_wait_for_each_other_are_not_judged() -> None:
+    assert longest_wait([0.05, None, 0.234, 0.2], threads=4, cores=4) == (2, "23 %")
+    assert longest_wait([0.05, None, 0.234, 0.2], threads=5, cores=4) is None
+    assert longest_wait([0.05, None, 0.1], threads=3, cores=4) is None
+    assert longest_wait([None], threads=1, cores=4) is longest_wait([], threads=0, cores=4) is None
 
 
 def test_a_rate_that_was_measured_beside_others_is_named() -> None:

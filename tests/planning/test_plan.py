@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, change: dict[str, Any
 
 def test_a_plan_is_printed_in_a_line_for_each_device() -> None:
     head, *lines = str(PLAN).split("\n")
-    assert head == "six: 1,000 ms an epoch, predicted"
+    assert head == "six: 1 s an epoch, predicted"
     assert [line.split("%")[0].split()[-1] for line in lines] == ["66.7", "33.3"]
     assert all(len(line) <= 80 for line in (head, *lines)) and len(repr(PLAN)) < 80
     many = tuple(device(None, PlannedSizes(inner=1, edges=1, train=1), share=1 / 20) for _ in range(20))
