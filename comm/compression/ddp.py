@@ -21,13 +21,14 @@ from nugnn.comm.buckets import memory_order
 from nugnn.comm.clock import Stopwatch
 from nugnn.comm.compression.choice import Choice, choose
 from nugnn.comm.compression.compressor import Compressor
-from nugnn.comm.compression.earlier_buckets import Bucket, EarlierBuckets
+from nugnn.comm.compression.earlier_buckets import Bucket
 from nugnn.comm.compression.lane import Lane
 from nugnn.comm.compression.link import Link
 from nugnn.comm.compression.low_rank import make_compressor
 from nugnn.comm.compression.plain import PlainGradients
 from nugnn.comm.compression.residuals import Order
 from nugnn.comm.compression.settings import AUTO, LEAST_SIZE, RANK, TYPES, Compression, check_types, wire_names
+from nugnn.comm.compression.step_buckets import StepBuckets
 from nugnn.comm.compression.wire import BUCKET
 from nugnn.comm.groups import Ranks, number_of
 from nugnn.comm.hosts import (
@@ -113,14 +114,8 @@ class CompressedGradients:
         self._exposed = Stopwatch(self._device)
         self._error: BaseException | None = None
         """Of this backward, on its way to the user; what is still to come of it does nothing then."""
-        self._buckets: list[list[str]] = []
-        """Names of the gradients in each one of the last step that came to its end."""
-        self._coming: list[list[str]] = []
-        """Of this step so far, as DDP hands them over."""
-        self._earlier: EarlierBuckets | None = None
-        """In the first steps after a state was loaded, until DDP has laid out its buckets for good."""
-        self._steps_to_lay_out = 2 if model.static_graph else 1
-        self._num_gradients = int(model._get_ddp_logging_data()["num_parameter_tensors"])
+        num_gradients = int(model._get_ddp_logging_data()["num_parameter_tensors"])
+        self._buckets = StepBuckets(num_gradients, steps_to_lay_out=2 if model.static_graph else 1)
         self._held: list[Callable[[], None]] = []
         """What gives DDP its sums, where they are there only when the last bucket has come."""
         self.weight = 1 / len(members)
@@ -137,7 +132,7 @@ class CompressedGradients:
         """
         state = {**self._compressor.shared_state(), "world_size": self._link.world_size, "rank": self._link.rank}
         chosen = {} if self._choice is None else {"choice": asdict(self._choice)}
-        return {**state, "residuals": self._compressor.residuals, "buckets": [*self._buckets], **chosen}
+        return {**state, "residuals": self._compressor.residuals, "buckets": [*self._buckets.names], **chosen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where this rank's `state_dict` was taken, in the way that ``auto`` chose there.
@@ -161,8 +156,7 @@ class CompressedGradients:
             self._choice = Choice(**state["choice"])
             self._compressor = self._made()
         self._compressor.load(state, state["residuals"])
-        self._buckets = [[*names] for names in state.get("buckets", ())]
-        self._earlier = EarlierBuckets(self._buckets, self._steps_to_lay_out) if self._buckets else None
+        self._buckets.load(state.get("buckets", ()))
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         """A whole model can be saved as it could be before; groups of processes do not travel."""
@@ -233,7 +227,7 @@ class CompressedGradients:
         if buffer.is_sparse:
             raise ValueError(_of_sparse(names[0]))
         orders = [_order_of(p) for p in parameters]
-        is_first, is_last = self._hand_over(names, is_at_front=bucket.index() == 0)
+        is_first, is_last = self._buckets.hand_over(names, is_at_front=bucket.index() == 0)
         weight = float(self.weight)
         is_cuda = buffer.device.type == "cuda"
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if is_cuda else None)
@@ -252,10 +246,13 @@ class CompressedGradients:
                 self._compressor.open(1.0 if self._scaler is None else self._scaler.get_scale())
             is_plain = isinstance(self._compressor, PlainGradients)
             values = (buffer if is_plain else buffer.float()).mul_(weight)  # the buffer itself, where it is float32
-            sizes = [p.numel() for p in parameters]
-            self._sum_(Bucket(values, names, orders, sizes, buffer), is_first=is_first, is_last=is_last)
+            given = Bucket(values, names, orders, [p.numel() for p in parameters], buffer)
+            self._buckets.sum_(given, sum_, is_first=is_first, is_last=is_last)
             if is_last:
                 self._compressor.settle(self._link)
+
+        def sum_(values: Tensor, names: Sequence[str], orders: Sequence[Order]) -> None:
+            self._compressor.sum_(values, names, orders, 0, self._link)
 
         def then(error: BaseException | None) -> None:
             if error is not None:
@@ -268,46 +265,13 @@ class CompressedGradients:
                     future.set_result(buffer)
 
             self._held = [give] if is_first else [*self._held, give]
-            if is_last or self._earlier is None:
+            if is_last or not self._buckets.holds_back:
                 held, self._held = self._held, []
                 for each in held:
                     each()
 
         self._lane.submit(work, then)
         return future
-
-    def _hand_over(self, names: list[str], *, is_at_front: bool) -> tuple[bool, bool]:
-        """Whether gradients of these parameters are the first ones of a step, and the last ones.
-
-        In the first step of a model whose graph is static DDP says of each bucket that it is at the front.
-        """
-        is_first = is_at_front and (self._is_whole or any(names[0] in before for before in self._coming))
-        self._coming = [names] if is_first else [*self._coming, names]
-        return is_first, self._is_whole
-
-    @property
-    def _is_whole(self) -> bool:
-        return not self._coming or sum(map(len, self._coming)) == self._num_gradients
-
-    def _sum_(self, bucket: Bucket, *, is_first: bool, is_last: bool) -> None:
-        """Now; or, in the first steps after a state was loaded, when the last bucket has come."""
-
-        def sum_(values: Tensor, names: Sequence[str], orders: Sequence[Order]) -> None:
-            self._compressor.sum_(values, names, orders, 0, self._link)
-
-        if self._earlier is None:
-            sum_(bucket.values, bucket.names, bucket.orders)
-            bucket.put()
-            if is_last:
-                self._buckets = self._coming
-            return
-        if is_first:
-            self._earlier.forget()
-        self._earlier.hold(bucket)
-        if is_last:
-            self._buckets = self._earlier.sum_(sum_)  # DDP goes on in these, and not in those of its first steps
-            if self._earlier.is_done:
-                self._earlier = None
 
     def _end(self) -> None:
         """What went wrong is raised as it was said, out of the user's own ``backward``."""

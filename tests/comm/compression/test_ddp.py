@@ -238,11 +238,8 @@ def _resumed_in_new_buckets(ranks: Ranks, bits: int | str, how: dict[str, Any]) 
     """DDP lays out the buckets of ``_Crossed`` anew after the first step of each process, or the second."""
 
     def train(model: DistributedDataParallel, steps: range) -> list[Tensor]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for step in steps:
-            optimizer.zero_grad()
-            model(_x(ranks.rank, step)).square().mean().backward()
-            optimizer.step()
+        for number in steps:
+            _step(model, ranks.rank, number)
         return [p.detach().clone() for p in model.parameters()]
 
     whole = _ddp(ranks, _Crossed, bucket_cap_mb=0.012, **how)
@@ -278,27 +275,28 @@ class _Mixed(nn.Module):
         return self.last(self.first(x).tanh().bfloat16()).float()  # type: ignore[no-any-return]
 
 
+def _step(model: DistributedDataParallel, rank: int, number: int) -> None:
+    """Of plain descent, on the rank's own batch."""
+    model.zero_grad()
+    model(_x(rank, number)).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
+
+
 def _static_graph_of_two_types(ranks: Ranks) -> tuple[list[int], set[str], bool]:
     """Steps that were counted, what is owed after the first one, and whether a resumed script has the same bits."""
-
-    def step(model: DistributedDataParallel, number: int) -> None:
-        model.zero_grad()
-        model(_x(ranks.rank, number)).square().mean().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
-
     whole, model = (_ddp(ranks, _Mixed, static_graph=True) for _ in range(2))
     sync, again = (_compress(ranks, each, 4) for each in (whole, model))
-    step(whole, 0)
+    _step(whole, ranks.rank, 0)
     counted, owed = [sync.report()["steps"]], set(sync.state_dict()["residuals"])
     for number in range(1, 3):
-        step(whole, number)
+        _step(whole, ranks.rank, number)
     model.load_state_dict(whole.state_dict())
     again.load_state_dict(sync.state_dict())
     for number in range(3, 6):
-        step(whole, number)
-        step(model, number)
+        _step(whole, ranks.rank, number)
+        _step(model, ranks.rank, number)
     return [*counted, sync.report()["steps"], again.report()["steps"]], owed, _same(whole, model)
 
 
@@ -310,26 +308,18 @@ def test_the_first_step_of_a_static_graph_is_one_step_in_however_many_buckets(ra
 
 def _resumed_after_each_step(ranks: Ranks) -> bool:
     """A new process for each step, against one that makes them all."""
-
-    def step(model: DistributedDataParallel, number: int) -> None:
-        model.zero_grad()
-        model(_x(ranks.rank, number)).square().mean().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
-
     whole = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
     sync = _compress(ranks, whole, 4, least_size=0)
     for number in range(2):
-        step(whole, number)
+        _step(whole, ranks.rank, number)
     weights, state = copy.deepcopy(whole.state_dict()), sync.state_dict()
     for number in range(2, 5):
-        step(whole, number)
+        _step(whole, ranks.rank, number)
         model = _ddp(ranks, _Crossed, bucket_cap_mb=0.012)
         model.load_state_dict(weights)
         again = _compress(ranks, model, 4, least_size=0)
         again.load_state_dict(state)
-        step(model, number)
+        _step(model, ranks.rank, number)
         weights, state = model.state_dict(), again.state_dict()
     return _equal([*whole.parameters()], [*weights.values()])
 
@@ -341,19 +331,11 @@ def test_a_script_that_ends_after_each_step_goes_on_in_the_same_bits(ranks: Any)
 
 def _resumed_with_an_error(ranks: Ranks) -> tuple[str, bool, bool]:
     """Of the first step after a resume, which is made again: what is saved in between, and the weights in the end."""
-
-    def step(model: DistributedDataParallel, number: int) -> None:
-        model.zero_grad()
-        model(_x(ranks.rank, number)).square().mean().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(0.05 * parameter.grad)  # type: ignore[operator]
-
     whole, model = (_ddp(ranks, _Crossed, bucket_cap_mb=0.012) for _ in range(2))
     sync, scaler = _compress(ranks, whole, 4, least_size=0), _Scaler()
     again = _compress(ranks, model, 4, least_size=0, scaler=scaler)
     for number in range(2):
-        step(whole, number)
+        _step(whole, ranks.rank, number)
     model.load_state_dict(whole.state_dict())
     again.load_state_dict(sync.state_dict())
     scaler.is_broken = True
@@ -361,8 +343,8 @@ def _resumed_with_an_error(ranks: Ranks) -> tuple[str, bool, bool]:
     scaler.is_broken = False
     is_kept = again.state_dict()["buckets"] == sync.state_dict()["buckets"]
     for number in range(2, 4):
-        step(whole, number)
-        step(model, number)
+        _step(whole, ranks.rank, number)
+        _step(model, ranks.rank, number)
     return said, is_kept, _same(whole, model)
 
 
