@@ -74,25 +74,27 @@ nugnn.init()
 def test_ranks_that_were_left_are_joined_again(tmp_path: Path) -> None:
     """Under torchrun, whose store outlives the groups; each time the same groups in the same order."""
     script = """
+import pathlib, sys
 import nugnn, torch
 from nugnn.comm.groups import leave_ranks
 for _ in range(12):
     ranks = nugnn.init()
     found = ranks.sum_(torch.ones(1)).item()
     leave_ranks(ranks)
-print("joined with", found)
+pathlib.Path(sys.argv[1], f"rank{ranks.rank}").write_text(str(found))  # ranks share the output: lines may mix
 """
     (tmp_path / "again.py").write_text(script)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "again.py")]
+    two_ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, *two_ranks, str(tmp_path / "again.py"), str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout.count("joined with 2.0") == 2, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == 2 * ["2.0"]
 
 
 # -- values over all nodes -----------------------------------------------------------------------------------------
