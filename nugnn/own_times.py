@@ -42,6 +42,7 @@ from nugnn.planning.measured_ways import MeasuredWays, WaysError, levelled_ways,
 from nugnn.planning.part_sizes import PartSizes
 from nugnn.planning.predictor import ReplayedSteps
 from nugnn.planning.share_curves import relaxed_sizes
+from nugnn.planning.trace import StepTrace
 from nugnn.planning.work_model import WorkModel
 from nugnn.timed_parts import Timed, places_of, random_parts, real_parts
 from nugnn.worker_environment import num_cores
@@ -78,6 +79,57 @@ class OwnTimes:
         return cluster if self.ways is None else dataclasses.replace(cluster, links=self.ways.over(cluster.links))
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Asked:
+    """What is to be timed, and where it is kept.
+
+    Args:
+        kinds: Of each device, `nugnn.planning.cluster.ClusterDevice.kind`.
+        traces: The step of each.
+        seconds: Of a step on each; infinite where its memory does not hold what is timed there at once.
+        random_parts: Of each device, from small to about what it will have.
+        travel: Rows that travel between the workers; None where none do.
+        paths: Of the operators' times of each.
+        way_path: Of what travels.
+    """
+
+    kinds: Sequence[str]
+    traces: Sequence[StepTrace]
+    seconds: Sequence[Callable[[PartSizes], float]]
+    random_parts: Sequence[Sequence[PartSizes]]
+    travel: Travel | None
+    paths: Sequence[Path]
+    way_path: Path | None
+
+    @staticmethod
+    def of(
+        subject: PlanSubject, cluster: Cluster, sizes: Sequence[PartSizes], work: WorkModel, *, of_graph: bool
+    ) -> _Asked:
+        """The same as for `own_times`; ``of_graph`` where its graph is at hand."""
+        kinds = [device.kind for device in cluster.devices]
+        traces = [subject.traces[profile.kind] for profile in cluster.profiles]
+        seconds = [_seconds_if_it_fits(work, rank, usable) for rank, usable in enumerate(usable_bytes(cluster))]
+        parts = [random_parts(*each) for each in zip(traces, seconds, sizes, strict=True)]
+        travel = travel_of(subject, cluster.links, sizes)
+        return _Asked(
+            kinds=kinds,
+            traces=traces,
+            seconds=seconds,
+            random_parts=parts,
+            travel=travel,
+            paths=_kept(subject, kinds, parts, of_graph=of_graph),
+            way_path=None if travel is None else _kept_ways(subject, kinds, travel),
+        )
+
+    def kept(self) -> OwnTimes | None:
+        """What was measured before; None where not all of it is there."""
+        try:
+            operators = {kind: read_times(path) for kind, path in zip(self.kinds, self.paths, strict=True)}
+            return OwnTimes(operators=operators, ways=None if self.way_path is None else read_ways(self.way_path))
+        except (TimesError, WaysError):
+            return None
+
+
 def own_times(
     subject: PlanSubject,
     cluster: Cluster,
@@ -105,25 +157,17 @@ def own_times(
         NotTimedError: The graph cannot be cut into parts to time on, or the model not be handed to workers.
         WorkerFailed: A worker did not come to the end.
     """
-    kinds = [device.kind for device in cluster.devices]
-    traces = [subject.traces[profile.kind] for profile in cluster.profiles]
-    seconds = [_seconds_if_it_fits(work, rank, usable) for rank, usable in enumerate(usable_bytes(cluster))]
-    random_ones = [random_parts(*each) for each in zip(traces, seconds, sizes, strict=True)]
-    travel = travel_of(subject, cluster.links, sizes)
-    paths = _kept(subject, kinds, random_ones, of_graph=graph is not None)
-    way_path = None if travel is None else _kept_ways(subject, kinds, travel)
-    try:
-        operators = {kind: read_times(path) for kind, path in zip(kinds, paths, strict=True)}
-        return OwnTimes(operators=operators, ways=None if way_path is None else read_ways(way_path))
-    except (TimesError, WaysError):
-        pass  # not all are there
-    parts: Iterable[Timed] = random_ones
+    asked = _Asked.of(subject, cluster, sizes, work, of_graph=graph is not None)
+    if (kept := asked.kept()) is not None:
+        return kept
+    kinds, travel = asked.kinds, asked.travel
+    parts: Iterable[Timed] = asked.random_parts
     symmetric = None
     if graph is not None:
         on_stage("cutting the graph into parts to time the model's operators on")
         src_E, dst_E = edge_arrays(graph.src, graph.dst, graph.num_nodes)
         symmetric = symmetric_graph(graph.num_nodes, src_E, dst_E, None)
-        parts = real_parts(graph, traces, seconds, sizes, symmetric=symmetric)
+        parts = real_parts(graph, asked.traces, asked.seconds, sizes, symmetric=symmetric)
     measures = [
         measure_of(subject, profile.kind, device, "" if limits is None else str(limits[rank]))
         for rank, (profile, device) in enumerate(zip(cluster.profiles, devices, strict=True))
@@ -147,10 +191,10 @@ def own_times(
     if (lacking := longest_wait(waited, threads, num_cores())) is not None:
         on_stage(f"others had the cores for {lacking[1]} of that time: this plan stands on it, and it is not kept")
     else:
-        for path, times in zip(paths, found, strict=True):
+        for path, times in zip(asked.paths, found, strict=True):
             _keep(path, times)
-        if ways is not None and way_path is not None:
-            _keep(way_path, ways)
+        if ways is not None and asked.way_path is not None:
+            _keep(asked.way_path, ways)
     return OwnTimes(operators=dict(zip(kinds, found, strict=True)), ways=ways, symmetric=symmetric)
 
 
@@ -185,6 +229,19 @@ def times_for(
     check_each_holds_a_node(model.work, cluster)
     sizes = expected_sizes(subject, cluster, model)
     return own_times(subject, cluster, devices, limits, sizes, model.work, graph=graph, on_stage=on_stage)
+
+
+def kept_times_for(subject: PlanSubject, cluster: Cluster, *, of_graph: bool) -> OwnTimes | None:
+    """What `times_for` kept for these workers, if it did: nothing is measured.
+
+    Args:
+        subject: Whose operators.
+        cluster: The workers, all of this host.
+        of_graph: Whether they were to be timed on parts of the subject's graph.
+    """
+    model = step_model(subject, cluster)
+    sizes = expected_sizes(subject, cluster, model)
+    return _Asked.of(subject, cluster, sizes, model.work, of_graph=of_graph).kept()
 
 
 def expected_sizes(subject: PlanSubject, cluster: Cluster, model: ReplayedSteps) -> tuple[PartSizes, ...]:

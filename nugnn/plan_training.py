@@ -21,7 +21,7 @@ from nugnn.failure import WorkerFailed
 from nugnn.fit_options import FitOptions
 from nugnn.fit_plan import PLAN_FILE
 from nugnn.machine_profiles import are_devices_alike
-from nugnn.own_times import NotTimedError, times_for
+from nugnn.own_times import NotTimedError, kept_times_for, times_for
 from nugnn.partition.cache import tool_versions
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_data import graph_data_facts, looked_at_samples, subject_of_graph, subject_of_graph_on
@@ -260,10 +260,14 @@ class TrainingPlan:
     # How
 
     def _measure(self, subject: PlanSubject, graph: GraphData | None = None) -> None:
-        """The model's operators and its rows that travel, where devices differ and are this host's own."""
+        """The model's operators and its rows that travel, on this host's own devices; of alike ones what is kept."""
         assert self.cluster is not None
         devices = [device for device in self.devices if device is not None]
-        if not self.times_operators or self.request.shares_by != "auto" or are_devices_alike(devices, self.limits):
+        if not self.times_operators or self.request.shares_by != "auto":
+            return
+        if are_devices_alike(devices, self.limits):
+            if (kept := kept_times_for(subject, self.cluster, of_graph=graph is not None)) is not None:
+                self._times, self.cluster = kept.operators, kept.on(self.cluster)
             return
         try:
             found = times_for(subject, self.cluster, devices, self.limits, self.on_stage, graph)

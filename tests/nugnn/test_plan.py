@@ -557,6 +557,21 @@ def test_alike_workers_are_not_measured_and_a_cache_finds_the_plan(
     assert (tmp_path / "a" / "plan.json").read_text() == (tmp_path / "b" / "plan.json").read_text()
 
 
+def test_alike_workers_are_predicted_from_operators_that_a_plan_has_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan left its rates of the machine, too: alone they tell a step worse than operators do."""
+    model = ("--hidden", "8", "--dropout", "0", "--workers", "2", "--device", "cpu")
+    code, out, _ = call(capsys, "plan", "--dataset", "digits", *model, "--json")
+    assert code == 0 and (planned := json.loads(out))["stands_on"] == "operators"
+    monkeypatch.setattr(own_times, "launch", None)
+    result = run_from_config(settings(tmp_path, "a", shares="auto", device="cpu"))
+    assert result["predicted_epoch_seconds"] == planned["step_seconds"]
+    assert read_plan(tmp_path / "a" / "plan.json").stands_on == "operators"
+    run_from_config(settings(tmp_path, "b", shares="auto", device="cpu", hidden=9))
+    assert read_plan(tmp_path / "b" / "plan.json").stands_on == "rates"
+
+
 def counted(monkeypatch: pytest.MonkeyPatch, name: str, *modules: ModuleType) -> list[str]:
     """A name for each call of a function that these modules have imported."""
     real, calls = getattr(modules[0], name), list[str]()
