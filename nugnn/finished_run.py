@@ -91,12 +91,21 @@ class FinishedRun:
         try:
             load_weights(model, self.folder / "model.safetensors")
         except CheckpointError as error:
-            raise ValueError(
-                f"{error}. Graph {data.name!r} has {counted(data.num_nodes, 'node')}, "
-                f"{counted(data.num_features, 'feature')} and "
-                f"{counted(data.num_classes, 'class', 'classes')}"
-            ) from error
+            raise ValueError(self._said_of(data, error)) from error
         return model.eval()
+
+    def _said_of(self, data: GraphData, error: CheckpointError) -> str:
+        """Why the weights do not fit the model that this graph asks for."""
+        own = f"{counted(data.num_features, 'feature')} and {counted(data.num_classes, 'class', 'classes')}"
+        result = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
+        features, classes = int(result["num_features"]), int(result["num_classes"])
+        if (features, classes) == (data.num_features, data.num_classes):
+            return f"{error}. Graph {data.name!r} has {counted(data.num_nodes, 'node')}, {own}"
+        trained = f"{counted(features, 'feature')} and {counted(classes, 'class', 'classes')}"
+        return (
+            f"{self.folder} was trained on {result['dataset']!r} with {trained}, and {data.name!r} has {own}; give a "
+            "graph with as many as it was trained with"
+        )
 
 
 def scores(data: GraphData, logits: Tensor) -> dict[str, float]:

@@ -116,6 +116,16 @@ def test_predict_on_another_graph_without_labels(run: Path, tmp_path: Path, caps
     assert code == 2 and "no labels" in err
 
 
+def test_a_graph_that_the_model_cannot_take_is_refused_with_what_it_takes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays = {"num_nodes": 3, "adj_indptr": [0, 1, 2, 3], "adj_indices": [1, 2, 0], "feat": np.ones((3, 5), np.float32)}
+    np.savez(tmp_path / "narrow.npz", **{key: np.asarray(value) for key, value in arrays.items()})
+    code, _, err = call(capsys, "predict", str(run), "--dataset", str(tmp_path / "narrow.npz"))
+    said = "was trained on 'digits' with 64 features and 10 classes, and 'narrow' has 5 features and 10 classes; give a"
+    assert code == 2 and said in " ".join(err.split())
+
+
 def test_another_graph_does_not_inherit_the_number_of_nodes(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
