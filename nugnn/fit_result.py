@@ -31,10 +31,11 @@ class FitResult:
         rank_reports: For each rank: ``device`` (its name), ``peak_memory_bytes`` (allocated on a GPU, resident on the
             CPU), ``epoch_seconds`` (median), and its split into ``compute_seconds``, ``halo_seconds`` and
             ``sync_seconds``, ``core_wait`` (share of the time after the first epoch in which the worker was ready and
-            others had its core; None where nobody says it); of a graph ``nodes``, ``edges``, ``halo_rows`` and, where
-            it is split, ``halo`` (the wire, bytes, and each exchange, see ``docs/halo.md``), of samples
-            ``batch_samples`` (of this rank in a full batch) and ``samples`` (of all ranks in an epoch); ``grad_sync``
-            of several ranks: what gradients have sent, and how long they were waited for, see
+            others had its core; None where nobody says it), ``core_use`` (`nugnn.planning.in_use.CoreUse` over that
+            time, as a dict; None where nobody says it, or it was too short to tell); of a graph ``nodes``, ``edges``,
+            ``halo_rows`` and, where it is split, ``halo`` (the wire, bytes, and each exchange, see ``docs/halo.md``),
+            of samples ``batch_samples`` (of this rank in a full batch) and ``samples`` (of all ranks in an epoch);
+            ``grad_sync`` of several ranks: what gradients have sent, and how long they were waited for, see
             ``docs/communication.md``, with the ``choice`` of ``auto``, see
             `nugnn.comm.compression.choice.Choice`.
         time_to_best_seconds: From the first epoch's start to the end of the best one.

@@ -13,7 +13,7 @@ from nugnn.kept_pairs import keep_pair, kept_pairs
 from nugnn.plan_settings import other_settings
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
-from nugnn.planning.in_use import longest_wait
+from nugnn.planning.in_use import CoreUse, said_of_others
 from nugnn.planning.plan import Plain, Plan
 from nugnn.planning.run_pairs import (
     LEAST_SECONDS,
@@ -144,8 +144,8 @@ def _why_not_kept(
         return "it was planned with another version of torch"
     if said := other_settings(plan.settings, settings):
         return f"it was planned for {said}"
-    if said := _said_of_others(plan, reports):
-        return said
+    if (others := _said_of_others(plan, reports)) is not None:
+        return others
     if plan.settings.get("activations") == "offload":
         return "it is predicted as if activations were keep"
     approximate = {name: value for name, value in plan.settings.items() if name in _OTHER_THAN_PREDICTED}
@@ -159,12 +159,15 @@ def _why_not_kept(
     return None
 
 
-def _said_of_others(plan: Plan, reports: Sequence[dict[str, Any]]) -> str:
-    """That workers lacked their cores, in words; empty where they did not, or nobody can tell."""
-    is_one_host = len({device.host for device in plan.devices}) == 1  # of others nobody knows the cores
-    threads = sum(device.multiprocessors for device in plan.devices if device.kind == "cpu" and is_one_host)
-    found = longest_wait([report.get("core_wait") for report in reports], threads, num_cores())
-    return "" if found is None else f"worker {found[0]} was ready and had no core for {found[1]} of the time"
+def _said_of_others(plan: Plan, reports: Sequence[dict[str, Any]]) -> str | None:
+    """That others had the workers' cores, in words; None where they did not, or nobody can tell."""
+    if len({device.host for device in plan.devices}) > 1:  # of others nobody knows the cores
+        return None
+    on_cpu = [device.kind == "cpu" for device in plan.devices]
+    threads = sum(device.multiprocessors for device in plan.devices if device.kind == "cpu")
+    waits = [report.get("core_wait") for report in reports]
+    uses = [CoreUse.from_plain(report.get("core_use")) for report in reports]
+    return said_of_others(waits, uses, on_cpu, threads=threads, cores=num_cores())
 
 
 def _pair(plan: Plan, reports: Sequence[dict[str, Any]], measured: float, epochs: int) -> RunPair:

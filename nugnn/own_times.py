@@ -32,7 +32,7 @@ from nugnn.planning.cluster import Cluster
 from nugnn.planning.draft import check_each_holds_a_node, usable_bytes
 from nugnn.planning.draft_counts import draft_from_counts
 from nugnn.planning.expected_halo import ExpectedHalo
-from nugnn.planning.in_use import CoreWait, longest_wait
+from nugnn.planning.in_use import CoreUse, CoreUseWatch, CoreWait, said_of_others
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Links
@@ -45,6 +45,7 @@ from nugnn.planning.share_curves import relaxed_sizes
 from nugnn.planning.trace import StepTrace
 from nugnn.planning.work_model import WorkModel
 from nugnn.timed_parts import Timed, places_of, random_parts, real_parts
+from nugnn.worker_cores import own_cores
 from nugnn.worker_environment import num_cores
 from nugnn.worker_process import WorkerContext
 
@@ -183,13 +184,17 @@ def own_times(
         on_stage(f"timing the model's operators on each device of this machine for {longest:g} s, once")
         launch(folder, len(measures), module="nugnn.own_times", timeout=_STALL_SECONDS, cores=cores_on(devices, limits))
         found = [read_times(folder / f"times-{rank}.json") for rank in range(len(measures))]
-        waited = [json.loads((folder / f"wait-{rank}.json").read_text(encoding="ascii")) for rank in range(len(found))]
+        beside = [
+            json.loads((folder / f"beside-{rank}.json").read_text(encoding="ascii")) for rank in range(len(found))
+        ]
         ways = None if travel is None else read_ways(folder / _WAYS)
     if ways is not None:
         ways = ways.model_copy(update={"ways": levelled_ways(ways.ways, kinds)})
     threads = sum(profile.multiprocessors for profile in cluster.profiles if profile.kind == "cpu")
-    if (lacking := longest_wait(waited, threads, num_cores())) is not None:
-        on_stage(f"others had the cores for {lacking[1]} of that time: this plan stands on it, and it is not kept")
+    waits, uses = [each["wait"] for each in beside], [CoreUse.from_plain(each["use"]) for each in beside]
+    on_cpu = [profile.kind == "cpu" for profile in cluster.profiles]
+    if (said := said_of_others(waits, uses, on_cpu, threads=threads, cores=num_cores())) is not None:
+        on_stage(f"{said}: this plan stands on it, and it is not kept")
     else:
         for path, times in zip(asked.paths, found, strict=True):
             _keep(path, times)
@@ -267,18 +272,21 @@ def main(context: WorkerContext) -> None:
     context.init_process_group()
     ranks = join_ranks(context.timeout, context.pulse, device)
     measure, part = work["measures"][context.rank], read_job(_own_folder(context.job_folder, context.rank))["part"]
-    places, wait = places_of(part), CoreWait()
+    places, wait, use = places_of(part), CoreWait(), CoreUseWatch(own_cores())
     waited = None
 
     def timed() -> MeasuredTimes:
         nonlocal waited
         wait.restart()
+        use.restart()
         found: MeasuredTimes = measure(places)
         waited = wait.share
         return found
 
     times, ways = measured_here(ranks, timed, work["travel"])
-    (context.job_folder / f"wait-{context.rank}.json").write_text(json.dumps(waited), encoding="ascii")
+    used = use.use
+    beside = {"wait": waited, "use": None if used is None else dataclasses.asdict(used)}
+    (context.job_folder / f"beside-{context.rank}.json").write_text(json.dumps(beside), encoding="ascii")
     (context.job_folder / f"times-{context.rank}.json").write_text(times.to_json(), encoding="utf-8")
     if ways is not None and context.rank == 0:
         (context.job_folder / _WAYS).write_text(ways.to_json(), encoding="utf-8")

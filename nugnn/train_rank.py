@@ -16,9 +16,10 @@ from nugnn.checkpointer import Checkpointer, CheckpointPlan
 from nugnn.comm.groups import Ranks
 from nugnn.family import Family
 from nugnn.history import Epoch, History
-from nugnn.planning.in_use import CoreWait
+from nugnn.planning.in_use import CoreUseWatch, CoreWait
 from nugnn.train_options import TrainOptions
 from nugnn.trainer import Trainer
+from nugnn.worker_cores import own_cores
 
 if TYPE_CHECKING:
     from nugnn.comm.step_watch import StepWatch
@@ -70,11 +71,12 @@ def train_rank(
     if (said := trainer.grad_sync.prepare()) is not None and on_note is not None:
         on_note(said)
 
-    core_wait, first = CoreWait(), len(before.epochs) + 1
+    core_wait, core_use, first = CoreWait(), CoreUseWatch(own_cores()), len(before.epochs) + 1
 
     def after_epoch(epoch: Epoch) -> None:
         if epoch.number == first:  # it compiles and fills caches
             core_wait.restart()
+            core_use.restart()
         if on_epoch is not None:
             on_epoch(epoch)
         for news in (trainer.grad_sync.news(), family.news()):
@@ -104,7 +106,7 @@ def train_rank(
         between_epochs=between_epochs,
         between_steps=None if checkpointer is None else checkpointer.between_steps,
     )
-    waited = core_wait.share
+    waited, used = core_wait.share, core_use.use
     if not history.is_finished(options.epochs, options.patience):
         return {"interrupted_after": [len(history.epochs), trainer.steps_into_epoch]}
     if checkpointer is not None:
@@ -126,6 +128,7 @@ def train_rank(
         "device": torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu",
         "peak_memory_bytes": torch.cuda.max_memory_allocated(ranks.device) if on_gpu else _peak_resident_bytes(),
         "core_wait": waited,
+        "core_use": None if used is None else asdict(used),
         **median,
     }
     if limits is not None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MUCH_USED = 0.1
 """Of a device's time, by others; an idle machine's own services stay far below it."""
 MUCH_SPREAD = 0.25
 """Between the 20th and the 80th percentile, beside the median; likewise."""
 _SECONDS = 0.5
+_LEAST_SECONDS = 0.3
 _IDLE, _WAITS_FOR_DISKS, _FIELDS = 3, 4, 8
 """Of a core's line: which counts are no work, and how many there are before those that others have in them."""
 
@@ -90,6 +94,98 @@ class CoreWait:
             return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CoreUse:
+    """Who computed on the cores that a process may use, for some time.
+
+    Args:
+        cores: Their numbers.
+        busy: Share of their time in which anybody computed on them.
+        own: Share of it in which this process did, with all its threads and those of its children that have ended.
+    """
+
+    cores: tuple[int, ...]
+    busy: float
+    own: float
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any] | None) -> CoreUse | None:
+        """From `dataclasses.asdict`, also by way of JSON; None of None."""
+        return None if plain is None else cls(**{**plain, "cores": tuple(plain["cores"])})
+
+
+class CoreUseWatch:
+    """Counts `CoreUse` from when it was made.
+
+    Threads that wait for a core are only some of what others cost: where ranks wait for each other in short turns,
+    nearly all time goes to those who wait for the thread that waits, and none of them says so.
+
+    Args:
+        cores: Of this process.
+        read: Gives the system's counts, as of ``/proc/stat``.
+        own: Seconds that this process has computed.
+        now: A clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        cores: Collection[int],
+        read: Callable[[], str] = lambda: Path("/proc/stat").read_text(encoding="utf-8"),
+        own: Callable[[], float] = lambda: time.process_time() + sum(os.times()[2:4]),
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._cores, self._read, self._own, self._now = tuple(sorted(cores)), read, own, now
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._since, self._before, self._own_before = self._now(), self._counts(), self._own()
+
+    @property
+    def use(self) -> CoreUse | None:
+        """So far; None where nobody says it, or before the system's counts, in hundredths of a second, say much."""
+        took, after, own = self._now() - self._since, self._counts(), self._own() - self._own_before
+        if self._before is None or after is None or took < _LEAST_SECONDS or after[1] <= self._before[1]:
+            return None
+        busy = (after[0] - self._before[0]) / (after[1] - self._before[1])
+        return CoreUse(cores=self._cores, busy=busy, own=own / took / len(self._cores))
+
+    def _counts(self) -> tuple[int, int] | None:
+        try:
+            return _counts(self._read(), self._cores)
+        except (OSError, ValueError):
+            return None
+
+
+def used_by_others(uses: Sequence[CoreUse | None], on_cpu: Sequence[bool]) -> tuple[tuple[int, ...], str] | None:
+    """Cores on which others than these processes computed, and for what share of the time, in words; None for not much.
+
+    Processes that may use the same cores are taken together; where sets of cores overlap otherwise, or one process says
+    nothing, nobody can tell who was on them.
+
+    Args:
+        uses: Of all processes of one host that belong together, over the same time.
+        on_cpu: Whether what they compute is computed on cores, and not on a GPU beside them.
+
+    >>> uses = [CoreUse(cores=(0,), busy=0.9, own=0.5), CoreUse(cores=(1,), busy=0.8, own=0.8)]
+    >>> used_by_others(uses, [True, True])
+    ((0,), '40 %')
+    """
+    known = [use for use in uses if use is not None]
+    if len(known) < len(uses):
+        return None
+    sets, shares = {use.cores for use in known}, []
+    for cores in {use.cores for use, is_judged in zip(known, on_cpu, strict=True) if is_judged}:
+        if any(set(cores) & set(other) for other in sets - {cores}):
+            continue
+        same = [use for use in known if use.cores == cores]
+        shares.append((max(use.busy for use in same) - sum(use.own for use in same), cores))
+    if not shares or max(shares)[0] <= MUCH_USED:
+        return None
+    most, cores = max(shares)
+    return cores, f"{most:.0%}".replace("%", " %")
+
+
 def longest_wait(waits: Sequence[float | None], threads: int, cores: int) -> tuple[int, str] | None:
     """The worker that waited most for a core, and for what share of the time, in words; None where that is not much.
 
@@ -107,6 +203,29 @@ def longest_wait(waits: Sequence[float | None], threads: int, cores: int) -> tup
         return None
     most, worker = max(known)
     return worker, f"{most:.0%}".replace("%", " %")
+
+
+def said_of_others(
+    waits: Sequence[float | None], uses: Sequence[CoreUse | None], on_cpu: Sequence[bool], *, threads: int, cores: int
+) -> str | None:
+    """That others had the cores of workers while something was measured, in words; None where not, or nobody can tell.
+
+    Args:
+        waits: Of all workers of one host, from `CoreWait`.
+        uses: Of all workers, from `CoreUseWatch`.
+        on_cpu: Which of them compute on cores.
+        threads: Of those together.
+        cores: That they may use.
+
+    >>> said_of_others([0.02], [CoreUse(cores=(3,), busy=0.9, own=0.6)], [True], threads=1, cores=4)
+    'others computed on core 3 for 30 % of the time'
+    """
+    if (waited := longest_wait(waits, threads, cores)) is not None:
+        return f"worker {waited[0]} was ready and had no core for {waited[1]} of the time"
+    if (used := used_by_others(uses, on_cpu)) is None:
+        return None
+    numbers = ", ".join(map(str, used[0]))
+    return f"others computed on {'core' if len(used[0]) == 1 else 'cores'} {numbers} for {used[1]} of the time"
 
 
 def used_of_gpus(ask: Callable[[], str] | None = None) -> dict[str, float]:

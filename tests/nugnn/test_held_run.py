@@ -93,6 +93,7 @@ def test_kept_runs_change_what_is_told_and_no_bit_of_training(tmp_path: Path) ->
     for rank, report in zip(pair.ranks, first["ranks"], strict=True):
         assert rank.measured_compute_seconds == report["compute_seconds"]
         assert report["core_wait"] is None or 0 <= report["core_wait"] <= 1
+        assert report["core_use"] is None or len(report["core_use"]["cores"]) > 0
     plan = read_plan(tmp_path / "a" / "plan.json")
     assert plan.calibration is not None and plan.calibration.runs == 0 and plan.calibration.factor is None
     after = first["prediction"]["calibration"]
@@ -271,6 +272,22 @@ def test_a_run_beside_others_is_not_kept_and_it_is_said(plan: Plan, monkeypatch:
     assert said == "worker 1 was ready and had no core for 23 % of the time"
     assert len(kept_pairs().pairs) == kept
     assert why(waits[3], cores=sum(device.multiprocessors for device in pair.devices) - 1) is None
+
+
+def test_a_run_on_cores_that_others_computed_on_is_not_kept_either(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where workers have more threads than there are cores: what they wait for each other is not of others."""
+    monkeypatch.setattr(in_use, "MUCH_USED", 0.1)
+    monkeypatch.setattr(held_run_module, "num_cores", lambda: 1)
+    two = plan.devices * 2
+
+    def why(own: float, host: str = plan.devices[0].host) -> str | None:
+        devices = (two[0].model_copy(update={"share": 0.5}), two[1].model_copy(update={"share": 0.5, "host": host}))
+        report = REPORT | {"core_wait": 0.3, "core_use": {"cores": [0, 1], "busy": 0.8, "own": own}}
+        pair = plan.model_copy(update={"devices": devices})
+        return held_run(pair, pair.settings, [report, report], epochs=3, has_moved=False).not_kept
+
+    assert why(0.36) is why(0.1, host="node-b") is None
+    assert why(0.3) == "others computed on cores 0, 1 for 20 % of the time"
 
 
 def test_runs_on_another_device_are_not_used(plan: Plan) -> None:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
-from nugnn.planning.in_use import CoreWait, longest_wait, said_of_use, said_of_waits, used_of_cores, used_of_gpus
+from nugnn.planning.in_use import (
+    CoreUse,
+    CoreUseWatch,
+    CoreWait,
+    longest_wait,
+    said_of_use,
+    said_of_waits,
+    used_by_others,
+    used_of_cores,
+    used_of_gpus,
+)
 
 
 def stat(*busy_of_100: int, at: int) -> str:
@@ -59,6 +76,64 @@ def test_a_thread_waits_for_a_core_for_as_long_as_the_system_says_since_it_was_a
 @pytest.mark.parametrize("text", ["", "5", "a b c"])
 def test_a_system_that_counts_no_waits_says_nothing(text: str) -> None:
     assert CoreWait(lambda: text).share is None
+
+
+def core_use(*cores: int, busy: float, own: float) -> CoreUse:
+    return CoreUse(cores=cores, busy=busy, own=own)
+
+
+def test_who_computes_on_ones_cores_is_counted_since_it_was_asked() -> None:
+    load = (90, 50, 100)
+    read = reader(*(stat(*load, at=hundreds) for hundreds in (1, 2, 4, 9)))
+    own, now = iter([3.0, 3.6, 3.6, 4.6]), iter([10.0, 11.0, 20.0, 22.5])
+    watch = CoreUseWatch({1, 0}, read, lambda: next(own), lambda: next(now))
+    assert watch.use == core_use(0, 1, busy=0.7, own=pytest.approx(0.3))
+    watch.restart()
+    assert watch.use == core_use(0, 1, busy=0.7, own=pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("text", ["", "cpu0 a b c d", "cpu1 5 0 0 5 0 0 0 0"])
+def test_a_system_that_does_not_count_ones_cores_says_nothing_of_them(text: str) -> None:
+    now = iter([0.0, 5.0])
+    assert CoreUseWatch({0}, lambda: text, lambda: 0.0, lambda: next(now)).use is None
+
+
+def test_a_moment_says_nothing_of_others_in_hundredths_of_a_second() -> None:
+    now = iter([0.0, 0.2])
+    assert CoreUseWatch({0}, reader(stat(100, at=1), stat(100, at=2)), lambda: 0.0, lambda: next(now)).use is None
+
+
+def test_this_process_is_not_taken_for_others() -> None:
+    """Threads and children that have ended are its own, too; whoever else is on this machine, computes beside it."""
+    watch = CoreUseWatch(os.sched_getaffinity(0))
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    thread = threading.Thread(target=lambda: sum(range(10_000_000)))
+    begin = time.perf_counter()
+    thread.start()
+    while time.perf_counter() - begin < 0.5 or thread.is_alive():
+        pass
+    if (use := watch.use) is not None:  # of a system that counts
+        assert use == CoreUse.from_plain(json.loads(json.dumps(asdict(use))))
+        # hundredths of a second, on each core twice, of half a second and more
+        assert 0.0 < use.own <= use.busy + 0.1
+
+
+def test_processes_on_the_same_cores_are_no_others_to_each_other() -> None:
+    both = [core_use(0, 1, busy=0.74, own=0.4), core_use(0, 1, busy=0.75, own=0.3)]
+    assert used_by_others(both, [True, True]) is None
+    beside = core_use(2, busy=0.9, own=0.5)
+    assert used_by_others([*both, beside], [True] * 3) == ((2,), "40 %")
+    assert used_by_others([beside, *both[:1]], [True, True]) == ((2,), "40 %")  # of 0 and 1 it is 34 %
+    assert used_by_others([*both, beside], [True, True, False]) is None  # its work is on a GPU
+    assert used_by_others([both[0], core_use(0, 1, busy=0.75, own=0.1)], [True, False]) == ((0, 1), "25 %")
+
+
+def test_cores_of_which_not_all_is_known_are_not_judged() -> None:
+    busy = core_use(0, busy=0.9, own=0.1)
+    assert used_by_others([busy], [True]) == ((0,), "80 %")
+    assert used_by_others([busy, None], [True, True]) is used_by_others([], []) is None
+    assert used_by_others([busy, core_use(0, 1, busy=0.9, own=0.1)], [True, True]) is None
+    assert CoreUse.from_plain(None) is None
 
 
 def test_workers_that_wait_for_each_other_are_not_judged() -> None:
