@@ -110,7 +110,8 @@ def profile_machine(
                 raise
             lost = f"links between devices could not be measured: {failed.message.splitlines()[0]}"
         found = [_read(folder / device_file(rank)) for rank in range(len(workers))]
-        links = _read(folder / LINKS) if not lost else {"exchanges": [], "sums": None, "is_nccl": False}
+        nothing: dict[str, Any] = {"exchanges": [], "sums": None, "is_nccl": False, "beside": None}
+        links = _read(folder / LINKS) if not lost else nothing
     return Measured(
         _merged(found, links, used),
         tuple(note for each in found for note in each["notes"]) + ((lost,) if lost else ()),
@@ -183,14 +184,23 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _noted(device: DeviceProfile, used: Mapping[str, float]) -> DeviceProfile:
-    """With what others had of it before, by uuid or ``cpu``, and meanwhile, and how much its rates varied, in words."""
-    note = said_of_use(used.get("cpu" if device.kind == "cpu" else device.uuid or ""), device.spread, device.note)
+def _noted(device: DeviceProfile, used: Mapping[str, float], of_links: str | None) -> DeviceProfile:
+    """With what others had of it before, by uuid or ``cpu``, and meanwhile, and how much its rates varied, in words.
+
+    Links of CPUs are carried by their cores.
+    """
+    is_cpu = device.kind == "cpu"
+    others = used.get("cpu" if is_cpu else device.uuid or "")
+    note = said_of_use(others, device.spread, device.note, of_links if is_cpu else None)
     return device.model_copy(update={"note": note})
 
 
 def _merged(found: list[dict[str, Any]], links: dict[str, Any], used: Mapping[str, float]) -> MachineProfile:
-    devices = [_noted(DeviceProfile.model_validate(device), used) for each in found for device in each["devices"]]
+    devices = [
+        _noted(DeviceProfile.model_validate(device), used, links["beside"])
+        for each in found
+        for device in each["devices"]
+    ]
     devices.sort(key=lambda device: (device.kind == "cpu", device.uuid or ""))
     copies = [LinkProfile.model_validate(link) for each in found for link in each["copies"]]
     exchanges = [

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nugnn.comm.groups import join_ranks, leave_ranks
+from nugnn.comm.groups import Ranks, gather_texts, join_ranks, leave_ranks
 from nugnn.datasets.whole_file import write_whole
 from nugnn.job import read_job
 from nugnn.limited import apply_limits
 from nugnn.planning.device_facts import device_uuid
 from nugnn.planning.fitting import reason
+from nugnn.planning.in_use import CoreUse, CoreUseWatch, said_of_others
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.links import Sums
 from nugnn.planning.measure import measure_device
 from nugnn.planning.measure_links import Exchange, measure_copies, measure_exchanges, measure_sums
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
+from nugnn.worker_cores import own_cores
 from nugnn.worker_process import WorkerContext
 
 LINKS = "links.json"
@@ -71,15 +73,28 @@ def main(context: WorkerContext) -> None:
     ranks = join_ranks(context.timeout, context.pulse, device)
     exchanges: tuple[Exchange, ...] = ()
     sums: Sums | None = None
+    use = CoreUseWatch(own_cores())
     if seconds["exchanges"]:
         each = seconds["exchanges"] / (1 if ranks.carries_cuda else 2)
         exchanges, sums = measure_exchanges(ranks, seconds=each), measure_sums(ranks, seconds=each)
+    beside = _beside(use.use, ranks)
     if context.rank == 0:
         plain = [asdict(exchange) for exchange in exchanges]
         found_sums = None if sums is None else asdict(sums)
-        _leave(context.job_folder / LINKS, {"exchanges": plain, "sums": found_sums, "is_nccl": ranks.carries_cuda})
+        links = {"exchanges": plain, "sums": found_sums, "is_nccl": ranks.carries_cuda, "beside": beside}
+        _leave(context.job_folder / LINKS, links)
     _meet(context)
     leave_ranks(ranks)
+
+
+def _beside(use: CoreUse | None, ranks: Ranks) -> str | None:
+    """Whether others computed on the ranks' cores while links were measured, in words; None for NCCL's."""
+    if ranks.carries_cuda:
+        return None
+    texts = gather_texts(ranks, json.dumps(None if use is None else asdict(use)))
+    uses = [CoreUse.from_plain(json.loads(text)) for text in texts]
+    said = said_of_others([], uses, [True] * len(uses), threads=0, cores=0)
+    return None if said is None else f"{said} while links were measured"
 
 
 def _measured(

@@ -267,13 +267,13 @@ def said_of_waits(waited: Mapping[str, float]) -> str | None:
     return f"others had its cores for {up_to}{most} of the time while {', '.join(much)} {were} measured"
 
 
-def said_of_use(used: float | None, spread: Mapping[str, float], beside: str | None = None) -> str | None:
+def said_of_use(used: float | None, spread: Mapping[str, float], *beside: str | None) -> str | None:
     """What speaks against rates that were measured so; None for nothing.
 
     Args:
         used: Share of the device that others used just before; None where it is not known.
         spread: Of rates, by name: see `nugnn.planning.timing.Timing`.
-        beside: From `said_of_waits`.
+        *beside: What others computed meanwhile, in words, as from `said_of_waits`; None for nothing.
 
     >>> said_of_use(0.48, {"gather_bytes": 0.03})
     'others used 48 % of it when measuring began; its rates may be too low, measure again when it is idle'
@@ -283,8 +283,12 @@ def said_of_use(used: float | None, spread: Mapping[str, float], beside: str | N
     most, said = max(spread.values(), default=0.0), []
     if used is not None and used > MUCH_USED:
         said.append(f"others used {used:.0%} of it when measuring began".replace("%", " %"))
-    if beside is not None:
-        said.append(beside)
+    said += [text for text in beside if text is not None]
     if most > MUCH_SPREAD:
         said.append(f"rates varied by up to {most:.0%} from call to call".replace("%", " %"))
-    return f"{' and '.join(said)}; its rates may be too low, measure again when it is idle" if said else None
+    if not said:
+        return None
+    *first, last = said
+    return (
+        f"{', '.join(first)}{' and ' if first else ''}{last}; its rates may be too low, measure again when it is idle"
+    )

@@ -127,6 +127,7 @@ def test_a_link_that_fails_leaves_the_devices(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_others_use_is_kept_with_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU and the CPU are each noted by their own load; spread counts besides, whatever was seen before."""
+    said_of_links: str | None = None
 
     def launch(folder: Path, num_workers: int, **_: Any) -> None:
         for rank in range(num_workers):
@@ -134,7 +135,9 @@ def test_what_others_use_is_kept_with_each_device(monkeypatch: pytest.MonkeyPatc
             devices = [gpu.model_dump(), *([CPU.model_dump()] if rank == 0 else [])]
             found = {"name": gpu.uuid, "devices": devices, "copies": [], "notes": []}
             (folder / device_file(rank)).write_text(json.dumps(found))
-        (folder / LINKS).write_text(json.dumps({"exchanges": [], "sums": None, "is_nccl": True}))
+        (folder / LINKS).write_text(
+            json.dumps({"exchanges": [], "sums": None, "is_nccl": True, "beside": said_of_links})
+        )
 
     monkeypatch.setattr(profile_run, "launch", launch)
     monkeypatch.setattr(profile_run, "_gpus", lambda _: [torch.device("cuda", n) for n in range(2)])
@@ -149,6 +152,9 @@ def test_what_others_use_is_kept_with_each_device(monkeypatch: pytest.MonkeyPatc
     assert notes(0.48, {"GPU-0": 0.02, "GPU-1": 0.0}) == [None, varied, IN_USE]
     assert notes(None, {"GPU-0": 0.48}) == [IN_USE, varied, None]
     assert notes(0.05, {}) == [None, varied, None]
+    said_of_links = "others computed on core 1 for 40 % of the time while links were measured"
+    too_low = "its rates may be too low, measure again when it is idle"
+    assert notes(0.05, {}) == [None, varied, f"{said_of_links}; {too_low}"]  # cores carry what gloo sends
 
 
 def test_a_device_that_fails_ends_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +175,9 @@ def test_devices_come_in_the_order_of_their_uuids_then_the_cpu(monkeypatch: pyte
             found = {"name": gpu.uuid, "devices": devices, "copies": [copy], "notes": []}
             (folder / device_file(rank)).write_text(json.dumps(found))
         exchange = {"ends": [0, 1], "bytes_per_second": 1e11, "latency_seconds": 1e-5}
-        (folder / LINKS).write_text(json.dumps({"exchanges": [exchange], "sums": None, "is_nccl": True}))
+        (folder / LINKS).write_text(
+            json.dumps({"exchanges": [exchange], "sums": None, "is_nccl": True, "beside": None})
+        )
 
     monkeypatch.setattr(profile_run, "launch", launch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
