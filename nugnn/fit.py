@@ -26,8 +26,8 @@ from nugnn.interrupt import FirstSignalAsks
 from nugnn.launch import launch
 from nugnn.limited import Limits, check_on_devices, checked_limits, cores_on, said_of
 from nugnn.member import member_from
+from nugnn.options import checked_workers
 from nugnn.resume import from_where, raise_if_interrupted
-from nugnn.shares import checked_workers
 from nugnn.task import Task, task_of
 from nugnn.train_rank import train_rank
 

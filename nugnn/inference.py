@@ -16,10 +16,11 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.devices import devices_of
 from nugnn.launch import launch
 from nugnn.model_on_shard import ModelOnShard
+from nugnn.options import checked_workers
 from nugnn.partition.shard import Shard
 from nugnn.seam import install
 from nugnn.shard_graph import ShardGraph
-from nugnn.shares import checked_shares, checked_workers, shards_on_disk, whole_shard
+from nugnn.shares import checked_shares, shards_on_disk, whole_shard
 
 
 def infer(

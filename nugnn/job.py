@@ -16,7 +16,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -149,6 +150,8 @@ def _pickled(folder: Path, value: Any) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, each: Any) -> Any:
+            if isinstance(each, types.CodeType):
+                return code_of_file, (each.co_filename, *cloudpickle.Pickler.dispatch_table[types.CodeType](each))
             if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout != torch.strided:
                 return super().reducer_override(each)
             if each.requires_grad or each.numel() * each.element_size() < _MAPPED_BYTES:
@@ -161,6 +164,11 @@ def _pickled(folder: Path, value: Any) -> bytes:
     buffer = io.BytesIO()
     Pickler(buffer).dump(value)
     return buffer.getvalue()
+
+
+def code_of_file(filename: str, make: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
+    """Code of a user's script, which cloudpickle hands on as if it were of no file: messages and tracebacks name it."""
+    return make(*arguments).replace(co_filename=filename)
 
 
 def mapped_tensor(path: str, dtype: Any, shape: tuple[int, ...]) -> Any:

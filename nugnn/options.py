@@ -99,6 +99,17 @@ def check(flag: str, value: Any, spec: OptionSpec) -> Any:
     return value
 
 
+def checked_workers(workers: Any) -> int:
+    """``workers``, if it is a number of processes.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers is {workers!r}, must be a whole number from 1 up")
+    return workers
+
+
 def _number(flag: str, value: Any, spec: OptionSpec) -> int | float:
     try:
         if isinstance(value, bool):

@@ -20,17 +20,6 @@ from nugnn.partition.store import load_meta, write_shards
 PARTITIONERS = ("auto", "metis", "clusters", "kaminpar", "random")
 
 
-def checked_workers(workers: Any) -> int:
-    """``workers``, if it is a number of processes.
-
-    Raises:
-        ValueError: It is not.
-    """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"workers is {workers!r}, must be a whole number from 1 up")
-    return workers
-
-
 def checked_shares(shares: Sequence[float] | None, workers: int, data: GraphData, what: str = "nodes") -> list[float]:
     """One positive number for each worker; equal when ``shares`` is None.
 

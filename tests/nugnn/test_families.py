@@ -48,6 +48,14 @@ def test_all_tests_of_one_family_pass_without_the_other(without: str, tests: lis
     assert _passed(without, *tests) > 50
 
 
+def test_what_both_begin_with_loads_neither_partitions_nor_networks() -> None:
+    program = "import sys, nugnn.fit; print(*(name for name in sys.modules if name.startswith('nugnn.')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    own = ("nugnn.partition", "nugnn.shares", *_OF_GRAPHS.split(), *_OF_SAMPLES.split())
+    assert "nugnn.train_rank" in loaded and not [name for name in loaded if name.startswith(own)]
+
+
 @pytest.mark.parametrize("names", [_OF_GRAPHS, _OF_SAMPLES])
 def test_what_is_deleted_cannot_be_imported(names: str) -> None:
     for name in names.split():
