@@ -163,11 +163,10 @@ def _said_of_others(plan: Plan, reports: Sequence[dict[str, Any]]) -> str | None
     """That others had the workers' cores, in words; None where they did not, or nobody can tell."""
     if len({device.host for device in plan.devices}) > 1:  # of others nobody knows the cores
         return None
-    on_cpu = [device.kind == "cpu" for device in plan.devices]
-    threads = sum(device.multiprocessors for device in plan.devices if device.kind == "cpu")
+    threads = [device.multiprocessors if device.kind == "cpu" else 0 for device in plan.devices]
     waits = [report.get("core_wait") for report in reports]
     uses = [CoreUse.from_plain(report.get("core_use")) for report in reports]
-    return said_of_others(waits, uses, on_cpu, threads=threads, cores=num_cores())
+    return said_of_others(waits, uses, threads, num_cores())
 
 
 def _pair(plan: Plan, reports: Sequence[dict[str, Any]], measured: float, epochs: int) -> RunPair:

@@ -190,10 +190,9 @@ def own_times(
         ways = None if travel is None else read_ways(folder / _WAYS)
     if ways is not None:
         ways = ways.model_copy(update={"ways": levelled_ways(ways.ways, kinds)})
-    threads = sum(profile.multiprocessors for profile in cluster.profiles if profile.kind == "cpu")
+    threads = [profile.multiprocessors if profile.kind == "cpu" else 0 for profile in cluster.profiles]
     waits, uses = [each["wait"] for each in beside], [CoreUse.from_plain(each["use"]) for each in beside]
-    on_cpu = [profile.kind == "cpu" for profile in cluster.profiles]
-    if (said := said_of_others(waits, uses, on_cpu, threads=threads, cores=num_cores())) is not None:
+    if (said := said_of_others(waits, uses, threads, num_cores())) is not None:
         on_stage(f"{said}: this plan stands on it, and it is not kept")
     else:
         for path, times in zip(asked.paths, found, strict=True):

@@ -27,6 +27,7 @@ from nugnn.planning.measure import measure_device
 from nugnn.planning.measure_links import Exchange, measure_copies, measure_exchanges, measure_sums
 from nugnn.planning.profiles import DeviceProfile, LinkProfile
 from nugnn.worker_cores import own_cores
+from nugnn.worker_environment import num_cores
 from nugnn.worker_process import WorkerContext
 
 LINKS = "links.json"
@@ -93,7 +94,7 @@ def _beside(use: CoreUse | None, ranks: Ranks) -> str | None:
         return None
     texts = gather_texts(ranks, json.dumps(None if use is None else asdict(use)))
     uses = [CoreUse.from_plain(json.loads(text)) for text in texts]
-    said = said_of_others([], uses, [True] * len(uses), threads=0, cores=0)
+    said = said_of_others([], uses, [1] * len(uses), num_cores())
     return None if said is None else f"{said} while links were measured"
 
 

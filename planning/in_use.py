@@ -16,6 +16,8 @@ MUCH_SPREAD = 0.25
 """Between the 20th and the 80th percentile, beside the median; likewise."""
 _SECONDS = 0.5
 _LEAST_SECONDS = 0.3
+_FEW_CORES = 4
+"""That are named one by one."""
 _IDLE, _WAITS_FOR_DISKS, _FIELDS = 3, 4, 8
 """Of a core's line: which counts are no work, and how many there are before those that others have in them."""
 
@@ -157,32 +159,36 @@ class CoreUseWatch:
             return None
 
 
-def used_by_others(uses: Sequence[CoreUse | None], on_cpu: Sequence[bool]) -> tuple[tuple[int, ...], str] | None:
-    """Cores on which others than these processes computed, and for what share of the time, in words; None for not much.
+def used_by_others(uses: Sequence[CoreUse | None], threads: Sequence[int]) -> tuple[tuple[int, ...], str] | None:
+    """Cores on which others computed that these processes needed, and for what share of the time, in words; else None.
 
     Processes that may use the same cores are taken together; where sets of cores overlap otherwise, or one process says
-    nothing, nobody can tell who was on them.
+    nothing, nobody can tell who was on them. Of more cores than the processes have threads others may use what is left.
 
     Args:
         uses: Of all processes of one host that belong together, over the same time.
-        on_cpu: Whether what they compute is computed on cores, and not on a GPU beside them.
+        threads: With which each computes on cores; 0 where it computes on a GPU.
 
     >>> uses = [CoreUse(cores=(0,), busy=0.9, own=0.5), CoreUse(cores=(1,), busy=0.8, own=0.8)]
-    >>> used_by_others(uses, [True, True])
+    >>> used_by_others(uses, [1, 1])
     ((0,), '40 %')
     """
     known = [use for use in uses if use is not None]
     if len(known) < len(uses):
         return None
-    sets, shares = {use.cores for use in known}, []
-    for cores in {use.cores for use, is_judged in zip(known, on_cpu, strict=True) if is_judged}:
-        if any(set(cores) & set(other) for other in sets - {cores}):
+    sets, found = {use.cores for use in known}, []
+    for cores in sets:
+        same = [(use, count) for use, count in zip(known, threads, strict=True) if use.cores == cores]
+        needed = min(sum(count for _, count in same), len(cores))
+        if needed == 0 or any(set(cores) & set(other) for other in sets - {cores}):
             continue
-        same = [use for use in known if use.cores == cores]
-        shares.append((max(use.busy for use in same) - sum(use.own for use in same), cores))
-    if not shares or max(shares)[0] <= MUCH_USED:
+        others = max(use.busy for use, _ in same) - sum(use.own for use, _ in same)
+        lacking = others * len(cores) - (len(cores) - needed)
+        if lacking > MUCH_USED * needed:
+            found.append((others, cores))
+    if not found:
         return None
-    most, cores = max(shares)
+    most, cores = max(found)
     return cores, f"{most:.0%}".replace("%", " %")
 
 
@@ -206,26 +212,28 @@ def longest_wait(waits: Sequence[float | None], threads: int, cores: int) -> tup
 
 
 def said_of_others(
-    waits: Sequence[float | None], uses: Sequence[CoreUse | None], on_cpu: Sequence[bool], *, threads: int, cores: int
+    waits: Sequence[float | None], uses: Sequence[CoreUse | None], threads: Sequence[int], cores: int
 ) -> str | None:
     """That others had the cores of workers while something was measured, in words; None where not, or nobody can tell.
 
     Args:
         waits: Of all workers of one host, from `CoreWait`.
         uses: Of all workers, from `CoreUseWatch`.
-        on_cpu: Which of them compute on cores.
-        threads: Of those together.
-        cores: That they may use.
+        threads: With which each computes on cores; 0 where it computes on a GPU.
+        cores: That all of them may use.
 
-    >>> said_of_others([0.02], [CoreUse(cores=(3,), busy=0.9, own=0.6)], [True], threads=1, cores=4)
+    >>> said_of_others([0.02], [CoreUse(cores=(3,), busy=0.9, own=0.6)], [1], cores=4)
     'others computed on core 3 for 30 % of the time'
     """
-    if (waited := longest_wait(waits, threads, cores)) is not None:
+    if (waited := longest_wait(waits, sum(threads), cores)) is not None:
         return f"worker {waited[0]} was ready and had no core for {waited[1]} of the time"
-    if (used := used_by_others(uses, on_cpu)) is None:
+    if (used := used_by_others(uses, threads)) is None:
         return None
-    numbers = ", ".join(map(str, used[0]))
-    return f"others computed on {'core' if len(used[0]) == 1 else 'cores'} {numbers} for {used[1]} of the time"
+    numbers, share = used
+    which = f"core {numbers[0]}" if len(numbers) == 1 else f"cores {', '.join(map(str, numbers))}"
+    if len(numbers) > _FEW_CORES:
+        which = f"the {len(numbers)} cores"
+    return f"others computed on {which} for {share} of the time"
 
 
 def used_of_gpus(ask: Callable[[], str] | None = None) -> dict[str, float]:

@@ -6,8 +6,9 @@ import math
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from nugnn.plan_subject import PlanSubject, graph_subject
 from nugnn.planned import plan_by_counts, step_model
 from nugnn.planning import in_use
 from nugnn.planning.cluster import Cluster, cluster_of_machine
+from nugnn.planning.in_use import CoreUse
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.limits import DeviceLimits
 from nugnn.planning.measured_times import MeasuredTimes
@@ -108,7 +110,7 @@ def with_noted_parts(given: PlanSubject) -> PlanSubject:
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
-    ("cores", "words"), [(4, r"worker \d was ready and had no core for"), (1, "others computed on")]
+    ("cores", "words"), [(4, r"worker \d was ready and had no core for"), (1, "others computed on core 0 for 70 %")]
 )
 def test_times_that_were_measured_beside_others_are_used_and_not_kept(
     cores: int, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -116,6 +118,12 @@ def test_times_that_were_measured_beside_others_are_used_and_not_kept(
     """On one core threads wait for each other: who else computes there is all that speaks against times."""
     monkeypatch.setattr(in_use, "MUCH_USED", -1.0)
     monkeypatch.setattr(own_times, "num_cores", lambda: cores)
+
+    def found_use(plain: dict[str, Any] | None) -> CoreUse:
+        assert plain is None or {**plain} == asdict(CoreUse(**plain))  # None where it took no time
+        return CoreUse(cores=(0,), busy=0.9, own=0.1)
+
+    monkeypatch.setattr(own_times, "CoreUse", SimpleNamespace(from_plain=found_use))
     given, here, said = subject(), cluster(), list[str]()
     work = step_model(given, here).work
     found = own_times.own_times(given, here, [torch.device("cpu")] * 2, LIMITS, SIZES, work, on_stage=said.append)

@@ -18,6 +18,7 @@ from nugnn.planning.in_use import (
     CoreUseWatch,
     CoreWait,
     longest_wait,
+    said_of_others,
     said_of_use,
     said_of_waits,
     used_by_others,
@@ -120,19 +121,34 @@ def test_this_process_is_not_taken_for_others() -> None:
 
 def test_processes_on_the_same_cores_are_no_others_to_each_other() -> None:
     both = [core_use(0, 1, busy=0.74, own=0.4), core_use(0, 1, busy=0.75, own=0.3)]
-    assert used_by_others(both, [True, True]) is None
+    assert used_by_others(both, [1, 1]) is None
     beside = core_use(2, busy=0.9, own=0.5)
-    assert used_by_others([*both, beside], [True] * 3) == ((2,), "40 %")
-    assert used_by_others([beside, *both[:1]], [True, True]) == ((2,), "40 %")  # of 0 and 1 it is 34 %
-    assert used_by_others([*both, beside], [True, True, False]) is None  # its work is on a GPU
-    assert used_by_others([both[0], core_use(0, 1, busy=0.75, own=0.1)], [True, False]) == ((0, 1), "25 %")
+    assert used_by_others([*both, beside], [1, 1, 1]) == ((2,), "40 %")
+    assert used_by_others([beside, *both[:1]], [1, 2]) == ((2,), "40 %")  # of 0 and 1 it is 34 %
+    assert used_by_others([*both, beside], [1, 1, 0]) is None  # its work is on a GPU
+    assert used_by_others([both[0], core_use(0, 1, busy=0.75, own=0.1)], [2, 0]) == ((0, 1), "25 %")
+
+
+def test_others_may_have_the_cores_that_are_not_needed() -> None:
+    """Two threads on eight cores: 70 % leave 2.4 of them, 77 % leave 1.84, and 75 % just enough."""
+    eight = tuple(range(8))
+
+    def others(share: float, threads: int) -> tuple[tuple[int, ...], str] | None:
+        return used_by_others([core_use(*eight, busy=0.2 + share, own=0.2)], [threads])
+
+    assert others(0.7, 2) is others(0.77, 2) is None and others(0.78, 2) == (eight, "78 %")
+    assert others(0.2, 8) == others(0.2, 11) == (eight, "20 %") and others(0.2, 6) is None
+    said = said_of_others([None], [core_use(*eight, busy=0.9, own=0.3)], [8], 8)
+    assert said == "others computed on the 8 cores for 60 % of the time"
+    said = said_of_others([None], [core_use(0, 1, busy=0.9, own=0.3)], [3], 8)
+    assert said == "others computed on cores 0, 1 for 60 % of the time"
 
 
 def test_cores_of_which_not_all_is_known_are_not_judged() -> None:
     busy = core_use(0, busy=0.9, own=0.1)
-    assert used_by_others([busy], [True]) == ((0,), "80 %")
-    assert used_by_others([busy, None], [True, True]) is used_by_others([], []) is None
-    assert used_by_others([busy, core_use(0, 1, busy=0.9, own=0.1)], [True, True]) is None
+    assert used_by_others([busy], [1]) == ((0,), "80 %")
+    assert used_by_others([busy, None], [1, 1]) is used_by_others([], []) is None
+    assert used_by_others([busy, core_use(0, 1, busy=0.9, own=0.1)], [1, 1]) is None
     assert CoreUse.from_plain(None) is None
 
 
