@@ -191,6 +191,10 @@ def gather_settings(given: dict[str, Any], environment: Any) -> RunConfig:
     if config.dataset is None:
         raise ConfigError("--dataset is missing: name a data set (--dataset digits) or a recipe (--recipe cora-gcn)")
     _check_model_file(config.model_file)
+    if config.model_file is not None and isinstance(config, TrainConfig):
+        from nugnn.graph_run import with_own_defaults
+
+        return with_own_defaults(config, settings)
     return config
 
 
@@ -227,7 +231,9 @@ def settings_text(config: RunConfig) -> str:
     by_default = [
         f"{entry.name.replace('_', '-')} {getattr(config, entry.name)}"
         for entry in fields(config)
-        if entry.name in main_ones and getattr(config, entry.name) == option_default(entry) is not None
+        if entry.name in main_ones
+        and getattr(config, entry.name) == option_default(entry) is not None
+        and (config.model_file is None or entry.name not in ("layers", "hidden", "dropout"))  # as far as it takes them
     ]
     return f"settings: {' '.join(changed)}\ndefaults: {', '.join(by_default)}"
 

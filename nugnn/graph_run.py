@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Collection
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +15,8 @@ from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
 from nugnn.fit_result import FitResult
 from nugnn.model_on_shard import refuse_empty_features
-from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model, refuse_unused
-from nugnn.options import flag_of, option_default
+from nugnn.models import GNN, WithNodeEmbedding, load_user_class, make_user_model, own_defaults, refuse_unused
+from nugnn.options import ConfigError, check, flag_of, option_default, option_spec
 from nugnn.predictions import predicted_classes
 from nugnn.predictions import write_predictions as write_rows
 
@@ -49,6 +49,13 @@ def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] 
     return normalize_features(data, config.feature_norm) if data.features is not None else data  # type: ignore[arg-type]
 
 
+_OF_MODELS = (
+    *("layers", "hidden", "norm", "residual", "activation", "dropout", "input_dropout"),
+    *("heads", "attention_dropout", "aggregator"),
+)
+"""Options that a model class gets, as far as it names them."""
+
+
 class Described(Protocol):
     """A graph as far as a model depends on it."""
 
@@ -60,6 +67,32 @@ class Described(Protocol):
 
     @property
     def features(self) -> Tensor | None: ...
+
+
+def with_own_defaults(config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """The settings where a model class of the user's own has defaults: those stand for options that were not given.
+
+    Args:
+        config: Whose model is a ``FILE.py:Class``.
+        given: Names of the settings that somebody gave.
+
+    Raises:
+        ValueError: The class cannot be loaded.
+    """
+    entries = {entry.name: entry for entry in fields(config)}
+    own = {}
+    for name, default in own_defaults(load_user_class(config.model)).items():
+        if name in _OF_MODELS and name not in given and _is_value_of(entries[name], default):
+            own[name] = default
+    return config.replaced(**own)
+
+
+def _is_value_of(entry: Field[Any], value: Any) -> bool:
+    try:
+        check(flag_of(entry.name), value, option_spec(entry))
+    except ConfigError:
+        return False
+    return True
 
 
 def build_model(config: TrainConfig, data: Described) -> nn.Module:
@@ -85,6 +118,10 @@ def build_model(config: TrainConfig, data: Described) -> nn.Module:
         defaults = {entry.name: option_default(entry) for entry in fields(config)}
         changed = {name: value for name, value in options.items() if value != defaults[name]}
         refuse_unused(make, {flag_of(name): (name, value) for name, value in changed.items()})
+        entries = {entry.name: entry for entry in fields(config)}
+        for name, default in own_defaults(make).items():  # one that no option can say, as a function, stands
+            if name in options and name not in changed and not _is_value_of(entries[name], default):
+                del options[name]
         model = make_user_model(make, width, data.num_classes, **options)
     else:
         model = GNN(config.model, width, data.num_classes, **options)

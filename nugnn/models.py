@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import cloudpickle
@@ -27,6 +28,8 @@ ModelName = Literal["gcn", "sage", "gat", "gatv2", "gin"]
 MODEL_NAMES: tuple[str, ...] = ("gcn", "sage", "gat", "gatv2", "gin")
 SAGE_AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 GIN_AGGREGATORS = ("sum", "mean", "max")
+_STAMP = "__nugnn_stamp__"
+"""In a module of the user's: which file it was made from, and when that was written."""
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "elu": F.elu,
@@ -217,18 +220,7 @@ def load_user_class(spec: str) -> type[nn.Module]:
     path = Path(path_text)
     if not path.is_file():
         raise ValueError(f"model file {path_text} does not exist")
-    module_spec = importlib.util.spec_from_file_location(f"nugnn_user_{path.stem}", path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{path_text} cannot be imported: {describe_error(error)}") from error
-    cloudpickle.register_pickle_by_value(module)
+    module = _user_module(path)
     found = getattr(module, class_name, None)
     if found is None:
         own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
@@ -238,6 +230,35 @@ def load_user_class(spec: str) -> type[nn.Module]:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{spec} is not a torch.nn.Module")
     return found
+
+
+def _user_module(path: Path) -> ModuleType:
+    """What the file defines; it runs once, unless it has changed since."""
+    facts = path.stat()
+    stamp = (str(path.resolve()), facts.st_mtime_ns, facts.st_size)
+    module_spec = importlib.util.spec_from_file_location(f"nugnn_user_{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None
+    before = sys.modules.get(module_spec.name)
+    if before is not None and getattr(before, _STAMP, None) == stamp:
+        return before
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be imported: {describe_error(error)}") from error
+    cloudpickle.register_pickle_by_value(module)
+    setattr(module, _STAMP, stamp)
+    return module
+
+
+def own_defaults(make: type[nn.Module]) -> dict[str, Any]:
+    """The defaults of a user's class, by name of the parameter."""
+    parameters = inspect.signature(make).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def refuse_unused(make: type[nn.Module], changed: Mapping[str, tuple[str, Any]]) -> None:
@@ -287,7 +308,12 @@ def make_user_model(make: Callable[..., nn.Module], in_features: int, num_classe
     try:
         return make(*widths, **named)
     except Exception as error:
+        got = ""
+        if takes_any and isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            got = (
+                f"; {class_name} takes any keyword, so that it got all options: {', '.join(options)}. Name those it has"
+            )
         raise ValueError(
             f"{class_name} cannot be made for {counted(in_features, 'feature')} and "
-            f"{counted(num_classes, 'class', 'classes')}: {describe_error(error)}"
+            f"{counted(num_classes, 'class', 'classes')}: {describe_error(error)}{got}"
         ) from error

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,53 @@ def test_options_that_a_users_class_does_not_take_are_refused(values: dict[str, 
 def test_options_that_a_users_class_takes_reach_it() -> None:
     model = build_model(TrainConfig(dataset="d", model=f"{USER_MODELS}:Wide", hidden=32), make_graph())
     assert model.norm.num_features == 32
+
+
+OWN_DEFAULTS = """
+import pathlib, torch
+from torch.nn import functional
+
+with open(pathlib.Path(__file__).with_suffix(".imports"), "a") as file:
+    file.write("imported, ")
+
+class Net(torch.nn.Linear):
+    def __init__(self, in_features, num_classes, layers, hidden=32, activation=functional.elu, dropout=0.1, norm=None):
+        super().__init__(in_features, num_classes)
+        self.made_of = layers, hidden, activation.__name__, dropout, norm
+
+class AnyOption(Net):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+"""
+
+
+def test_what_is_not_given_has_the_default_of_a_users_class(tmp_path: Path) -> None:
+    """Also in a later look at the run, whose settings are all given; the file runs once."""
+    file = tmp_path / "net.py"
+    file.write_text(OWN_DEFAULTS)
+
+    def made_of(**given: Any) -> tuple[Any, ...]:
+        config = cli.gather_settings({"dataset": "digits", "model": f"{file}:Net", **given}, {})
+        assert isinstance(config, TrainConfig)
+        made = build_model(config, make_graph())
+        again = cli.gather_settings(asdict(config), {})
+        assert again == config and build_model(config, make_graph()).made_of == made.made_of
+        return made.made_of  # type: ignore[return-value]
+
+    assert made_of() == (2, 32, "elu", 0.1, None)
+    assert made_of(hidden="64", dropout="0.5", layers="3") == (3, 64, "elu", 0.5, None)
+    assert (tmp_path / "net.imports").read_text() == "imported, "
+    shown = cli.settings_text(cli.gather_settings({"dataset": "digits", "model": f"{file}:Net"}, {}))
+    assert "--hidden 32 --dropout 0.1" in shown and "layers" not in shown
+    file.write_text(OWN_DEFAULTS.replace("hidden=32", "hidden=128"))
+    assert made_of()[1] == 128
+
+
+def test_a_class_that_takes_any_option_is_told_which_it_got(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(OWN_DEFAULTS)
+    words = r"keyword argument 'residual' \(.*net.py, line \d+\); AnyOption takes any keyword, so that it got all"
+    with pytest.raises(ValueError, match=words):
+        build_model(TrainConfig(dataset="d", model=f"{tmp_path / 'net.py'}:AnyOption"), make_graph())
 
 
 def nugnn(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
