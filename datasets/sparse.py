@@ -10,19 +10,25 @@ from torch import Tensor
 from nugnn.datasets.mapped import gather_rows
 
 
-def csr_matrix(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Make a ``torch.sparse_csr`` matrix from arrays that were checked already (``check_csr``).
+def csr_matrix(
+    indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, ...], *, is_checked: bool = True
+) -> Tensor:
+    """Make a ``torch.sparse_csr`` matrix.
 
     Args:
         indptr: ``(N + 1,)`` row pointers; converted to int64.
         indices: ``(nnz,)`` column of each stored entry; converted to int64.
         values: ``(nnz,)`` stored entries, any floating dtype.
         shape: ``(N, F)``.
+        is_checked: Whether the arrays were checked already (``check_csr``).
+
+    Raises:
+        RuntimeError: They were not, and are not those of such a matrix.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
-            indptr.to(torch.int64), indices.to(torch.int64), values, size=shape, check_invariants=False
+            indptr.to(torch.int64), indices.to(torch.int64), values, size=shape, check_invariants=not is_checked
         )
 
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from nugnn.comm.gradients import sum_gradients
 from nugnn.comm.groups import Ranks
 from nugnn.comm.local_ranks import RanksDisagree
+from nugnn.error_place import place_of_error
 from nugnn.kernels.interceptor import Interceptor, current_interceptor
 from nugnn.own_rows import sharded_parameters
-from nugnn.user_code import describe_error, place_of_error
+from nugnn.user_code import describe_error
 from nugnn.worker_process import is_user_error
 
 TOLERANCE = 1e-8

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
+from nugnn.error_place import place_of_error
 from nugnn.worker_process import classify
 
 _MOST_LINES = 8
 _PLUMBING = ("nugnn.kernels.interceptor", "nugnn.kernels.operator_call", "nugnn.kernels.operator", "nugnn.user_code")
 """Frames of ours that stand between a model and torch: an error that comes through them is not theirs."""
-_LIBRARIES = (
-    *(
-        Path(str(importlib.import_module(name).__file__)).resolve().parent
-        for name in ("nugnn", "nugnn.comm", "nugnn.datasets", "nugnn.kernels", "nugnn.partition", "nugnn.precision")
-    ),
-    Path(sysconfig.get_path("stdlib")).resolve(),
-)
-"""Folders whose lines say nothing about a user's mistake."""
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
@@ -71,19 +62,6 @@ def describe_error(error: BaseException) -> str:
     """Kind and text of an error, and the innermost place in code that is not a library's."""
     kind = type(error).__name__
     return (f"{kind}: {error}" if str(error) else kind) + place_of_error(error)
-
-
-def place_of_error(error: BaseException) -> str:
-    """`` (FILE, line N)``: the innermost place in code that is neither nuGNN's nor a library's; empty without one."""
-    for place in reversed(traceback.extract_tb(error.__traceback__)):
-        if not place.filename.startswith("<") and not _is_library(Path(place.filename).resolve()):
-            return f" ({place.filename}, line {place.lineno})"
-    return ""
-
-
-def _is_library(path: Path) -> bool:
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return installed or any(path.is_relative_to(folder) for folder in _LIBRARIES)
 
 
 def _module(frame: FrameType) -> str:

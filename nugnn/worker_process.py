@@ -24,6 +24,7 @@ from typing import Any
 
 from nugnn.comm.pulse import Pulse
 from nugnn.disk import DiskFullError, free_bytes, full_disk_text, means_full_disk
+from nugnn.error_place import place_of_error, place_of_raise
 from nugnn.job import ErrorKind, WorkerError, pulse_path, reserve_error, write_done, write_error
 from nugnn.process_state import host_memory, in_gib, process_state
 from nugnn.worker_cores import stay_on_given_cores
@@ -164,9 +165,9 @@ def end_with_the_launcher(lifeline_fd: int) -> None:
 
 
 def describe(error: BaseException, kind: ErrorKind, job_folder: Path) -> str:
-    """One paragraph about ``error`` for the user: with what was used and what is left, where that is the trouble."""
+    """One paragraph about ``error`` for the user: with the user's line, or what was used and what is left."""
     if kind == "user" and str(error):
-        return str(error)
+        return f"{error}{place_of_raise(error)}"
     if kind == "disk" and not isinstance(error, DiskFullError):
         named = getattr(error, "filename", None)
         return full_disk_text(Path(named) if named else min(_written_places(job_folder), key=free_bytes))
@@ -180,7 +181,7 @@ def describe(error: BaseException, kind: ErrorKind, job_folder: Path) -> str:
         used += f" and may have {in_gib(limit)} of its own" if used and limit != resource.RLIM_INFINITY else ""
         used += f", {in_gib(host.used_bytes)} of {in_gib(host.limit_bytes)} are in use here" if host is not None else ""
         return f"out of memory ({text}){used}"
-    return text
+    return f"{text}{place_of_error(error)}" if kind != "peer" else text
 
 
 def _written_places(job_folder: Path) -> list[Path]:

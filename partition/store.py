@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nugnn._counted import counted
+from nugnn.datasets.sparse import csr_matrix
 from nugnn.datasets.whole_file import whole_file
 from nugnn.partition.check import check_exchange_counts, check_shard
 from nugnn.partition.order import BY_ID, OrderReport
@@ -276,8 +277,8 @@ def _load(path: Path) -> tuple[Shard, str]:
                     rows_by_name[name] = file.get_tensor(f"{kind}:{name}:dense")
                     continue
                 crow, col, values = (file.get_tensor(f"{kind}:{name}:{piece}") for piece in ("crow", "col", "values"))
-                size = torch.Size(_counts(shape, f"shape of {name}"))
-                rows_by_name[name] = torch.sparse_csr_tensor(crow, col, values, size=size, check_invariants=True)
+                size = tuple(_counts(shape, f"shape of {name}"))
+                rows_by_name[name] = csr_matrix(crow, col, values, size, is_checked=False)
         shard = Shard(
             **{name: file.get_tensor(name) for name in _TENSORS},
             **{name: _typed(header, name, kind) for name, kind in _SCALARS.items()},

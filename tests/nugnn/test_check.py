@@ -288,11 +288,11 @@ def test_errors_point_at_the_users_last_line(
 
 
 def test_a_folder_beside_nugnn_with_a_name_that_begins_alike_is_the_users() -> None:
-    from nugnn import user_code
+    from nugnn import error_place
 
-    package = Path(user_code.__file__).resolve().parent
-    assert user_code._is_library(package / "check.py")
-    assert not user_code._is_library(package.with_name(package.name + "_of_mine") / "net.py")
+    package = Path(error_place.__file__).resolve().parent
+    assert error_place.is_library(package / "check.py")
+    assert not error_place.is_library(package.with_name(package.name + "_of_mine") / "net.py")
 
 
 def test_a_model_file_without_the_class_suggests_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_workers_that_wait_for_each_other_are_all_named(tmp_path: Path, monkeypa
     [
         ("be_killed", 3, r"^worker 1 of 3 died: ended by SIGKILL.*\n.*\n    one line before it went$"),
         ("exit_early", 3, r"^worker 1 of 3 died: exit code 5\n"),
-        ("raise", 3, r"^worker 1 of 3 failed: RuntimeError: shape mismatch\n"),
+        ("raise", 3, r"^worker 1 of 3 failed: RuntimeError: shape mismatch \(\S*launch_scenarios.py, line \d+\)\n"),
         (
             "exhaust_memory",
             3,

@@ -128,11 +128,11 @@ def assert_placed(tmp_path: Path, asked: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "worker_code", "words"),
     [
-        ("user", 2, r"nugnn: error: worker 1 of 2 on \S+: labels.csv, row 7: class 12 of 10"),
+        ("user", 2, r"nugnn: error: worker 1 of 2 on \S+: labels.csv, row 7: class 12 of 10 \(\S*model.py, line \d+\)"),
         pytest.param(
             "raise",
             3,
-            r"nugnn: error: worker 1 of 2 on \S+ failed: RuntimeError: shape mismatch",
+            r"nugnn: error: worker 1 of 2 on \S+ failed: RuntimeError: shape mismatch \(\S*model.py, line \d+\)",
             marks=pytest.mark.slow,
         ),
         (
