@@ -39,21 +39,29 @@ def used_of_cores(
         before = _counts(read(), cores)
         time.sleep(seconds)
         after = _counts(read(), cores)
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return None
     total = after[1] - before[1]
     return (after[0] - before[0]) / total if total > 0 else None
 
 
 def _counts(text: str, cores: Collection[int]) -> tuple[int, int]:
-    """Ticks of these cores together: in which they computed, and all."""
+    """Ticks of these cores together: in which they computed, and all.
+
+    Raises:
+        ValueError: Not all of the cores are counted: one is offline, or a container numbers those it shows anew.
+    """
     busy = total = 0
+    counted = set()
     for line in text.splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
             ticks = [int(field) for field in fields[:_FIELDS]]
+            counted.add(int(name[3:]))
             total += sum(ticks)
             busy += sum(ticks) - ticks[_IDLE] - ticks[_WAITS_FOR_DISKS]
+    if missing := set(cores) - counted:
+        raise ValueError(f"cores {sorted(missing)} are not counted")
     return busy, total
 
 
@@ -153,7 +161,7 @@ class CoreUseWatch:
     def _counts(self) -> tuple[int, int] | None:
         try:
             return _counts(self._read(), self._cores)
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             return None
 
 
