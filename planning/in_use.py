@@ -232,8 +232,23 @@ def said_of_others(
         return f"worker {waited[0]} was ready and had no core for {waited[1]} of the time"
     if (used := used_by_others(uses, on_cpu)) is None:
         return None
-    numbers = ", ".join(map(str, used[0]))
+    numbers = _in_spans(used[0])
     return f"others computed on {'core' if len(used[0]) == 1 else 'cores'} {numbers} for {used[1]} of the time"
+
+
+def _in_spans(cores: Sequence[int]) -> str:
+    """Ascending numbers, three and more in a row by the first and the last of them: a host may have hundreds.
+
+    >>> _in_spans([0, 1, 4, 5, 6, 7, 9])
+    '0, 1, 4-7, 9'
+    """
+    spans: list[list[int]] = []
+    for core in cores:
+        if spans and core == spans[-1][-1] + 1:
+            spans[-1].append(core)
+        else:
+            spans.append([core])
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 2 else ", ".join(map(str, each)) for each in spans)
 
 
 def used_of_gpus(ask: Callable[[], str] | None = None) -> dict[str, float]:

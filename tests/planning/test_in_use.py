@@ -18,6 +18,7 @@ from nugnn.planning.in_use import (
     CoreUseWatch,
     CoreWait,
     longest_wait,
+    said_of_others,
     said_of_use,
     said_of_waits,
     used_by_others,
@@ -135,6 +136,12 @@ def test_processes_on_the_same_cores_are_no_others_to_each_other() -> None:
     assert used_by_others([beside, *both[:1]], [True, True]) == ((2,), "40 %")  # of 0 and 1 it is 34 %
     assert used_by_others([*both, beside], [True, True, False]) is None  # its work is on a GPU
     assert used_by_others([both[0], core_use(0, 1, busy=0.75, own=0.1)], [True, False]) == ((0, 1), "25 %")
+
+
+def test_many_cores_are_named_in_few_words() -> None:
+    use = core_use(*range(64), 66, 67, busy=0.9, own=0.1)
+    said = said_of_others([None], [use], [True], threads=66, cores=66)
+    assert said == "others computed on cores 0-63, 66, 67 for 80 % of the time"
 
 
 def test_cores_of_which_not_all_is_known_are_not_judged() -> None:
