@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import io
 import json
 import math
+import operator
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import types
@@ -152,6 +155,10 @@ def _pickled(folder: Path, value: Any) -> bytes:
         def reducer_override(self, each: Any) -> Any:
             if isinstance(each, types.CodeType):
                 return code_of_file, (each.co_filename, *cloudpickle.Pickler.dispatch_table[types.CodeType](each))
+            if isinstance(each, functools._lru_cache_wrapper) and not _is_found_by_name(each):
+                return cached_again, (each.__wrapped__, each.cache_parameters())
+            if type(each) is functools.cached_property:
+                return cached_property_again, (each.func, each.attrname)
             if type(each) is not torch.Tensor or each.device.type != "cpu" or each.layout != torch.strided:
                 return super().reducer_override(each)
             if each.requires_grad or each.numel() * each.element_size() < _MAPPED_BYTES:
@@ -169,6 +176,30 @@ def _pickled(folder: Path, value: Any) -> bytes:
 def code_of_file(filename: str, make: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
     """Code of a user's script, which cloudpickle hands on as if it were of no file: messages and tracebacks name it."""
     return make(*arguments).replace(co_filename=filename)
+
+
+def _is_found_by_name(function: Any) -> bool:
+    """Whether workers can import ``function``: not one of a script, of a model's file or of another function."""
+    import cloudpickle
+
+    if function.__module__ in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
+        return False
+    try:
+        return operator.attrgetter(function.__qualname__)(sys.modules[function.__module__]) is function
+    except (KeyError, AttributeError):
+        return False
+
+
+def cached_again(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """A user's function under ``functools.lru_cache``, empty: pickle would look for it by name in the worker."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def cached_property_again(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
+    """Of a user's class; in Python 3.11 each one holds a lock, which does not travel."""
+    found = functools.cached_property(function)
+    found.attrname = name
+    return found
 
 
 def mapped_tensor(path: str, dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -115,7 +115,7 @@ class TrainOptions:
             ValueError: There is one; says which names are near.
         """
         of_each_rank = sharded_names(model)
-        self.compression.check_names(name for name, _ in model.named_parameters() if name not in of_each_rank)
+        self.compression.on(model).check_names(name for name, _ in model.named_parameters() if name not in of_each_rank)
 
     def without_effect(self, workers: int) -> list[str]:
         """A sentence for each option that was given and has no effect, since there is one worker."""

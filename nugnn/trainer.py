@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nugnn.comm.backward_sums import BackwardSums
-from nugnn.comm.compression.gradient_sync import GradientSync
+from nugnn.comm.compression.gradient_sync import GradientSync, as_compression
 from nugnn.comm.compression.settings import Compression
 from nugnn.comm.gradients import broadcast_state
 from nugnn.comm.replicas import STEPS_BETWEEN_CHECKS, first_difference
@@ -78,7 +78,8 @@ class Trainer:
         own = {id(p) for p in sharded_parameters(self.model)}
         replicated = {name: p for name, p in self.model.named_parameters() if id(p) not in own}
         self._replicated, self._named = list(replicated.values()), replicated
-        self.grad_sync = GradientSync(grad_sync, replicated, self.ranks, grad_sync_hosts)
+        how = as_compression(grad_sync).on(self.model)
+        self.grad_sync = GradientSync(how, replicated, self.ranks, grad_sync_hosts)
         self._sums = BackwardSums(
             self._replicated, self.ranks, while_backward_runs=family.sums_in_backward, sums=self.grad_sync,
             riders=family.riders, note=self.grad_sync.waited,

@@ -16,8 +16,6 @@ MUCH_SPREAD = 0.25
 """Between the 20th and the 80th percentile, beside the median; likewise."""
 _SECONDS = 0.5
 _LEAST_SECONDS = 0.3
-_FEW_CORES = 4
-"""That are named one by one."""
 _IDLE, _WAITS_FOR_DISKS, _FIELDS = 3, 4, 8
 """Of a core's line: which counts are no work, and how many there are before those that others have in them."""
 
@@ -41,21 +39,29 @@ def used_of_cores(
         before = _counts(read(), cores)
         time.sleep(seconds)
         after = _counts(read(), cores)
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):
         return None
     total = after[1] - before[1]
     return (after[0] - before[0]) / total if total > 0 else None
 
 
 def _counts(text: str, cores: Collection[int]) -> tuple[int, int]:
-    """Ticks of these cores together: in which they computed, and all."""
+    """Ticks of these cores together: in which they computed, and all.
+
+    Raises:
+        ValueError: Not all of the cores are counted: one is offline, or a container numbers those it shows anew.
+    """
     busy = total = 0
+    counted = set()
     for line in text.splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
             ticks = [int(field) for field in fields[:_FIELDS]]
+            counted.add(int(name[3:]))
             total += sum(ticks)
             busy += sum(ticks) - ticks[_IDLE] - ticks[_WAITS_FOR_DISKS]
+    if missing := set(cores) - counted:
+        raise ValueError(f"cores {sorted(missing)} are not counted")
     return busy, total
 
 
@@ -155,7 +161,7 @@ class CoreUseWatch:
     def _counts(self) -> tuple[int, int] | None:
         try:
             return _counts(self._read(), self._cores)
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):
             return None
 
 
@@ -229,11 +235,23 @@ def said_of_others(
         return f"worker {waited[0]} was ready and had no core for {waited[1]} of the time"
     if (used := used_by_others(uses, threads)) is None:
         return None
-    numbers, share = used
-    which = f"core {numbers[0]}" if len(numbers) == 1 else f"cores {', '.join(map(str, numbers))}"
-    if len(numbers) > _FEW_CORES:
-        which = f"the {len(numbers)} cores"
-    return f"others computed on {which} for {share} of the time"
+    numbers = _in_spans(used[0])
+    return f"others computed on {'core' if len(used[0]) == 1 else 'cores'} {numbers} for {used[1]} of the time"
+
+
+def _in_spans(cores: Sequence[int]) -> str:
+    """Ascending numbers, three and more in a row by the first and the last of them: a host may have hundreds.
+
+    >>> _in_spans([0, 1, 4, 5, 6, 7, 9])
+    '0, 1, 4-7, 9'
+    """
+    spans: list[list[int]] = []
+    for core in cores:
+        if spans and core == spans[-1][-1] + 1:
+            spans[-1].append(core)
+        else:
+            spans.append([core])
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 2 else ", ".join(map(str, each)) for each in spans)
 
 
 def used_of_gpus(ask: Callable[[], str] | None = None) -> dict[str, float]:

@@ -74,6 +74,7 @@ class CompressedGradients:
             if name not in left_alone and (p.requires_grad or p.dtype in TYPES)
         }
         self._names = {id(p): name for name, p in self._named.items()}
+        settings = settings.on(model.module)
         settings.check_names(self._named)
         for name, module in model.module.named_modules():
             weight = f"{name}.weight".removeprefix(".")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nugnn.comm.compression.wire import BUCKET, WIRES, Wire
 
@@ -36,7 +36,8 @@ class Compression:
             from step to step.
         seed: Of stochastic rounding, and of the first products of ``powersgd``.
         least_size: Tensors of fewer values, and those of fewer than two axes (biases, norms), travel as float32.
-        exact: Names of parameters, or patterns of `fnmatch` (``*`` for any text), whose gradients travel as float32.
+        exact: Names of parameters, or patterns of `fnmatch` (``*`` for any text), whose gradients travel as float32; of
+            those that have several names in a model any one, see `on`.
         rank: Of the products of ``powersgd``.
 
     Raises:
@@ -128,6 +129,32 @@ class Compression:
     def is_exact(self, name: str) -> bool:
         """Whether ``exact`` has the parameter of this name."""
         return any(fnmatchcase(name, pattern) for pattern in self.exact)
+
+    def on(self, model: nn.Module) -> Compression:
+        """With the first name of each parameter that ``exact`` has by another one, as of weights that are tied.
+
+        A pattern that has others' second names alone gives way to the first ones; settings for other models stay.
+
+        >>> tied = nn.ModuleDict({"first": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+        >>> tied["head"].weight = tied["first"].weight
+        >>> Compression(exact=["head.*"]).on(tied).exact, Compression(exact=["head.weight"]).on(tied).exact
+        (('head.*', 'first.weight'), ('first.weight',))
+        """
+        first = {id(p): name for name, p in model.named_parameters()}
+        second = {
+            name: first[id(p)]
+            for name, p in model.named_parameters(remove_duplicate=False)
+            if name != first[id(p)] and self.is_exact(name) and not self.is_exact(first[id(p)])
+        }
+        if not second:
+            return self
+        kept = [
+            pattern
+            for pattern in self.exact
+            if any(fnmatchcase(name, pattern) for name in first.values())
+            or not any(fnmatchcase(name, pattern) for name in second)
+        ]
+        return replace(self, exact=(*kept, *dict.fromkeys(second.values())))
 
     def check_names(self, names: Iterable[str]) -> None:
         """Refuse what ``exact`` has and no parameter does.

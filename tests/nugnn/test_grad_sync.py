@@ -698,6 +698,20 @@ def test_named_gradients_travel_as_float32(ranks: Any, wire: str) -> None:
         assert (72 * 64 + 512) * 4 * report["steps"] > more > 72 * 64 * 3 * report["steps"]
 
 
+def _of_tied(ranks: Ranks) -> tuple[str, list[str]]:
+    model = MLP(72, NUM_CLASSES, hidden=64, layers=4, norm="batch")
+    model.layers[9].weight = model.layers[5].weight
+    trainer = _trainer(ranks, Compression(wire="4bit", exact=["layers.9.*"]), model=model)
+    trainer.train_epoch()
+    return str(trainer.grad_sync.settings), sorted(trainer.grad_sync.residuals)
+
+
+def test_tied_weights_travel_as_float32_by_each_of_their_names(ranks: Any) -> None:
+    how = "4bit(exact=('layers.9.*', 'layers.5.weight'))"
+    for said, kept in ranks.run(2, _of_tied):
+        assert said == how and kept == ["layers.1.weight"]
+
+
 def test_all_settings_reach_the_sums(ranks: Any) -> None:
     for report, kept in ranks.run(
         2, _named, Compression(wire="8bit", error_feedback=False, bucket=100, least_size=6000)

@@ -51,7 +51,7 @@ def test_waiting_for_disks_is_no_work_and_what_a_host_takes_is() -> None:
     assert used_of_cores({0}, seconds=0.0, read=reader(before, after)) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("text", ["", "cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 a b c d"])
+@pytest.mark.parametrize("text", ["", "cpu0 0 0 0 0 0 0 0 0 0 0", "cpu0 a b c d", "cpu0 5 0 0"])
 def test_a_system_that_says_nothing_is_not_called_busy(text: str) -> None:
     assert used_of_cores({0}, seconds=0.0, read=reader(text, text)) is None
     assert said_of_use(None, {}) is None
@@ -93,10 +93,19 @@ def test_who_computes_on_ones_cores_is_counted_since_it_was_asked() -> None:
     assert watch.use == core_use(0, 1, busy=0.7, own=pytest.approx(0.2))
 
 
-@pytest.mark.parametrize("text", ["", "cpu0 a b c d", "cpu1 5 0 0 5 0 0 0 0"])
+@pytest.mark.parametrize("text", ["", "cpu0 a b c d", "cpu0 5 0 0", "cpu1 5 0 0 5 0 0 0 0"])
 def test_a_system_that_does_not_count_ones_cores_says_nothing_of_them(text: str) -> None:
     now = iter([0.0, 5.0])
     assert CoreUseWatch({0}, lambda: text, lambda: 0.0, lambda: next(now)).use is None
+
+
+@pytest.mark.parametrize(("before", "after"), [((50,), (90,)), ((50, 50), (90,)), ((50,), (90, 90))])
+def test_some_of_ones_cores_say_nothing_of_all(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    """Containers may show other cores, and a core may go or come: its counts since the start are none of this time."""
+    texts = [stat(*before, at=1), stat(*after, at=9)]
+    now = iter([0.0, 5.0])
+    assert CoreUseWatch({0, 1}, reader(*texts), lambda: 0.0, lambda: next(now)).use is None
+    assert used_of_cores({0, 1}, seconds=0.0, read=reader(*texts)) is None
 
 
 def test_a_moment_says_nothing_of_others_in_hundredths_of_a_second() -> None:
@@ -139,9 +148,15 @@ def test_others_may_have_the_cores_that_are_not_needed() -> None:
     assert others(0.7, 2) is others(0.77, 2) is None and others(0.78, 2) == (eight, "78 %")
     assert others(0.2, 8) == others(0.2, 11) == (eight, "20 %") and others(0.2, 6) is None
     said = said_of_others([None], [core_use(*eight, busy=0.9, own=0.3)], [8], 8)
-    assert said == "others computed on the 8 cores for 60 % of the time"
+    assert said == "others computed on cores 0-7 for 60 % of the time"
     said = said_of_others([None], [core_use(0, 1, busy=0.9, own=0.3)], [3], 8)
     assert said == "others computed on cores 0, 1 for 60 % of the time"
+
+
+def test_many_cores_are_named_in_few_words() -> None:
+    use = core_use(*range(64), 66, 67, busy=0.9, own=0.1)
+    said = said_of_others([None], [use], [66], 66)
+    assert said == "others computed on cores 0-63, 66, 67 for 80 % of the time"
 
 
 def test_cores_of_which_not_all_is_known_are_not_judged() -> None:

@@ -831,6 +831,33 @@ def test_named_gradients_travel_as_float32(ranks: Any) -> None:
         assert "first.weight" in kept_of_all and kept == [name for name in kept_of_all if name != "first.weight"]
 
 
+class _Tied(nn.Module):
+    """Words in and out by one weight, which is named after the first of its two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.between, self.head = nn.Linear(40, 48, bias=False), nn.Linear(48, 40), nn.Linear(40, 48)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor, *_: bool) -> Tensor:
+        return self.head(self.between(self.words(x)))  # type: ignore[no-any-return]
+
+
+def _with_second_names(ranks: Ranks) -> list[list[str]]:
+    kept = []
+    for exact in ((), ["head.*"], ["head.weight"], ["words.*"]):
+        model = _ddp(ranks, _Tied)
+        sync = _compress(ranks, model, 4, exact=exact)
+        _step(model, ranks.rank, 0)
+        kept.append(sorted(sync.state_dict()["residuals"]))
+    return kept
+
+
+def test_tied_weights_travel_as_float32_by_each_of_their_names(ranks: Any) -> None:
+    both = ["between.weight", "words.weight"]
+    assert ranks.run(2, _with_second_names) == [[both, *[["between.weight"]] * 3]] * 2
+
+
 def _unlike(ranks: Ranks) -> list[str]:
     said = []
     for how in ({"bits": 4 + ranks.rank}, {"exact": ["first.*"] if ranks.rank else ()}, {"check_every": ranks.rank}):
