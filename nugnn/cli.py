@@ -250,6 +250,7 @@ def result_table(result: dict[str, Any]) -> Table:
         ("workers", f"{result['workers']} ({result['device']})"),
         ("shares", ", ".join(f"{share:.3g}" for share in result.get("shares", []))),
         ("batch", _batch(result)),
+        ("gradients", _gradients(result)),
         ("best epoch", result["best_epoch"]),
         (f"train {metric}", _percent(result["train"]) if "batch_size" in result else ""),
         (f"validation {metric}", _percent(result["val"])),
@@ -263,6 +264,16 @@ def result_table(result: dict[str, Any]) -> Table:
         if value not in ("", None):
             table.add_row(label, str(value))
     return table
+
+
+def _gradients(result: dict[str, Any]) -> str:
+    """How they travelled, where that was asked for, and how much of them each worker sent."""
+    found = result.get("ranks", [{}])[0].get("grad_sync")
+    if found is None or (found["wire"] == "fp32" and "choice" not in found):
+        return ""
+    chosen = ", chosen by auto" if "choice" in found else ""
+    sent = f", {found['sent_bytes'] / found['steps'] / 2**10:.4g} KiB a step" if found["steps"] else ""
+    return f"{found['wire']}{chosen}{sent}"
 
 
 def _predicted(result: dict[str, Any]) -> str:

@@ -55,7 +55,10 @@ class Choice:
             return f"grad_sync auto: {self.name}, since no tensor is large enough to be compressed"
         if self.step_seconds:
             times, tried = _in_words(self.step_seconds), f"{self.trial_seconds:.2g} s of trial steps"
-            return f"grad_sync auto: {self.name}; forward, backward and sums take {times}, by {tried}"
+            return (
+                f"grad_sync auto: {self.name}, which {tried} say in place of sums alone; forward, backward and sums "
+                f"take {times}"
+            )
         return f"grad_sync auto: {self.name}; a sum of {self.num_values} values takes {_in_words(self.seconds)}"
 
 

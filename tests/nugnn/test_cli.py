@@ -335,6 +335,25 @@ def test_table_fits_80_columns_with_many_workers() -> None:
     assert text.count("1024 MiB") == 32 and "none" in text
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, None),
+        ({"wire": "fp32", "steps": 20, "sent_bytes": 2**20}, None),  # what everybody has
+        ({"wire": "fp32", "steps": 20, "sent_bytes": 20 * 2**10, "choice": {}}, "fp32, chosen by auto, 1 KiB a step"),
+        ({"wire": "4bit", "steps": 20, "sent_bytes": 747_520}, "4bit, 36.5 KiB a step"),
+        ({"wire": "4bit", "steps": 0, "sent_bytes": 0}, "4bit"),
+    ],
+)
+def test_the_table_says_how_gradients_travelled_where_that_was_asked_for(
+    found: dict[str, Any] | None, said: str | None
+) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(cli.result_table({**RESULT, "ranks": [{} if found is None else {"grad_sync": found}]}))
+    rows = [line for line in console.file.getvalue().splitlines() if "gradients" in line]  # type: ignore[attr-defined]
+    assert [row.strip("│ ").split("│")[1].strip() for row in rows] == ([] if said is None else [said])
+
+
 def epoch(number: int) -> dict[str, Any]:
     return {"kind": "epoch", "epoch": number, "loss": 1.0, "val": math.nan}
 

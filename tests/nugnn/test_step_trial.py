@@ -34,7 +34,8 @@ from shard_calls import shard_of
 from trainers import graph_trainer
 
 _LONG_SECONDS = 1.0
-SUMS = Choice("4bit", {"fp32": 4e-3, "bf16": 3e-3, "8bit": 2e-3, "4bit": 1e-3}, 7)
+SUMS = Choice("4bit", {"fp32": 4e-6, "bf16": 3e-6, "8bit": 2e-6, "4bit": 1e-6}, 7)
+"""So short that steps hide any of them, on whatever machine."""
 
 
 class _Counting(nn.Module):
@@ -133,7 +134,7 @@ def test_nothing_is_left_of_a_trial(ranks: Any, name: str) -> None:
         assert asked == [None, *CANDIDATES, "4bit"] and same_losses and different == []
         num_parts = how.get("micro_batches", 1)
         assert len(by_step) == 6 and all(step.count("forward") == num_parts for step in by_step)
-        assert said[0].startswith(f"grad_sync auto: {name}; forward, backward and sums take") and said[1] is None
+        assert said[0].startswith(f"grad_sync auto: {name}, which ") and said[1] is None
         assert report["choice"]["name"] == report["wire"] == name and report["choice"]["trial_seconds"] == 1.0
 
 

@@ -46,7 +46,8 @@ def test_the_most_exact_way_whose_steps_are_as_fast_is_taken() -> None:
         found = tried(sums, _steps(0.35, *steps).timed, Ranks())
         assert found.name == name and found.seconds == sums.seconds and found.num_values == 7
         assert found.step_seconds == dict(zip(("fp32", "bf16", "4bit"), steps, strict=True))
-        assert f"grad_sync auto: {name}; forward, backward and sums take fp32 " in found.as_text()
+        assert f"grad_sync auto: {name}, which " in found.as_text()
+        assert "s of trial steps say in place of sums alone; forward, backward and sums take fp32 " in found.as_text()
 
 
 def test_nothing_is_tried_that_cannot_win() -> None:
