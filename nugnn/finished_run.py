@@ -116,10 +116,15 @@ def scores(data: GraphData, logits: Tensor) -> dict[str, float]:
         logits: ``(num_nodes, C)``.
 
     Raises:
-        ValueError: The graph has no labels.
+        ValueError: The graph has no labels, or none of its nodes is in a split.
     """
     if data.labels is None:
         raise ValueError(f"{data.name}: the graph has no labels to compare with; use nugnn predict")
+    if not any(len(nodes) for nodes in data.split):
+        raise ValueError(
+            f"{data.name}: the graph has labels, and no node for training, validation or test to compare them on; give "
+            "it masks, or use nugnn predict"
+        )
     labels = data.labels
     splits = dict(zip(("train", "val", "test"), data.split, strict=True))
     return {name: evaluate_rows(data.metric, logits[nodes], labels[nodes], Ranks()) for name, nodes in splits.items()}

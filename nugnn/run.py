@@ -136,8 +136,8 @@ def run_from_config(
         family.write_predictions(out / "predictions.npy", result, data)
     if result.timeline is not None:
         _write(out / TIMELINE, result.timeline.to_chrome())
-        for planned in plans[-1:]:
-            emit({"kind": "note", "text": pictures(planned, result.timeline)})
+        emit({"kind": "note", "text": pictures(plans[-1] if plans else None, result.timeline)})
+        emit({"kind": "note", "text": f"{out / TIMELINE} has the measured step for https://ui.perfetto.dev"})
     family.write_more(out, data)
     summary = summarise(config, data, result)
     _write(out / "result.json", json.dumps(summary, indent=2) + "\n")
@@ -175,10 +175,12 @@ _NOT_DRAWN = (
 )
 
 
-def pictures(planned: Planned, measured: Timeline) -> str:
-    """The step as it was predicted above the one that was measured; of a plan that was made before, why it is not."""
+def pictures(planned: Planned | None, measured: Timeline) -> str:
+    """The step as a plan predicted it above the measured one; of a plan that was made before, why it is not."""
     from nugnn.planning.timeline import picture
 
+    if planned is None:
+        return f"a step, measured:\n{picture(measured)}"
     predicted = planned.corrected().forecast.timeline
     above = ["a step, predicted:", picture(predicted)] if predicted is not None else [_NOT_DRAWN]
     return "\n".join([*above, "a step, measured:", picture(measured)])

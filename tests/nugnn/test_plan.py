@@ -839,6 +839,7 @@ def test_the_predicted_step_is_drawn_above_the_measured_one_or_said_why_not() ->
     forecast = Forecast(step_seconds=1.0, seconds=(), timeline=predicted)
     made = Planned(plan=plan, part=None, forecast=forecast)
     assert pictures(made, measured).count("|f") == 2
+    assert pictures(None, measured).startswith("a step, measured:\n") and pictures(None, measured).count("|f") == 1
     from_a_file = replace(made, forecast=replace(forecast, timeline=None))
     shown = pictures(from_a_file, measured)
     assert shown.count("|f") == 1 and "a step, predicted: not drawn, since a plan that was made before" in shown

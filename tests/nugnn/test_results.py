@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from nugnn import cli
 from nugnn.config import TrainConfig
-from nugnn.finished_run import FinishedRun
+from nugnn.finished_run import FinishedRun, scores
 from nugnn.run import run_from_config
 
 
@@ -114,6 +115,13 @@ def test_predict_on_another_graph_without_labels(run: Path, tmp_path: Path, caps
     assert len(target.read_text().splitlines()) == 4
     code, _, err = call(capsys, "evaluate", str(run), "--dataset", str(tmp_path / "new.npz"))
     assert code == 2 and "no labels" in err
+
+
+def test_labels_without_a_split_are_nothing_to_evaluate_on(run: Path) -> None:
+    data = FinishedRun.open(run).load_data()
+    nobody = dict.fromkeys(("train_nodes", "val_nodes", "test_nodes"), data.train_nodes[:0])
+    with pytest.raises(ValueError, match="has labels, and no node for training, validation or test to compare them"):
+        scores(replace(data, splits=(), **nobody), torch.zeros(data.num_nodes, 10))
 
 
 def test_a_graph_that_the_model_cannot_take_is_refused_with_what_it_takes(
