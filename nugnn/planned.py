@@ -40,11 +40,13 @@ class Planned:
         plan: The plan.
         part: ``(N,)`` int32 part of each node, where the graph was cut.
         forecast: Of a step.
+        left_out: Those of the plan's notes on devices that an epoch would hardly be longer without.
     """
 
     plan: Plan
     part: npt.NDArray[np.int32] | None
     forecast: Forecast
+    left_out: tuple[str, ...] = ()
 
     def corrected(self) -> Planned:
         """As it is told: see `nugnn.planning.plan.Plan.corrected`."""
@@ -228,7 +230,7 @@ def _planned(
         versions=prediction_versions(),
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    return Planned(plan=plan, part=draft.part, forecast=forecast)
+    return Planned(plan=plan, part=draft.part, forecast=forecast, left_out=draft.left_out)
 
 
 def _notes_of_profiles(cluster: Cluster) -> list[str]:

@@ -367,6 +367,9 @@ def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
     table = out.partition("simulated: more")[0]
     assert (code, err) == (0, "") and max(map(len, table.splitlines())) <= 80
     assert "simulated: ogbn-products on A100" in out and "simulated: more than 2 devices bring little" in out
+    starred = [line.split()[0] for line in table.splitlines() if " * " in line]
+    assert starred == ["4", "8", "16"] and "\n* a longer epoch than with fewer devices\n" in out
+    assert out.count("note: of ") == 1 and "note: of 4, 8 and 16 devices not all are worth having: " in out
     code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given, "--json")
     shown = json.loads(out)
     assert shown["simulated"] is True and [row["devices"] for row in shown["rows"]] == [1, 2, 4, 8, 16]
