@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import cloudpickle
@@ -214,6 +215,29 @@ def load_user_class(spec: str) -> type[nn.Module]:
         ValueError: No such file or class, the file cannot be imported, or it is not a `torch.nn.Module`.
     """
     path_text, _, class_name = spec.rpartition(":")
+    module = _imported(path_text)
+    cloudpickle.register_pickle_by_value(module)
+    found = getattr(module, class_name, None)
+    if found is None:
+        names = _own_modules(module)
+        raise ValueError(f"{path_text} has no class {class_name!r}{closest(class_name, names)}; {_defines(names)}")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ValueError(f"{spec} is not a torch.nn.Module")
+    return found
+
+
+def said_of_file(path_text: str) -> str:
+    """What to write in place of a file that was named without a class of it.
+
+    Raises:
+        ValueError: The file cannot be imported.
+    """
+    names = _own_modules(_imported(path_text))
+    example = f"{Path(path_text).name}:{[*names, 'Class'][0]}"
+    return f"{path_text} is a file: name the class in it, as in {example}; {_defines(names)}"
+
+
+def _imported(path_text: str) -> ModuleType:
     path = Path(path_text)
     if not path.is_file():
         raise ValueError(f"model file {path_text} does not exist")
@@ -228,16 +252,17 @@ def load_user_class(spec: str) -> type[nn.Module]:
         module_spec.loader.exec_module(module)
     except Exception as error:
         raise ValueError(f"{path_text} cannot be imported: {describe_error(error)}") from error
-    cloudpickle.register_pickle_by_value(module)
-    found = getattr(module, class_name, None)
-    if found is None:
-        own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
-        names = [v.__name__ for v in own if issubclass(v, nn.Module)]
-        defines = f"it defines: {', '.join(names)}" if names else "it defines no torch.nn.Module"
-        raise ValueError(f"{path_text} has no class {class_name!r}{closest(class_name, names)}; {defines}")
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ValueError(f"{spec} is not a torch.nn.Module")
-    return found
+    return module
+
+
+def _own_modules(module: ModuleType) -> list[str]:
+    """Names of the `torch.nn.Module` classes that a file defines itself."""
+    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+    return [v.__name__ for v in own if issubclass(v, nn.Module)]
+
+
+def _defines(names: list[str]) -> str:
+    return f"it defines: {', '.join(names)}" if names else "it defines no torch.nn.Module"
 
 
 def refuse_unused(make: type[nn.Module], changed: Mapping[str, tuple[str, Any]]) -> None:
