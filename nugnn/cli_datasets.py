@@ -14,6 +14,7 @@ from rich.table import Table
 
 from nugnn.cli_errors import errors_reported
 from nugnn.planning.in_words import download_bytes
+from nugnn.sample_sets import NAMES, PATH_KINDS
 from nugnn.screen import say, screen, show_table
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def list_all(data_dir: str | None = _DATA_DIR, as_json: bool = _JSON) -> None:
         console = screen()
         show_table(console, table, least_first=("from", "size", "features", "edges"))
         say(console, "by hand: put the graph into the folder that --data-dir names")
+        say(console, f"samples: {', '.join(NAMES)}")
+        say(console, f"samples of yours: {', '.join(f'{kind}:PATH' for kind in PATH_KINDS)}")
 
 
 @datasets.command(short_help="What is known of a data set, without loading it.")

@@ -36,6 +36,7 @@ def test_list_fits_the_screen_and_shows_the_users_own(folder: Path, capsys: pyte
     assert {"triangle", "digits", "ogbn-products", "cora"} <= {
         line.split()[0] for line in out.splitlines() if line.strip()
     }
+    assert out.endswith("cifar10\nsamples of yours: imagefolder:PATH, text:PATH, csv:PATH\n")
     code, out, _ = call(capsys, "list", "--json")
     by_name = {entry["name"]: entry for entry in json.loads(out)}
     assert by_name["digits"]["from"] == "built-in" and "triangle" not in by_name
