@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from nugnn._counted import counted
 from nugnn.planning.calibration import StandsOn
 from nugnn.planning.plan import Plan, PlannedDevice
 from nugnn.planning.profiles import Count
@@ -151,7 +152,9 @@ def devices_in_words(hosts: Sequence[Sequence[str]]) -> str:
     alike = Counter(
         " and ".join(_times(count, _device_in_words(text)) for text, count in Counter(host).items()) for host in hosts
     )
-    return "; and ".join(f"{count} hosts with {host} each" if count > 1 else host for host, count in alike.items())
+    return "; and ".join(
+        f"{counted(count, 'host')} with {host} each" if count > 1 else host for host, count in alike.items()
+    )
 
 
 def _times(count: int, what: str) -> str:
