@@ -35,7 +35,16 @@ _log = logging.getLogger("nugnn.datasets")
 
 
 class DownloadError(ValueError):
-    """A file could not be fetched; the message says which file, from where, and where to put it by hand."""
+    """A file could not be fetched; the message says which file, from where, and where to put it by hand.
+
+    Args:
+        message: All of it.
+        what: Its beginning: which file, and why not; all of it when left out.
+    """
+
+    def __init__(self, message: str, what: str = "") -> None:
+        super().__init__(message)
+        self.what = what or message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,10 +132,10 @@ def download(
     except _LastingError as error:
         _log.debug("%s", remote.url, exc_info=error)
         # not from it: the sentence says all, and would stand below pages of the network's own tracebacks
-        raise DownloadError(_sentence(remote, target, str(error))) from None
+        raise _refused(remote, target, str(error)) from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DownloadError(_sentence(remote, target, f"writing to {target.parent} fails: {reason}")) from error
+        raise _refused(remote, target, f"writing to {target.parent} fails: {reason}") from error
     return target
 
 
@@ -374,8 +383,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sentence(remote: RemoteFile, target: Path, reason: str) -> str:
-    return (
-        f"cannot download {remote.url} ({reason}); fetch that file some other way, e.g. on another machine, and put it "
-        f"here as {target}"
-    )
+def _refused(remote: RemoteFile, target: Path, reason: str) -> DownloadError:
+    what = f"cannot download {remote.url} ({reason})"
+    by_hand = f"fetch that file some other way, e.g. on another machine, and put it here as {target}"
+    return DownloadError(f"{what}; {by_hand}", what)

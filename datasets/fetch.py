@@ -86,12 +86,18 @@ def _download_files(files: tuple[RemoteFile, ...], folder: Path, progress: Progr
         for remote in files:
             download(remote, folder / remote.file_name, progress=progress, lock=False)
     except DownloadError as error:
-        missing = [remote.file_name for remote in files if not (folder / remote.file_name).is_file()]
+        missing = [remote.url for remote in files if not (folder / remote.file_name).is_file()]
         if len(missing) < 2:
             raise
-        raise DownloadError(
-            f"{error}. {len(missing)} of the {len(files)} files are still missing in {folder}: {', '.join(missing)}"
-        ) from error
+        which = f"all {len(files)} files" if len(missing) == len(files) else f"{len(missing)} of the {len(files)} files"
+        lines = [
+            error.what,
+            f"{which} are missing; fetch them by hand or on another machine, from",
+            *(f"  {url}" for url in missing),
+            "and put them here into",
+            f"  {folder}",
+        ]
+        raise DownloadError("\n".join(lines), error.what) from error
 
 
 def _check_space_twice(entry: Published, store: Path) -> None:

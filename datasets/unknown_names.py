@@ -1,4 +1,4 @@
-"""What is said of a name that nothing was found for: what it may have meant, and what there is."""
+"""What is said of a name that nothing was found for: what it may have meant, and where all names are shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from nugnn._regular_file import is_folder
 from nugnn.datasets.on_disk import names_in
 from nugnn.datasets.sources import BUILT_IN, PUBLISHED, normalised
-from nugnn.sample_sets import KNOWN, NAMES, PATH_KINDS
+from nugnn.sample_sets import NAMES, PATH_KINDS
 
 
 def unknown_name(text: str, name: str, folder: Path | None) -> str:
@@ -19,11 +19,10 @@ def unknown_name(text: str, name: str, folder: Path | None) -> str:
         name: The same, normalised.
         folder: The user's data folder.
     """
-    in_folder = sorted({*names_in(folder)} - {*BUILT_IN})
-    looked = "no data folder was given (--data-dir)"
+    looked, listed = "no data folder was given (--data-dir)", "`nugnn datasets list`"
     if folder is not None:
-        looked = f"it is not in {folder}"
-    known = {*BUILT_IN, *PUBLISHED, *in_folder, *NAMES, *PATH_KINDS}
+        looked, listed = f"it is not in {folder}", f"{listed}, with the same --data-dir,"
+    known = {*BUILT_IN, *PUBLISHED, *names_in(folder), *NAMES, *PATH_KINDS}
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     meant = ", ".join(f"{each}:PATH" if each in PATH_KINDS else each for each in close)
     hint = f"did you mean {meant}? " if close else ""
@@ -31,11 +30,8 @@ def unknown_name(text: str, name: str, folder: Path | None) -> str:
         hint = f"{name} names samples, which nugnn.datasets.samples.load_samples reads, and takes no path; "
     if is_folder(Path(text)):
         hint += f"the folder of that name here is written ./{text}; "
-    available = ", ".join([*BUILT_IN, *in_folder])
     return (
-        f"unknown dataset {text!r:.200}: {hint}{looked}. Available: {available}, and the published ones that "
-        "`nugnn datasets list` shows; or give the path of a file or folder. Of samples, which `nugnn train` and "
-        f"load_samples take: {', '.join(KNOWN)}"
+        f"unknown dataset {text!r:.200}: {hint}{looked}. {listed} shows all names; or give the path of a file or folder"
     )
 
 

@@ -31,6 +31,7 @@ from nugnn.options import ConfigError, flag_of, option_default, option_spec
 from nugnn.progress import RunProgress
 from nugnn.sample_config import RunConfig, SampleConfig, config_kind, refuse_others
 from nugnn.screen import MOST_COLUMNS, complain, say, screen, show_table
+from nugnn.settings import model_refusal
 from nugnn.settings_file import read_recipe, read_settings
 from nugnn.torchrun_cores import take_cores
 
@@ -365,10 +366,9 @@ def _calls_explained(how: str) -> Iterator[None]:
 
 def _check_on_graph(given: dict[str, Any], num_nodes: int | None) -> None:
     model, dataset = given["model"], given["dataset"]
-    if ":" not in model and model not in BUILT_IN_MODELS:
-        raise ConfigError(
-            f"{model} is not allowed; allowed: FILE.py:Class, or a built-in model ({', '.join(BUILT_IN_MODELS)})"
-        )
+    if ":" not in model.removesuffix(":") and model not in BUILT_IN_MODELS:
+        allowed = f"FILE.py:Class, or a built-in model ({', '.join(BUILT_IN_MODELS)})"
+        raise ConfigError(model_refusal("", model, allowed))
     config = TrainConfig(**given, num_nodes=num_nodes)
     if num_nodes is not None and dataset is None:
         raise ConfigError(f"--num-nodes {num_nodes} has no effect without --dataset")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -50,25 +50,37 @@ def calibration(
 
 
 def _lines(pairs: Sequence[RunPair]) -> list[str]:
-    """Of each kind of prediction: on what, how far off, and its runs."""
-    from nugnn.planning.calibration import calibrated, in_words
-    from nugnn.planning.in_words import seconds_text
-    from nugnn.planning.run_pairs import device_in_words
+    """Of each kind of prediction: on what, how far off, and its runs; first those that plans made here count."""
+    from nugnn.prediction_versions import prediction_versions
 
+    here = prediction_versions() if pairs else {}
     kinds: dict[str, list[RunPair]] = {}
-    for pair in pairs:
+    for pair in sorted(pairs, key=lambda pair: pair.kind.versions != here):
         kinds.setdefault(pair.kind.key, []).append(pair)
-    lines = []
-    for found in kinds.values():
-        kind = found[0].kind
-        where = "; and ".join(", ".join(map(device_in_words, host)) for host in kind.devices)
-        versions = ", ".join(f"{name} {version}" for name, version in kind.versions.items())
-        of = "graphs" if kind.family == "graph" else "samples"
-        lines.append(f"{of} in {kind.precision} on {where} ({versions})")
-        subjects = {pair.subject for pair in found}
-        so_far = calibrated(found, kind.stands_on, subjects.pop() if len(subjects) == 1 else None)
-        lines.append(f"  {in_words(so_far, 'times of plans have the factor')}")
-        for pair in found:
-            times = f"{seconds_text(pair.predicted_seconds)} predicted, {seconds_text(pair.measured_seconds)} measured"
-            lines.append(f"  {pair.made}  {pair.name}: an epoch {times}, {pair.ratio:.3g} x")
+    return [line for found in kinds.values() for line in _lines_of_kind(found, here)]
+
+
+def _lines_of_kind(found: Sequence[RunPair], here: Mapping[str, str]) -> list[str]:
+    """Of runs of one kind, where ``here`` are the versions of plans that are made now."""
+    from nugnn.planning.calibration import SOURCES, calibrated, in_words
+    from nugnn.planning.in_words import seconds_text
+    from nugnn.planning.run_pairs import devices_in_words
+
+    kind = found[0].kind
+    of = "graphs" if kind.family == "graph" else "samples"
+    heading = f"{of} in {kind.precision} on {devices_in_words(kind.devices)}, from {SOURCES[kind.stands_on]}"
+    lines = [heading if kind.rates is None else f"{heading} ({kind.rates[:8]})"]
+    counts = kind.versions == here
+    if not counts:
+        other = [f"{name} {version}" for name, version in kind.versions.items() if here.get(name) != version]
+        now = [f"{name} {version}" for name, version in here.items() if kind.versions.get(name) != version]
+        lines.append(
+            f"  not counted: of {', '.join(other) or 'unknown versions'}; plans made here are of {', '.join(now)}"
+        )
+    subjects = {pair.subject for pair in found}
+    so_far = calibrated(found, kind.stands_on, subjects.pop() if len(subjects) == 1 else None)
+    lines.append(f"  {in_words(so_far, 'times of plans have the factor' if counts else 'no plan made here has it')}")
+    for pair in found:
+        times = f"{seconds_text(pair.predicted_seconds)} predicted, {seconds_text(pair.measured_seconds)} measured"
+        lines.append(f"  {pair.made}  {pair.name}: an epoch {times}, {pair.ratio:.3g} x")
     return lines

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from nugnn._counted import counted
 from nugnn.cli_errors import errors_reported
 from nugnn.planning.in_words import download_bytes
+from nugnn.sample_sets import NAMES, PATH_KINDS
 from nugnn.screen import say, screen, show_table
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def list_all(data_dir: str | None = _DATA_DIR, as_json: bool = _JSON) -> None:
         console = screen()
         show_table(console, table, least_first=("from", "size", "features", "edges"))
         say(console, "by hand: put the graph into the folder that --data-dir names")
+        say(console, f"samples: {', '.join(NAMES)}")
+        say(console, f"samples of yours: {', '.join(f'{kind}:PATH' for kind in PATH_KINDS)}")
 
 
 @datasets.command(short_help="What is known of a data set, without loading it.")
@@ -69,10 +73,16 @@ def info(
             print(json.dumps(_plain(entry), indent=2))
             return
         table = Table(show_header=False, title=entry.name, title_justify="left")
-        for label, value in _plain(entry).items():
+        facts, console = _plain(entry), screen()
+        urls = facts.pop("urls") or []
+        if len(urls) > 1:
+            del facts["url"]
+        for label, value in facts.items():
             if label != "name" and value is not None:
                 table.add_row(label.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-        show_table(screen(), table)
+        show_table(console, table)
+        if len(urls) > 1:  # below the table, where none is folded
+            say(console, "\n".join([f"{counted(len(urls), 'file')}, from", *(f"  {url}" for url in urls)]))
 
 
 @datasets.command(short_help="Download a data set if need be, read it, describe it.")
@@ -152,6 +162,7 @@ def _plain(entry: DatasetEntry) -> dict[str, Any]:
         "metric": None if known is None or known.metric == "auto" else known.metric,
         "download_bytes": entry.download_bytes,
         "url": None if source is None else source.files[0].url,
+        "urls": None if source is None else [file.url for file in source.files],
         "note": (known and known.note) or None,
     }
 

@@ -18,6 +18,8 @@ from nugnn.sample_config import BY_COUNTS
 from nugnn.screen import say, screen, show_table
 
 _MOST = 4096
+_LONGER = "*"
+"""Beside epochs that are longer than with fewer devices."""
 OPTIONS = (
     *("self_loops", "model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
     *("dropout", "input_dropout", "attention_dropout"),
@@ -62,7 +64,7 @@ def simulate(**given: Any) -> None:
         console = screen(quiet=own["as_json"])
         with progress_of(console) as on_stage:
             from nugnn.planning.cluster_file import LinkFields
-            from nugnn.planning.growth import where_it_stops
+            from nugnn.planning.growth import are_longer, where_it_stops
             from nugnn.simulate_run import simulate as simulated
 
             rows, notes = simulated(
@@ -84,27 +86,29 @@ def simulate(**given: Any) -> None:
             growth_table(rows, f"{own['graph_stats']} on {own['devices']}"),
             least_first=("hosts", "halo/node", "memory", "wait", "sync", "halo", "work"),
         )
+        if any(are_longer(rows)):
+            say(console, f"{_LONGER} a longer epoch than with fewer devices")
         for note in (f"simulated: {stops}", *(f"note: {note}" for note in notes)):
             say(console, note)
 
 
 def growth_table(rows: Any, title: str) -> Table:
     """At most 80 columns wide."""
-    from nugnn.planning.growth import speed_ups
+    from nugnn.planning.growth import are_longer, speed_ups
     from nugnn.planning.in_words import seconds_text
 
     table = Table(title=f"simulated: {title}", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for name in ("devices", "hosts", "epoch", "speed-up", "work", "halo", "sync", "wait", "halo/node", "memory"):
+    names = ("devices", "hosts", "epoch", "", "speed-up", "work", "halo", "sync", "wait", "halo/node", "memory")
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for row, gain in zip(rows, speed_ups(rows), strict=True):
+    for row, gain, is_longer in zip(rows, speed_ups(rows), are_longer(rows), strict=True):
         if row.epoch_seconds is None:
             table.add_row(str(row.devices), str(row.hosts), "no room")
             continue
         parts = [f"{row.parts[kind]:.0%}" for kind in ("compute", "halo", "sync", "wait")]
         figures = (f"{row.halo_rows:.2f}", f"{row.fullest:.0%}")
-        table.add_row(
-            str(row.devices), str(row.hosts), seconds_text(row.epoch_seconds), f"{gain:.2f}", *parts, *figures
-        )
+        epoch = (seconds_text(row.epoch_seconds), _LONGER if is_longer else "", f"{gain:.2f}")
+        table.add_row(str(row.devices), str(row.hosts), *epoch, *parts, *figures)
     return table
 
 

@@ -10,7 +10,7 @@ from nugnn.comm.halo_target import HALO_TARGETS, HaloTarget, why_not_target
 from nugnn.options import ConfigError, flag_of, option, refusal
 from nugnn.sample_sets import names_samples
 from nugnn.schedules import SCHEDULES
-from nugnn.settings import MODEL_FILE, Settings
+from nugnn.settings import MODEL_FILE, Settings, model_refusal
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
@@ -274,7 +274,7 @@ class TrainConfig(Settings):
         if self.dataset is not None and names_samples(self.dataset):
             raise ConfigError(f"--dataset {self.dataset} names samples, and this needs a graph; samples are for train")
         if self.model not in BUILT_IN_MODELS and not MODEL_FILE.fullmatch(self.model):
-            raise ConfigError(refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
+            raise ConfigError(model_refusal("--model", self.model, f"{', '.join(BUILT_IN_MODELS)} or FILE.py:Class"))
         self._check_device()
         self._check_limits()
         self._check_schedule()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nugnn.kept_pairs import keep_pair, kept_pairs
+from nugnn.kept_pairs import keep_pair, kept_pairs, num_of_other_versions
 from nugnn.plan_settings import other_settings
 from nugnn.planned import Planned
 from nugnn.planning.calibration import Calibration, calibrated
@@ -82,7 +82,7 @@ def calibration_of(plan: Plan, on_note: Callable[[str], Any] = lambda _: None) -
     kept = kept_pairs(kind)
     if kept.note:
         on_note(kept.note)
-    return calibrated(kept.pairs, kind.stands_on, subject_of(plan))
+    return calibrated(kept.pairs, kind.stands_on, subject_of(plan), num_of_other_versions(kind))
 
 
 def held_run(

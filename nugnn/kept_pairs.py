@@ -94,6 +94,11 @@ def kept_pairs(kind: PredictionKind | None = None) -> Kept:
     return Kept(tuple(pairs), tuple(ignored))
 
 
+def num_of_other_versions(kind: PredictionKind) -> int:
+    """How many kept runs would be of this kind, were it not for the versions that predicted them; never fails."""
+    return sum(pair.kind != kind and pair.kind.is_but_for_versions(kind) for pair in kept_pairs().pairs)
+
+
 def forget_pairs() -> int:
     """Remove all that is kept; how many files that were.
 

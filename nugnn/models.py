@@ -217,23 +217,32 @@ def load_user_class(spec: str) -> type[nn.Module]:
         ValueError: No such file or class, the file cannot be imported, or it is not a `torch.nn.Module`.
     """
     path_text, _, class_name = spec.rpartition(":")
-    path = Path(path_text)
-    if not path.is_file():
-        raise ValueError(f"model file {path_text} does not exist")
-    module = _user_module(path)
+    module = _imported(path_text)
     found = getattr(module, class_name, None)
     if found is None:
-        own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
-        names = [v.__name__ for v in own if issubclass(v, nn.Module)]
-        defines = f"it defines: {', '.join(names)}" if names else "it defines no torch.nn.Module"
-        raise ValueError(f"{path_text} has no class {class_name!r}{closest(class_name, names)}; {defines}")
+        names = _own_modules(module)
+        raise ValueError(f"{path_text} has no class {class_name!r}{closest(class_name, names)}; {_defines(names)}")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"{spec} is not a torch.nn.Module")
     return found
 
 
-def _user_module(path: Path) -> ModuleType:
+def said_of_file(path_text: str) -> str:
+    """What to write in place of a file that was named without a class of it.
+
+    Raises:
+        ValueError: The file cannot be imported.
+    """
+    names = _own_modules(_imported(path_text))
+    example = f"{Path(path_text).name}:{[*names, 'Class'][0]}"
+    return f"{path_text} is a file: name the class in it, as in {example}; {_defines(names)}"
+
+
+def _imported(path_text: str) -> ModuleType:
     """What the file defines; it runs once, unless it has changed since."""
+    path = Path(path_text)
+    if not path.is_file():
+        raise ValueError(f"model file {path_text} does not exist")
     facts = path.stat()
     stamp = (str(path.resolve()), facts.st_mtime_ns, facts.st_size)
     module_spec = importlib.util.spec_from_file_location(f"nugnn_user_{path.stem}", path)
@@ -249,10 +258,20 @@ def _user_module(path: Path) -> ModuleType:
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"{path} cannot be imported: {describe_error(error)}") from error
+        raise ValueError(f"{path_text} cannot be imported: {describe_error(error)}") from error
     cloudpickle.register_pickle_by_value(module)
     setattr(module, _STAMP, stamp)
     return module
+
+
+def _own_modules(module: ModuleType) -> list[str]:
+    """Names of the `torch.nn.Module` classes that a file defines itself."""
+    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+    return [v.__name__ for v in own if issubclass(v, nn.Module)]
+
+
+def _defines(names: list[str]) -> str:
+    return f"it defines: {', '.join(names)}" if names else "it defines no torch.nn.Module"
 
 
 def own_defaults(make: type[nn.Module]) -> dict[str, Any]:

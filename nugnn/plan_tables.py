@@ -13,7 +13,7 @@ from rich.table import Table
 from nugnn._counted import counted
 from nugnn.planned import Planned
 from nugnn.planning.calibration import SOURCES, Calibration, error_text, in_words
-from nugnn.planning.in_words import seconds_text
+from nugnn.planning.in_words import seconds_text, short_device
 from nugnn.planning.plan import Plan, PlannedDevice, SecondsKind
 from nugnn.planning.timeline import Timeline, picture
 from nugnn.screen import say, show_table
@@ -21,7 +21,8 @@ from nugnn.screen import say, show_table
 _MOST_ROWS = 16
 """Devices that have a row each; of more, those that are alike share one."""
 _MOST_PICTURED = 8
-_LABEL = 19
+_LABEL = 17
+"""Columns of lines on a device's limits, and of the longest names: see `nugnn.planning.in_words.short_device`."""
 SIMULATED = "simulated: by data sheets, never held against a run on them"
 
 
@@ -65,18 +66,21 @@ def devices_table(plan: Plan, width: int = 80) -> Table:
         title += f"\n({SIMULATED if plan.calibration is None or not plan.calibration.runs else 'by data sheets'})"
     unit, size = _unit(plan.step_seconds)
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("device", overflow="ellipsis", no_wrap=True, max_width=_LABEL)
     counts = ["nodes", "edges", "halo"] if plan.family == "graph" else ["batch"]
     names = ["share", *counts, f"{unit}: work", "halo", "sync", "wait", "GiB of"]
-    rows = [(label, _cells(plan, devices, size)) for label, devices in _rows(plan)]
-    lines = [names, *(cells for _, cells in rows)]
+    rows = [(which, _label(devices[0]), _cells(plan, devices, size)) for which, devices in _rows(plan)]
+    whose = "rank" if len(rows) == len(plan.devices) else ""
+    table.add_column(whose, justify="right", no_wrap=True)
+    table.add_column("device", no_wrap=True)
+    lines = [names, *(cells for _, _, cells in rows)]
     widths = [1 + max(len(line[column]) for line in lines) for column in range(len(names))]
-    label_width = 1 + max(len(line) for label, _ in rows for line in ["device", *label.split("\n")])
-    kept = _columns_within(width - min(label_width, _LABEL + 1), widths, len(counts))
+    which_width = 1 + max(len(each) for each in [whose, *(which for which, _, _ in rows)])
+    label_width = 1 + max(len(line) for _, label, _ in rows for line in ["device", *label.split("\n")])
+    kept = _columns_within(width - which_width - label_width, widths, len(counts))
     for column in kept:
         table.add_column(names[column], justify="right", no_wrap=True)
-    for label, cells in rows:
-        table.add_row(label, *(cells[column] for column in kept))
+    for which, label, cells in rows:
+        table.add_row(which, label, *(cells[column] for column in kept))
     if len(kept) < len(names):
         table.caption = f"{counted(len(names) - len(kept), 'column')} more where the terminal is wider; --json has all"
     return table
@@ -100,30 +104,26 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def _rows(plan: Plan) -> list[tuple[str, list[PlannedDevice]]]:
-    """A row for each device, or for those of a host or cluster that are alike where there are many."""
+    """A row for each device by its rank, or for those of a host or cluster that are alike where there are many."""
     if len(plan.devices) <= _MOST_ROWS:
-        return [(_label(str(rank), device), [device]) for rank, device in enumerate(plan.devices)]
+        return [(str(rank), [device]) for rank, device in enumerate(plan.devices)]
     groups: dict[str, list[PlannedDevice]] = {}
     for device in plan.devices:
         groups.setdefault(_limited(device), []).append(device)
-    return [(_label(f"{len(devices)} x", devices[0]), devices) for devices in groups.values()]
+    return [(f"{len(devices)} x", devices) for devices in groups.values()]
 
 
-def _label(which: str, device: PlannedDevice) -> str:
+def _label(device: PlannedDevice) -> str:
     """The device's name, and below it what of it is used: that is where devices of one name differ."""
     limits = device.limits
     given = (("sms", limits.sms), ("memory", limits.memory_fraction), ("threads", limits.threads))
     said = ", ".join(f"{name} {value:g}" for name, value in given if value is not None)
     indented = textwrap.wrap(said, _LABEL, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join([f"{which} {_name(device)}", *indented])
+    return "\n".join([short_device(device.name), *indented])
 
 
 def _limited(device: PlannedDevice) -> str:
-    return _name(device) + ("" if device.limits.is_none else f" {device.limits}")
-
-
-def _name(device: PlannedDevice) -> str:
-    return device.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
+    return device.name + ("" if device.limits.is_none else f" {device.limits}")
 
 
 def _cells(plan: Plan, devices: Sequence[PlannedDevice], unit: float) -> list[str]:

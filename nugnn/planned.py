@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-import nugnn.comm.early_rows
-import nugnn.planning
-from nugnn import __version__
 from nugnn.datasets.whole_file import write_whole
 from nugnn.partition.metis import SymmetricGraph
 from nugnn.plan_subject import PlanSubject
@@ -34,6 +29,7 @@ from nugnn.planning.operator_times import OperatorTimes
 from nugnn.planning.plan import SCHEMA, CutFacts, Plan, PlannedDevice, PlannedSizes, SharesBy
 from nugnn.planning.plan_parts import digest, parts_bytes, parts_path
 from nugnn.planning.predictor import ReplayedSteps, predictor_for
+from nugnn.prediction_versions import prediction_versions
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,11 +40,13 @@ class Planned:
         plan: The plan.
         part: ``(N,)`` int32 part of each node, where the graph was cut.
         forecast: Of a step.
+        left_out: Those of the plan's notes on devices that an epoch would hardly be longer without.
     """
 
     plan: Plan
     part: npt.NDArray[np.int32] | None
     forecast: Forecast
+    left_out: tuple[str, ...] = ()
 
     def corrected(self) -> Planned:
         """As it is told: see `nugnn.planning.plan.Plan.corrected`."""
@@ -229,10 +227,10 @@ def _planned(
         notes=tuple(dict.fromkeys([*_notes_of_profiles(cluster), *cluster.notes, *subject.notes, *draft.notes])),
         stands_on=stands_on,
         rates=rates,
-        versions={"nugnn": __version__, "torch": str(torch.__version__), "prediction": _code_digest()},
+        versions=prediction_versions(),
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    return Planned(plan=plan, part=draft.part, forecast=forecast)
+    return Planned(plan=plan, part=draft.part, forecast=forecast, left_out=draft.left_out)
 
 
 def _notes_of_profiles(cluster: Cluster) -> list[str]:
@@ -251,13 +249,3 @@ def _basis(cluster: Cluster, times: Times | None) -> tuple[StandsOn, str | None]
         digest.update(np.ascontiguousarray(table, np.float64).data)
     is_on_paper = any(profile.source == "sheet" for profile in cluster.profiles)
     return "sheets" if is_on_paper else "rates", digest.hexdigest()[:16]
-
-
-@functools.cache
-def _code_digest() -> str:
-    """Of the code that predicts: other code is off by other factors."""
-    digest = hashlib.sha256()
-    others = [Path(nugnn.comm.early_rows.__file__)]  # how much of a sum begins early
-    for path in [*sorted(Path(nugnn.planning.__file__).parent.glob("*.py")), *others]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]

@@ -12,7 +12,7 @@ from nugnn.config import TrainConfig
 from nugnn.options import ConfigError, flag_of, option, option_default, option_spec, refusal
 from nugnn.sample_sets import KNOWN, names_samples
 from nugnn.schedules import usual_warmup
-from nugnn.settings import FREE_ON_RESUME, SHARES_BY_DEVICE, Settings
+from nugnn.settings import FREE_ON_RESUME, SHARES_BY_DEVICE, Settings, model_refusal
 
 BUILT_IN_NETWORKS = ("mlp", "cnn", "transformer")
 TORCHVISION_MODELS = ("resnet18", "resnet50", "vgg16")
@@ -169,7 +169,7 @@ class SampleConfig(Settings):
             raise ConfigError(refusal("--dataset", self.dataset, ", ".join(KNOWN)))
         known_models = ("auto", *BUILT_IN_NETWORKS, *TORCHVISION_MODELS)
         if self.model not in known_models and self.model_file is None:
-            raise ConfigError(refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))
+            raise ConfigError(model_refusal("--model", self.model, f"{', '.join(known_models)} or FILE.py:Class"))
         self._check_device()
         self._check_limits()
         if self.lr is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from nugnn import seam
+from nugnn._counted import counted
 from nugnn.comm.batch_norm import BatchNormHandler
 from nugnn.comm.collectives import sum_over_ranks
 from nugnn.comm.groups import Ranks
@@ -64,6 +65,11 @@ def shard(
     ranks = ranks or Ranks(device=own_device(device))
     if isinstance(data, (str, Path)):
         return ShardGraph(load_shard(Path(data), ranks.rank), ranks)
+    if ranks.world_size == 1 and shares is not None and len(shares) > 1:
+        raise ValueError(
+            f"shares: {counted(len(shares), 'number')} for 1 worker: start the script with torchrun --standalone "
+            f"--nproc-per-node {len(shares)}, and give shard the ranks of nugnn.init()"
+        )
     weights = checked_shares(shares, ranks.world_size, data)
     own, _ = own_shard(data, ranks, weights, method=method, order=order, seed=seed)
     return ShardGraph(own, ranks)

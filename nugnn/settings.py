@@ -12,6 +12,7 @@ from typing import Any, Self
 import yaml
 
 from nugnn._counted import counted
+from nugnn._regular_file import no_file
 from nugnn.options import ConfigError, check, flag_of, option_spec, refusal
 from nugnn.planning.limits import format_limits, parse_limits
 from nugnn.schedules import check_schedule
@@ -205,6 +206,25 @@ class Settings:
         from nugnn.settings_file import read_as  # which knows all kinds of settings
 
         return read_as(cls, path)
+
+
+def model_refusal(flag: str, model: str, allowed: str) -> str:
+    """The sentence for a wrong model; where it is a Python file, the classes in it, for which the file is imported.
+
+    Args:
+        flag: Before the model; empty where it is an argument.
+        model: As the user wrote it.
+        allowed: What it may be.
+
+    Raises:
+        ValueError: It is a file that cannot be imported.
+    """
+    path = model.removesuffix(":")
+    if not path.endswith(".py") or no_file(Path(path)) is not None:
+        return refusal(flag, model, allowed).lstrip()
+    from nugnn.models import said_of_file  # with torch, which a refusal alone may wait for
+
+    return f"{flag} {said_of_file(path)}".lstrip()
 
 
 def _checked_shares(shares: Any, workers: int) -> str | tuple[float, ...]:

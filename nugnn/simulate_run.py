@@ -14,7 +14,7 @@ from nugnn.planning.cluster import check_on_paper, cluster_on_paper
 from nugnn.planning.cluster_file import LinkFields
 from nugnn.planning.datasheet import SheetError
 from nugnn.planning.graph_statistics import parse_statistics
-from nugnn.planning.growth import Growth
+from nugnn.planning.growth import Growth, said_of_left_out
 from nugnn.planning.lacking import DoesNotFitError
 from nugnn.planning.shares import check_whole
 
@@ -58,6 +58,7 @@ def simulate(
     subjects: dict[bool, PlanSubject] = {}
     rows: list[Growth] = []
     notes: dict[str, None] = {}
+    left_out: dict[int, tuple[str, ...]] = {}
     for count in counts:
         on_stage(f"planning for {counted(count, 'device')}")
         cluster = cluster_on_paper(sheets, count, per_host=per_host, between=between)
@@ -70,5 +71,6 @@ def simulate(
             rows.append(Growth(devices=count, hosts=-(-count // per_host), why_not=str(error).splitlines()[0]))
             continue
         rows.append(Growth.of(planned.plan))
-        notes |= dict.fromkeys(planned.plan.notes)
-    return rows, tuple(notes)
+        notes |= dict.fromkeys(note for note in planned.plan.notes if note not in planned.left_out)
+        left_out[count] = planned.left_out
+    return rows, (*notes, *said_of_left_out(rows, left_out))

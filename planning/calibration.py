@@ -61,6 +61,7 @@ class Calibration(BaseModel):
             0.25 is a factor of 1.25. None where there are no two.
         error_without: The same of predictions as they are; None without a run.
         is_applied: Whether a plan's seconds are told with the factor.
+        of_other_versions: Runs that would count, but for the version of nugnn, of torch or of the code that predicted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -74,6 +75,7 @@ class Calibration(BaseModel):
     error_bar: _Share | None = None
     error_without: _Share | None = None
     is_applied: bool = False
+    of_other_versions: Annotated[int, Field(ge=0)] = 0
 
     @property
     def applied_factor(self) -> float:
@@ -86,7 +88,9 @@ class Calibration(BaseModel):
         return self.error_bar if self.is_applied else self.error_without if self.error_bar is not None else None
 
 
-def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | None = None) -> Calibration:
+def calibrated(
+    runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | None = None, of_other_versions: int = 0
+) -> Calibration:
     """What measured runs say of predictions of their kind.
 
     The factor is one for all devices, so it changes times and no shares. It is applied where a prediction stands on
@@ -97,6 +101,7 @@ def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | 
         runs: Of one kind of prediction, on the same devices.
         stands_on: What such predictions stand on.
         subject: Of the planned run; None for predictions of any.
+        of_other_versions: How many more there are that do not count, see `Calibration`.
 
     >>> from types import SimpleNamespace as Run
     >>> found = calibrated([Run(subject="gcn", ratio=2.0), Run(subject="sage", ratio=4.0)], "rates")
@@ -109,7 +114,14 @@ def calibrated(runs: Sequence[MeasuredRun], stands_on: StandsOn, subject: str | 
     own = by_subject.get(subject or "", [])
     of_this = bool(own) and (len(own) >= FEW or len(by_subject) == 1)
     ratios = own if of_this else [_middle(each) for each in by_subject.values()]
-    found = Calibration(stands_on=stands_on, runs=len(runs), models=len(by_subject), used=len(ratios), of_this=of_this)
+    found = Calibration(
+        stands_on=stands_on,
+        runs=len(runs),
+        models=len(by_subject),
+        used=len(ratios),
+        of_this=of_this,
+        of_other_versions=of_other_versions,
+    )
     if not ratios:
         return found
     without, bar = _mean_error(ratios), None
@@ -139,29 +151,30 @@ def _mean_error(ratios: Sequence[float]) -> float:
 
 
 def in_words(found: Calibration, applied: str = "times here have the factor") -> str:
-    """One or two sentences: how many runs say what, or that nothing is known.
+    """One or two sentences: how many runs say what, or that nothing is known, and that others do not count.
 
     Args:
         found: What they say.
         applied: Said where the factor is applied: to what.
 
     >>> print(in_words(calibrated([], "operators")))
-    how far predictions from operators timed here are off on these devices is not known: none was held against a run yet
+    how far predictions from operators timed here are off on these devices is not known: no earlier run to compare with
     """
     source = SOURCES[found.stands_on]
     if found.factor is None or found.error_without is None:
         usual = "" if found.stands_on == "operators" else "; of small graphs and batches they are off by factors"
         return (
-            f"how far predictions from {source} are off on these devices is not known: none was held against a run yet"
-            f"{usual}"
+            f"how far predictions from {source} are off on these devices is not known: no earlier run to compare with"
+            f"{usual}{_not_counted(found)}"
         )
     took = f"took {found.factor:.3g} x as long as predicted from {source}"
     whose = "this model on this data" if found.of_this else "one other model"
     if found.runs == 1:
-        return f"one measured run, of {whose}, {took}; how far others are off is not known"
+        return f"one measured run, of {whose}, {took}; how far others are off is not known{_not_counted(found)}"
     if found.error_bar is None:
         return (
             f"{counted(found.runs, 'measured run')}, all of {whose}, {took}; how far other models are off is not known"
+            f"{_not_counted(found)}"
         )
     who = f"{counted(found.used, 'measured run')} of {whose}"
     if not found.of_this:
@@ -169,6 +182,17 @@ def in_words(found: Calibration, applied: str = "times here have the factor") ->
     text = f"{who} {took}, in the median; off by {error_text(found.error_without)} in the mean as predicted, by "
     text += f"{error_text(found.error_bar)} with the factor of the others"
     return f"{text}; {applied if found.is_applied else 'the factor is not applied'}"
+
+
+def _not_counted(found: Calibration) -> str:
+    """That kept runs say nothing here, for those who see them in ``nugnn calibration``; empty without any."""
+    if not found.of_other_versions:
+        return ""
+    were, do = ("was", "does") if found.of_other_versions == 1 else ("were", "do")
+    return (
+        f"; {counted(found.of_other_versions, 'earlier run')} {were} of another version of nugnn, of torch or of the "
+        f"predictions, and {do} not count"
+    )
 
 
 def error_text(share: float) -> str:

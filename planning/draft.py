@@ -46,6 +46,7 @@ class Draft:
         sent_rows: ``(P, P)`` rows of the row's part that the column's part reads; None where there is no cut.
         part: ``(N,)`` int32, where there is a cut.
         notes: What had to be said.
+        left_out: Those of the notes on devices that an epoch would hardly be longer without.
     """
 
     shares_by: SharesBy
@@ -57,6 +58,7 @@ class Draft:
     sent_rows: npt.NDArray[np.int64] | None = None
     part: npt.NDArray[np.int32] | None = None
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def shares(self) -> tuple[float, ...]:

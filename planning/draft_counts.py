@@ -71,6 +71,7 @@ def draft_from_counts(
         ),
         halo="expected" if search.count > 1 else "none",
         notes=notes,
+        left_out=notes,
     )
 
 

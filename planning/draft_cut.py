@@ -182,4 +182,5 @@ def draft_with_cut(
         sent_rows=cut.sent_rows,
         part=cut.part,
         notes=(*cut.notes, *notes),
+        left_out=notes,
     )

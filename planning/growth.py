@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nugnn._counted import counted
 from nugnn.planning.draft import HARDLY
+from nugnn.planning.in_words import seconds_text
 from nugnn.planning.plan import Plan, SecondsKind
 
 _WORTH = 0.95
@@ -62,6 +63,34 @@ def speed_ups(rows: Sequence[Growth]) -> list[float | None]:
     """Of each row over the first one that fits."""
     first = next((row.epoch_seconds for row in rows if row.epoch_seconds), None)
     return [None if not row.epoch_seconds or first is None else first / row.epoch_seconds for row in rows]
+
+
+def are_longer(rows: Sequence[Growth]) -> list[bool]:
+    """Of each row, whether its epoch is longer than that of a row before it, which has fewer devices."""
+    found, shortest = [], math.inf
+    for row in rows:
+        found.append(row.epoch_seconds is not None and row.epoch_seconds > shortest)
+        shortest = min(shortest, row.epoch_seconds or math.inf)
+    return found
+
+
+def said_of_left_out(rows: Sequence[Growth], notes: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    """What plans of several sizes say of devices that bring nothing, as one sentence.
+
+    Args:
+        rows: Of all sizes.
+        notes: See `nugnn.planning.left_out`, by the number of devices; those of a single size stay as they are.
+    """
+    *most, last = [count for count, said in notes.items() if said] or [0]
+    if not most:
+        return tuple(notes.get(last, ()))
+    best = min((row for row in rows if row.epoch_seconds), key=lambda row: row.epoch_seconds or math.inf)
+    return (
+        f"of {', '.join(map(str, most))} and {counted(last, 'device')} not all are worth having: exchanges cost more "
+        f"than the others bring. The shortest epoch is that of {_counted(best)}, "
+        f"{seconds_text(best.epoch_seconds or 0.0)}; plans have all that were asked for, as each device gets a node at "
+        "least",
+    )
 
 
 def where_it_stops(rows: Sequence[Growth]) -> str:

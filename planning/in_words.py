@@ -33,3 +33,13 @@ def seconds_text(seconds: float) -> str:
             value = seconds / size
             return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
     return "0" if seconds < 1e-9 else f"{seconds * 1e6:.2g} us"
+
+
+def short_device(name: str, most: int = 17) -> str:
+    """A device's name without its maker's, in at most so many columns.
+
+    >>> short_device("NVIDIA A100-SXM4-80GB"), short_device("NVIDIA RTX 6000 Ada Generation")
+    ('A100-SXM4-80GB', 'RTX 6000 Ada Gen…')
+    """
+    short = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
+    return short if len(short) <= most else f"{short[: most - 1]}…"

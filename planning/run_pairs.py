@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from nugnn._counted import counted
 from nugnn.planning.calibration import StandsOn
 from nugnn.planning.plan import Plan, PlannedDevice
 from nugnn.planning.profiles import Count
@@ -50,6 +53,10 @@ class PredictionKind(Strict):
     @property
     def key(self) -> str:
         return _digest(self.model_dump())
+
+    def is_but_for_versions(self, other: PredictionKind) -> bool:
+        """Whether nothing but versions may differ."""
+        return self == other.model_copy(update={"versions": self.versions})
 
 
 class RankPair(Strict):
@@ -134,12 +141,27 @@ def device_text(device: PlannedDevice) -> str:
     return f"{device.uuid or device.name}, {device.multiprocessors} {what}{limits}"
 
 
-def device_in_words(text: str) -> str:
-    """For people, of `device_text`.
+def devices_in_words(hosts: Sequence[Sequence[str]]) -> str:
+    """For people, `device_text` of each host's devices: what is there several times is counted.
 
-    >>> device_in_words("a CPU, 1 threads")
-    'a CPU, 1 thread'
+    >>> devices_in_words([["a CPU, 1 threads", "a CPU, 1 threads"], ["a GPU, 132 multiprocessors"]])
+    '2 x a CPU, 1 thread; and a GPU, 132 multiprocessors'
+    >>> devices_in_words([["a CPU, 1 threads", "b, 2 threads"]] * 2)
+    '2 hosts with a CPU, 1 thread and b, 2 threads each'
     """
+    alike = Counter(
+        " and ".join(_times(count, _device_in_words(text)) for text, count in Counter(host).items()) for host in hosts
+    )
+    return "; and ".join(
+        f"{counted(count, 'host')} with {host} each" if count > 1 else host for host, count in alike.items()
+    )
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} x {what}" if count > 1 else what
+
+
+def _device_in_words(text: str) -> str:
     return re.sub(r", 1 (thread|multiprocessor)s\b", r", 1 \1", text)
 
 

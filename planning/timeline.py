@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from nugnn._counted import counted
-from nugnn.planning.in_words import seconds_text
+from nugnn.planning.in_words import seconds_text, short_device
 
 Clock = Literal["compute", "halo", "sync"]
 """What a trainer counts time for: see `nugnn.history.Epoch`."""
@@ -162,7 +162,6 @@ _MEANING = {
     "?": "outside of these phases",
     " ": "nothing on the device",
 }
-_LONGEST_NAME = 16
 
 
 def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16, numbers: Sequence[int] | None = None) -> str:
@@ -179,7 +178,7 @@ def picture(timeline: Timeline, *, width: int = 80, most_ranks: int = 16, number
     """
     ranks = sorted(range(len(timeline.names)), key=lambda rank: (-_own(timeline, rank), rank))[:most_ranks]
     called = range(len(timeline.names)) if numbers is None else numbers
-    labels = {rank: f"{called[rank]} {timeline.names[rank]}"[:_LONGEST_NAME] for rank in ranks}
+    labels = {rank: f"rank {called[rank]} {short_device(timeline.names[rank])}" for rank in ranks}
     longest = max(map(len, labels.values()))
     figures = {rank: f" {100 * timeline.idle_share(rank):3.0f} % idle" for rank in ranks}
     slices = max(width - longest - 2 - len(next(iter(figures.values()))), 10)

@@ -295,6 +295,32 @@ def test_a_folder_beside_nugnn_with_a_name_that_begins_alike_is_the_users() -> N
     assert not error_place.is_library(package.with_name(package.name + "_of_mine") / "net.py")
 
 
+@pytest.mark.parametrize(
+    "command", [("check",), ("train", "--dataset", "digits", "--model"), ("train", "--dataset", "mnist", "--model")]
+)
+def test_a_model_file_that_names_no_class_says_which_there_are(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was refused as a name that is none of the built-in ones."""
+    path = tmp_path / "mine.py"
+    path.write_text("from torch import nn\nclass Net(nn.Module): ...\nclass Other(Net): ...\nclass NoModel: ...\n")
+    flag = "--model " if len(command) > 1 else ""
+    for given in (f"{path}", f"{path}:"):
+        assert exit_code(*command, given) == 2
+        said = (
+            f"nugnn: error: {flag}{path} is a file: name the class in it, as in mine.py:Net; it defines: Net, Other\n"
+        )
+        assert capsys.readouterr().err.endswith(said)
+    path.write_text("x = 1\n")
+    assert exit_code(*command, str(path)) == 2
+    assert "as in mine.py:Class; it defines no torch.nn.Module" in capsys.readouterr().err
+    path.write_text("import nowhere_at_all\n")
+    assert exit_code(*command, str(path)) == 2
+    assert "cannot be imported: " in capsys.readouterr().err
+    assert exit_code(*command, str(tmp_path / "absent.py")) == 2
+    assert f"{tmp_path / 'absent.py'} is not allowed; allowed: " in capsys.readouterr().err
+
+
 def test_a_model_file_without_the_class_suggests_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("check", f"{USER_MODELS}:TwoLayer") == 2
     assert "has no class 'TwoLayer' (did you mean 'TwoLayers'?); it defines: " in capsys.readouterr().err

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nugnn import cli
+from nugnn.datasets.sources import PUBLISHED
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -36,6 +37,7 @@ def test_list_fits_the_screen_and_shows_the_users_own(folder: Path, capsys: pyte
     assert {"triangle", "digits", "ogbn-products", "cora"} <= {
         line.split()[0] for line in out.splitlines() if line.strip()
     }
+    assert out.endswith("cifar10\nsamples of yours: imagefolder:PATH, text:PATH, csv:PATH\n")
     code, out, _ = call(capsys, "list", "--json")
     by_name = {entry["name"]: entry for entry in json.loads(out)}
     assert by_name["digits"]["from"] == "built-in" and "triangle" not in by_name
@@ -46,6 +48,13 @@ def test_info_reads_and_downloads_nothing(folder: Path, capsys: pytest.CaptureFi
     code, out, _ = call(capsys, "info", "OGBN_Products", "--json")
     entry = json.loads(out)
     assert code == 0 and (entry["nodes"], entry["classes"], entry["split"]) == (2449029, 47, "196615/39323/2213091")
+    addresses = [file.url for file in PUBLISHED["cora"].source.files]
+    code, out, _ = call(capsys, "info", "cora")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert out.splitlines()[-9:] == ["8 files, from", *(f"  {address}" for address in addresses)]
+    assert "url " in call(capsys, "info", "dblp")[1] and "url " not in out
+    entry = json.loads(call(capsys, "info", "cora", "--json")[1])
+    assert (entry["url"], entry["urls"]) == (addresses[0], addresses)
     code, _, err = call(capsys, "info", "ogbn-product")
     assert code == 2 and "did you mean ogbn-products" in err
     assert not (folder.parent / "cache").exists()

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from nugnn import cli, kept_pairs
-from nugnn.kept_pairs import MOST_OF_A_MODEL, forget_pairs, keep_pair, pairs_folder
+from nugnn.kept_pairs import MOST_OF_A_MODEL, forget_pairs, keep_pair, num_of_other_versions, pairs_folder
 from nugnn.kept_pairs import kept_pairs as found_of
 from nugnn.planning.run_pairs import SCHEMA, PredictionKind, RankPair, RunPair
+from nugnn.prediction_versions import prediction_versions
 
 KIND = PredictionKind(
     family="graph",
@@ -170,6 +171,32 @@ def test_files_of_others_are_left_alone_and_a_file_in_place_of_the_folder_is_no_
         keep_pair(pair(1))
 
 
+def test_runs_that_differ_by_versions_alone_are_counted_apart() -> None:
+    here = KIND.model_copy(update={"versions": prediction_versions()})
+    assert num_of_other_versions(here) == 0
+    for each in (KIND, here, OTHER, KIND.model_copy(update={"precision": "bf16"})):
+        keep_pair(pair(1, each))
+    keep_pair(pair(2, KIND))
+    assert num_of_other_versions(here) == 2 and num_of_other_versions(KIND) == 1
+
+
+def test_runs_that_no_plan_counts_come_last_and_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    here = prediction_versions()
+    older = KIND.model_copy(update={"versions": here | {"prediction": "0ld"}})
+    two_hosts = (("a CPU, 1 threads", "a CPU, 1 threads"),) * 2
+    for number, each in enumerate((older, KIND.model_copy(update={"versions": here, "devices": two_hosts}))):
+        keep_pair(pair(number, each))
+    lines = call(capsys, "calibration")[1].splitlines()
+    headings = [line for line in lines if not line.startswith(" ")]
+    assert headings == [
+        "graphs in fp32 on 2 hosts with 2 x a CPU, 1 thread each, from rates of a profile (0123)",
+        "graphs in fp32 on 2 x a CPU, 1 thread, from rates of a profile (0123)",
+    ]
+    (note,) = (number for number, line in enumerate(lines) if "not counted" in line)
+    assert lines[note - 1] == headings[1]
+    assert lines[note] == f"  not counted: of prediction 0ld; plans made here are of prediction {here['prediction']}"
+
+
 def test_the_command_shows_and_forgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "calibration") == (0, "no run with a plan was measured here yet\n", "")
     for number, measured in enumerate((0.02, 0.021, 0.022)):
@@ -178,7 +205,9 @@ def test_the_command_shows_and_forgets(capsys: pytest.CaptureFixture[str]) -> No
     code, out, _ = call(capsys, "calibration")
     text = " ".join(out.split())
     assert code == 0
-    assert "graphs in fp32 on a CPU, 1 thread, a CPU, 1 thread (nugnn 1, torch 2)" in text
+    assert (
+        "graphs in fp32 on 2 x a CPU, 1 thread, from rates of a profile (0123) not counted: of nugnn 1, torch 2" in text
+    )
     assert "3 measured runs of 3 models or data sets took 2.1 x as long as predicted from rates of a profile" in text
     assert "graphs in fp32 on another CPU, 1 thread" in text and "one measured run" in text
     assert "model 1 on cora: an epoch 10 ms predicted, 21 ms measured, 2.1 x" in text

@@ -100,7 +100,7 @@ def test_a_run_shows_when_its_workers_exchange_and_is_the_same_as_any_other():
         assert 0 < told["halo"] and 0 < told["sync"] and told["compute"] > 0
     longest = max(epoch.seconds["epoch"] for epoch in watched.history)  # of rank 0, from its own start
     assert timeline.ends[0] - timeline.events[0][0].start <= longest
-    assert picture(timeline).splitlines()[0].startswith("0 cpu |")
+    assert picture(timeline).splitlines()[0].startswith("rank 0 cpu |")
 
 
 @pytest.mark.gpu

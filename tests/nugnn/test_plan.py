@@ -157,6 +157,24 @@ def test_a_narrow_table_leaves_out_columns_not_digits(tmp_path: Path, width: int
     assert ("columns more" in " ".join(text.split())) == (width < 80)
 
 
+def test_ranks_are_no_counts_of_devices_and_long_names_are_cut_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row began with "0 AMD EPYC", as if there were none."""
+    long = MIXED.replace("A100", "RTX 6000 Ada").replace("T4", "H100 PCIe")
+    (tmp_path / "c.yaml").write_text(long)
+    given = ("--graph-stats", "ogbn-products", "--shares", "even", "--cluster", str(tmp_path / "c.yaml"))
+    code, out, err = call(capsys, "plan", *given)
+    table, _, drawn = out.partition("\nbeside shares by one number")
+    rows = [line.split() for line in table.splitlines()]
+    assert (code, err) == (0, "") and max(map(len, table.splitlines())) <= 80
+    assert [row[:2] for row in rows if row[0] in {"rank", "0"}] == [["rank", "device"], ["0", "RTX"]]
+    lines = [line for line in drawn.splitlines() if line.endswith("idle")]
+    assert [line[:6] for line in lines] == [f"rank {rank}" for rank in range(4)] and max(map(len, lines)) <= 80
+    for rank, name in enumerate(["RTX 6000 Ada Gen…"] * 2 + ["H100 PCIe"] * 2):
+        assert f"   {rank} {name} " in table and lines[rank].startswith(f"rank {rank} {name:<17} |")
+
+
 def test_ideal_parts_are_called_that_and_no_plan_is_faster_or_slower_than_they(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(MIXED)
     config = TrainConfig(dataset="by-counts", workers=4, cluster=str(tmp_path / "c.yaml"))
@@ -367,6 +385,9 @@ def test_simulated_growth(capsys: pytest.CaptureFixture[str]) -> None:
     table = out.partition("simulated: more")[0]
     assert (code, err) == (0, "") and max(map(len, table.splitlines())) <= 80
     assert "simulated: ogbn-products on A100" in out and "simulated: more than 2 devices bring little" in out
+    starred = [line.split()[0] for line in table.splitlines() if " * " in line]
+    assert starred == ["4", "8", "16"] and "\n* a longer epoch than with fewer devices\n" in out
+    assert out.count("note: of ") == 1 and "note: of 4, 8 and 16 devices not all are worth having: " in out
     code, out, _ = call(capsys, "simulate", "--graph-stats", "ogbn-products", *given, "--json")
     shown = json.loads(out)
     assert shown["simulated"] is True and [row["devices"] for row in shown["rows"]] == [1, 2, 4, 8, 16]

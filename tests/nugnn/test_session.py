@@ -227,3 +227,13 @@ def test_init_without_peers_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     ranks = nugnn.init()
     assert (ranks.rank, ranks.world_size, ranks.is_split) == (0, 1, False)
+
+
+@pytest.mark.parametrize("ranks", [None, Ranks()], ids=["left out", "of one process"])
+def test_shares_of_ranks_that_nobody_started_say_how_to_start_them(ranks: Ranks | None) -> None:
+    """README's loop, run as any script is: it said that 2 numbers are not 1, and not what to do."""
+    with pytest.raises(ValueError, match="shares: 2 numbers for 1 worker: start the script with torchrun --standalone"):
+        nugnn.shard(make_data(), ranks, shares=[0.7, 0.3])
+    with pytest.raises(ValueError, match=r"--nproc-per-node 3, and give shard the ranks of nugnn.init\(\)$"):
+        nugnn.shard(make_data(), ranks, shares=[1, 1, 1])
+    assert nugnn.shard(make_data(), ranks, shares=[1.0]).num_nodes() == NUM_NODES

@@ -35,13 +35,23 @@ def of_models(*ratios: float) -> list[Run]:
 def test_without_a_run_nothing_is_claimed_and_after_one_no_error_bar(stands_on: Any) -> None:
     nothing = calibrated([], stands_on, "a")
     assert (nothing.runs, nothing.factor, nothing.error_bar, nothing.told_error) == (0, None, None, None)
-    assert nothing.applied_factor == 1 and "is not known: none was held" in in_words(nothing)
+    assert nothing.applied_factor == 1 and "is not known: no earlier run to compare with" in in_words(nothing)
     usual = {source: "they are off by factors" in in_words(calibrated([], source)) for source in get_args(StandsOn)}
     assert usual == {"operators": False, "rates": True, "sheets": True}
     for subject, whose in (("a", "this model on this data"), ("b", "one other model")):
         one = calibrated([Run("a", 3.0)], stands_on, subject)
         assert (one.factor, one.error_bar, one.told_error, one.is_applied) == (3.0, None, None, False)
         assert f"one measured run, of {whose}, took 3 x" in in_words(one) and "is not known" in in_words(one)
+
+
+def test_runs_of_other_versions_are_said_not_to_count_where_too_little_is_known_without_them() -> None:
+    """Those who see them in ``nugnn calibration`` would wonder; once enough runs count they are no news."""
+    were = "; 2 earlier runs were of another version of nugnn, of torch or of the predictions, and do not count"
+    for known in ([], of_models(2.0), [Run("a", 2.0), Run("a", 2.5)]):
+        assert in_words(calibrated(known, "operators", of_other_versions=2)).endswith(were)
+        assert "earlier runs were" not in in_words(calibrated(known, "operators"))
+    assert "1 earlier run was of another" in in_words(calibrated([], "operators", of_other_versions=1))
+    assert "earlier run" not in in_words(calibrated(of_models(2.0, 2.5), "operators", of_other_versions=2))
 
 
 @given(st.lists(RATIOS, min_size=2, max_size=8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nugnn.planning.growth import Growth, speed_ups, where_it_stops
+from nugnn.planning.growth import Growth, are_longer, said_of_left_out, speed_ups, where_it_stops
 
 
 def row(devices: int, seconds: float | None, halo: float = 0.1) -> Growth:
@@ -64,3 +64,18 @@ def test_cards_that_bring_nothing_do_not_end_what_the_next_ones_bring() -> None:
 
 def test_many_small_gains_are_one_that_is_worth_having() -> None:
     assert where_it_stops([row(1, 1.0), row(2, 0.97), row(4, 0.94)]).startswith("an epoch gets shorter up to 4 devices")
+
+
+def test_epochs_that_are_longer_than_with_fewer_devices_are_told() -> None:
+    rows = [row(1, None), row(2, 4.0), row(4, 2.0), row(8, 3.0), row(16, 2.0), row(32, 1.0)]
+    assert are_longer(rows) == [False, False, False, True, False, False]
+
+
+def test_devices_that_bring_nothing_are_one_sentence_for_all_sizes() -> None:
+    """It was one for each size: five times the same 350 characters."""
+    rows = [row(1, 4.0), row(2, 2.0), row(4, 2.5), row(8, 3.0)]
+    assert said_of_left_out(rows, {1: (), 2: (), 4: ("of 4 devices, ...",), 8: ()}) == ("of 4 devices, ...",)
+    assert said_of_left_out(rows, {1: (), 2: ()}) == () == said_of_left_out([row(1, None)], {})
+    (said,) = said_of_left_out(rows, {1: (), 2: (), 4: ("of 4 devices, ...",), 8: ("of 8 devices, ...", "alone")})
+    assert said.startswith("of 4 and 8 devices not all are worth having: ")
+    assert "The shortest epoch is that of 2 devices, 2 s; " in said

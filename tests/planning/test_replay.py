@@ -448,8 +448,8 @@ def test_a_picture_shows_each_rank_in_eighty_columns():
     )
     lines = picture(timeline).splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0].startswith("0 quick |")
-    assert lines[1].startswith("1 slow  |")
+    assert lines[0].startswith("rank 0 quick |")
+    assert lines[1].startswith("rank 1 slow  |")
     waiting = 100 * timeline.idle_share(0)
     assert lines[0].endswith(f"{waiting:3.0f} % idle")
     drawn = lines[0].split("|")[1][: -len("  40 % idle")]
@@ -461,7 +461,7 @@ def test_a_picture_shows_each_rank_in_eighty_columns():
     signs = set("".join(line.split("|")[1][: -len("  40 % idle")] for line in lines[:2]))
     legend = "  ".join(lines[3:]).split("  ")
     assert {entry.split()[0].replace("blank", " ") for entry in legend} == signs
-    assert picture(timeline, numbers=[7, 9]).splitlines()[1].startswith("9 slow  |")
+    assert picture(timeline, numbers=[7, 9]).splitlines()[1].startswith("rank 9 slow  |")
 
 
 def test_steps_with_formulas_are_refused():
