@@ -20,6 +20,8 @@ from nugnn.screen import say, show_table
 
 _MOST_ROWS = 16
 """Devices that have a row each; of more, those that are alike share one."""
+_LEAST_SHARE = 1e-4
+"""That is told: a device that is to hold a node of millions leaves the column as narrow as it is."""
 _MOST_PICTURED = 8
 _LABEL = 17
 """Columns of lines on a device's limits, and of the longest names: see `nugnn.planning.in_words.short_device`."""
@@ -133,7 +135,8 @@ def _cells(plan: Plan, devices: Sequence[PlannedDevice], unit: float) -> list[st
         return statistics.median(of(device) for device in devices)
 
     slowest = max(devices, key=lambda device: device.busy_seconds)
-    cells = [f"{100 * middle(lambda d: d.share):.3g}%"]
+    share = middle(lambda d: d.share)
+    cells = [f"{100 * share:.3g}%" if share >= _LEAST_SHARE else "<0.01%"]
     names = ("inner", "edges", "halo") if plan.family == "graph" else ("batch",)
     cells += [count_text(middle(lambda d, name=name: getattr(d.sizes, name))) for name in names]
     kinds: tuple[SecondsKind, ...] = ("compute", "halo", "sync", "wait")

@@ -175,6 +175,20 @@ def test_ranks_are_no_counts_of_devices_and_long_names_are_cut_alike(
         assert f"   {rank} {name} " in table and lines[rank].startswith(f"rank {rank} {name:<17} |")
 
 
+def test_a_device_that_holds_a_node_leaves_all_columns_in_80(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(MIXED)
+    config = TrainConfig(dataset="by-counts", workers=4, cluster=str(tmp_path / "c.yaml"))
+    plan = plan_run.plan_from_config(config, "ogbn-products").plan
+    tiny = tuple(
+        d.model_copy(update={"share": share}) for d, share in zip(plan.devices, (1e-4, 9e-5, 1e-9, 0.5), strict=True)
+    )
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(devices_table(plan.model_copy(update={"devices": tiny}), 80))
+    text = screen.getvalue()
+    header = next(line for line in text.splitlines() if line.startswith("rank"))
+    assert "  0.01%" in text and text.count(" <0.01%") == 2 and header.count("halo") == 2  # rows, and the wait for them
+
+
 def test_ideal_parts_are_called_that_and_no_plan_is_faster_or_slower_than_they(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(MIXED)
     config = TrainConfig(dataset="by-counts", workers=4, cluster=str(tmp_path / "c.yaml"))
