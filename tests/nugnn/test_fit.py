@@ -266,7 +266,7 @@ def test_the_check_runs_before_training_and_ends_the_workers() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("Fussy", r"^Fussy wants 25 nodes, got \d+$"),
+        ("Fussy", r"^Fussy wants 25 nodes, got \d+ \(\S*user_models.py, line \d+\)$"),
         ("ReadsEdges", "DGLGraph.all_edges has no exact meaning on one part of a split graph"),
         ("TwoLayers", "0-in-degree nodes"),
     ],
