@@ -25,7 +25,7 @@ from nugnn._counted import counted
 from nugnn._regular_file import no_file, shown
 from nugnn.cli_errors import errors_reported
 from nugnn.cli_options import parameter, setting_parameters
-from nugnn.config import BUILT_IN_MODELS, TrainConfig
+from nugnn.config import BUILT_IN_MODELS, MODEL_OPTIONS, TrainConfig
 from nugnn.member import member_from
 from nugnn.options import ConfigError, flag_of, option_default, option_spec
 from nugnn.progress import RunProgress
@@ -234,7 +234,7 @@ def settings_text(config: RunConfig) -> str:
         for entry in fields(config)
         if entry.name in main_ones
         and getattr(config, entry.name) == option_default(entry) is not None
-        and (config.model_file is None or entry.name not in ("layers", "hidden", "dropout"))  # as far as it takes them
+        and (config.model_file is None or entry.name not in MODEL_OPTIONS)  # as far as it takes them
     ]
     return f"settings: {' '.join(changed)}\ndefaults: {', '.join(by_default)}"
 

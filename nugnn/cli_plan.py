@@ -18,6 +18,7 @@ from nugnn._counted import counted
 from nugnn._regular_file import require_place
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
+from nugnn.config import MODEL_OPTIONS
 from nugnn.options import ConfigError
 from nugnn.sample_config import BY_COUNTS
 from nugnn.screen import say, screen
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 OPTIONS = (
     *("dataset", "data_dir", "num_nodes", "undirected", "self_loops", "feature_norm", "split", "inductive"),
     *("val_fraction", "test_fraction", "image_size", "tokens", "vocabulary_size", "max_length"),
-    *("model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
-    *("dropout", "input_dropout", "attention_dropout"),
+    *("model", *MODEL_OPTIONS),
     *("optimizer", "clip_norm", "batch_norm", "batch_size", "micro_batches", "drop_last"),
     *("workers", "shares", "partitioner", "device", "limits", "cluster"),
     *("precision", "recompute_inputs", "overlap", "cuda_graphs", "activations", "halo_wire", "halo_mode"),

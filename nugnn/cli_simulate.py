@@ -13,6 +13,7 @@ from rich.table import Table
 from nugnn.cli_errors import errors_reported, refuse_torchrun
 from nugnn.cli_options import parameter, setting_parameters
 from nugnn.cli_plan import progress_of
+from nugnn.config import MODEL_OPTIONS
 from nugnn.options import ConfigError
 from nugnn.sample_config import BY_COUNTS
 from nugnn.screen import say, screen, show_table
@@ -21,8 +22,7 @@ _MOST = 4096
 _LONGER = "*"
 """Beside epochs that are longer than with fewer devices."""
 OPTIONS = (
-    *("self_loops", "model", "layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
-    *("dropout", "input_dropout", "attention_dropout"),
+    *("self_loops", "model", *MODEL_OPTIONS),
     *("precision", "recompute_inputs", "overlap", "activations", "halo_wire"),
 )
 """Of ``nugnn train``, those that a simulation depends on."""

@@ -13,6 +13,11 @@ from nugnn.schedules import SCHEDULES
 from nugnn.settings import MODEL_FILE, Settings, model_refusal
 
 BUILT_IN_MODELS = ("gcn", "sage", "gat", "gatv2", "gin")
+MODEL_OPTIONS = (
+    *("layers", "hidden", "heads", "aggregator", "norm", "residual", "activation"),
+    *("dropout", "input_dropout", "attention_dropout"),
+)
+"""Settings that a model is made with: a class of the user's own gets those that it names."""
 _ONLY_FOR = {"heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"), "aggregator": ("sage", "gin")}
 _AGGREGATORS = {"sage": ("mean", "gcn", "pool", "lstm"), "gin": ("sum", "mean", "max")}
 _NO_SUMS = ("gat", "gatv2", "pool", "lstm", "max")

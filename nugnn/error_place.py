@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -32,7 +31,8 @@ def is_library(path: Path) -> bool:
     return installed or any(path.is_relative_to(folder) for folder in _folders())
 
 
-@functools.cache
-def _folders() -> tuple[Path, ...]:
-    own = (Path(str(importlib.import_module(f"nugnn{name}").__file__)).resolve().parent for name in _PACKAGES)
-    return (*own, Path(sysconfig.get_path("stdlib")).resolve())
+def _folders() -> list[Path]:
+    """Of what is loaded, which is all that lines of a traceback can be of: a worker that fails imports nothing."""
+    loaded = (sys.modules.get(f"nugnn{name}") for name in _PACKAGES)
+    own = [Path(str(module.__file__)).resolve().parent for module in loaded if module is not None]
+    return [*own, Path(sysconfig.get_path("stdlib")).resolve()]

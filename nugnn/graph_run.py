@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from nugnn.config import TrainConfig
+from nugnn.config import MODEL_OPTIONS, TrainConfig
 from nugnn.datasets import load
 from nugnn.datasets.graph_data import GraphData
 from nugnn.datasets.transforms import make_undirected, normalize_features, self_loops
@@ -49,13 +49,6 @@ def prepare(config: TrainConfig, on_download: Callable[[int, int | None], None] 
     return normalize_features(data, config.feature_norm) if data.features is not None else data  # type: ignore[arg-type]
 
 
-_OF_MODELS = (
-    *("layers", "hidden", "norm", "residual", "activation", "dropout", "input_dropout"),
-    *("heads", "attention_dropout", "aggregator"),
-)
-"""Options that a model class gets, as far as it names them."""
-
-
 class Described(Protocol):
     """A graph as far as a model depends on it."""
 
@@ -82,7 +75,7 @@ def with_own_defaults(config: TrainConfig, given: Collection[str]) -> TrainConfi
     entries = {entry.name: entry for entry in fields(config)}
     own = {}
     for name, default in own_defaults(load_user_class(config.model)).items():
-        if name in _OF_MODELS and name not in given and _is_value_of(entries[name], default):
+        if name in MODEL_OPTIONS and name not in given and _is_value_of(entries[name], default):
             own[name] = default
     return config.replaced(**own)
 
@@ -100,25 +93,14 @@ def build_model(config: TrainConfig, data: Described) -> nn.Module:
     if data.features is not None:
         refuse_empty_features(data.features)
     width = config.hidden if data.features is None else data.features.shape[1]
-    options: dict[str, Any] = {
-        "layers": config.layers,
-        "hidden": config.hidden,
-        "norm": config.norm,
-        "residual": config.residual,
-        "activation": config.activation,
-        "dropout": config.dropout,
-        "input_dropout": config.input_dropout,
-    }
-    if config.model in ("gat", "gatv2") or config.model_file is not None:
-        options |= {"heads": config.heads, "attention_dropout": config.attention_dropout}
-    if config.aggregator is not None:
-        options["aggregator"] = config.aggregator
+    options = {name: getattr(config, name) for name in MODEL_OPTIONS if name != "aggregator" or config.aggregator}
+    if config.model_file is None and config.model not in ("gat", "gatv2"):
+        del options["heads"], options["attention_dropout"]
     if config.model_file is not None:
         make = load_user_class(config.model)
-        defaults = {entry.name: option_default(entry) for entry in fields(config)}
-        changed = {name: value for name, value in options.items() if value != defaults[name]}
-        refuse_unused(make, {flag_of(name): (name, value) for name, value in changed.items()})
         entries = {entry.name: entry for entry in fields(config)}
+        changed = {name: value for name, value in options.items() if value != option_default(entries[name])}
+        refuse_unused(make, {flag_of(name): (name, value) for name, value in changed.items()})
         for name, default in own_defaults(make).items():  # one that no option can say, as a function, stands
             if name in options and name not in changed and not _is_value_of(entries[name], default):
                 del options[name]

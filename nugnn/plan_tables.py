@@ -136,7 +136,7 @@ def _cells(plan: Plan, devices: Sequence[PlannedDevice], unit: float) -> list[st
 
     slowest = max(devices, key=lambda device: device.busy_seconds)
     share = middle(lambda d: d.share)
-    cells = [f"{100 * share:.3g}%" if share >= _LEAST_SHARE else "<0.01%"]
+    cells = [f"{100 * share:.3g}%" if share >= _LEAST_SHARE else f"<{100 * _LEAST_SHARE:g}%"]
     names = ("inner", "edges", "halo") if plan.family == "graph" else ("batch",)
     cells += [count_text(middle(lambda d, name=name: getattr(d.sizes, name))) for name in names]
     kinds: tuple[SecondsKind, ...] = ("compute", "halo", "sync", "wait")

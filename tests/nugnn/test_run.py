@@ -152,7 +152,7 @@ def test_what_is_not_given_has_the_default_of_a_users_class(tmp_path: Path) -> N
 
 def test_a_class_that_takes_any_option_is_told_which_it_got(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(OWN_DEFAULTS)
-    words = r"keyword argument 'residual' \(.*net.py, line \d+\); AnyOption takes any keyword, so that it got all"
+    words = r"keyword argument 'heads' \(.*net.py, line \d+\); AnyOption takes any keyword, so that it got all"
     with pytest.raises(ValueError, match=words):
         build_model(TrainConfig(dataset="d", model=f"{tmp_path / 'net.py'}:AnyOption"), make_graph())
 
