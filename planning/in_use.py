@@ -195,7 +195,7 @@ def used_by_others(uses: Sequence[CoreUse | None], threads: Sequence[int]) -> tu
     if not found:
         return None
     most, cores = max(found)
-    return cores, f"{most:.0%}".replace("%", " %")
+    return cores, _per_cent(most)
 
 
 def longest_wait(waits: Sequence[float | None], threads: int, cores: int) -> tuple[int, str] | None:
@@ -214,7 +214,7 @@ def longest_wait(waits: Sequence[float | None], threads: int, cores: int) -> tup
     if threads > cores or not known or max(known)[0] <= MUCH_USED:
         return None
     most, worker = max(known)
-    return worker, f"{most:.0%}".replace("%", " %")
+    return worker, _per_cent(most)
 
 
 def said_of_others(
@@ -288,7 +288,7 @@ def said_of_waits(waited: Mapping[str, float]) -> str | None:
     much = {name: share for name, share in waited.items() if share > MUCH_USED}
     if not much:
         return None
-    most = f"{max(much.values()):.0%}".replace("%", " %")
+    most = _per_cent(max(much.values()))
     up_to, were = ("", "was") if len(much) == 1 else ("up to ", "were")
     return f"others had its cores for {up_to}{most} of the time while {', '.join(much)} {were} measured"
 
@@ -308,13 +308,17 @@ def said_of_use(used: float | None, spread: Mapping[str, float], *beside: str | 
     """
     most, said = max(spread.values(), default=0.0), []
     if used is not None and used > MUCH_USED:
-        said.append(f"others used {used:.0%} of it when measuring began".replace("%", " %"))
+        said.append(f"others used {_per_cent(used)} of it when measuring began")
     said += [text for text in beside if text is not None]
     if most > MUCH_SPREAD:
-        said.append(f"rates varied by up to {most:.0%} from call to call".replace("%", " %"))
+        said.append(f"rates varied by up to {_per_cent(most)} from call to call")
     if not said:
         return None
     *first, last = said
     return (
         f"{', '.join(first)}{' and ' if first else ''}{last}; its rates may be too low, measure again when it is idle"
     )
+
+
+def _per_cent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
